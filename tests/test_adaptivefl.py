@@ -431,13 +431,13 @@ def test_decoupled_trains_each_model_on_all_who_afford_it() -> None:
     assert not last.report["failures"] and last.report["train"]["clients"] == 6
 
 
-def test_scalefl_s_decoupled_trains_each_model_on_its_own_clients() -> None:
+def test_decoupled_models_have_their_own_clients() -> None:
     federation, _ = decoupled_fleet(cohort=10, trained_by="own")
     slots = federation.method.assign(federation, Server({}), make_numpy_rng(1))
     assert sorted((client, level) for client, level, _ in slots) == [(c, (c >= 4) + (c >= 7)) for c in range(10)]
 
 
-def test_a_client_selection_beside_cohorts_per_model_is_refused() -> None:
+def test_selection_beside_cohorts_per_model_is_refused() -> None:
     spec = {"name": "decoupled", "trained_by": "able", "cohort": {"name": "size"}}
     with raises(ConfigError, key="cohort.choose"):
         build(spec)

@@ -249,7 +249,7 @@ def attacked(out: Path, **attack: Any) -> ff.Run:
     return ff.run({**TINY, **({"attack": attack} if attack else {})}, out=out)
 
 
-def test_attackers_are_stored_and_honest_clients_keep_their_bits(tmp_path: Path) -> None:
+def test_attackers_leave_honest_clients_bits(tmp_path: Path) -> None:
     run = attacked(tmp_path / "a", kind="free_rider", share=0.3)
     ids = json.loads((tmp_path / "a" / "fleet.json").read_text())["hostile"]
     assert len(ids) == 3 and any(note.startswith("3 clients are hostile: clients ") for note in run.summary["notes"])

@@ -161,7 +161,7 @@ def only(*rounds: int, clients: int = 6, length: int = 8) -> Availability:
     return Availability(clients, trace=trace)
 
 
-def test_rounds_without_anybody_leave_all_as_it_was_and_the_run_goes_on() -> None:
+def test_empty_rounds_change_nothing() -> None:
     """Six of eight rounds are empty, more in a row than patience allows for failures."""
     federation, simulation = coming({"name": "scalefl", "plus": {"fedavgm": {}}}, only(0, 7), cohort=3)
     done = list(run(federation, local(simulation), replace(SETTINGS, rounds=8), start(federation)))
@@ -180,7 +180,7 @@ def test_rounds_without_anybody_leave_all_as_it_was_and_the_run_goes_on() -> Non
 @pytest.mark.parametrize(
     ("availability", "failures"), [(Availability(6, leave=0.999999), 3), (only(length=9), 0)], ids=["left", "offline"]
 )
-def test_a_run_in_which_nobody_ever_stayed_has_no_usable_update(availability: Availability, failures: int) -> None:
+def test_a_run_without_clients_has_no_usable_update(availability: Availability, failures: int) -> None:
     """It ends after its last round, which is not evaluated: the model is untrained."""
     federation, simulation = coming({"name": "scalefl"}, availability, cohort=3)
     done: list[dict[str, Any]] = []

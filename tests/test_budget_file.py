@@ -29,7 +29,7 @@ def test_a_group_may_name_a_file_seen_from_the_run_file(tmp_path: Path) -> None:
     assert (first.name, first.share) == ("pi", 0.5) and second.tolerance is None
 
 
-def test_the_groups_own_name_stays_and_the_files_tolerance_counts(tmp_path: Path) -> None:
+def test_a_budget_files_tolerance_counts(tmp_path: Path) -> None:
     (tmp_path / "pi.toml").write_text("budget = 0.3\n")
     path = run_file(tmp_path, '{ budget = "../pi.toml", tolerance = 0.2, name = "kitchen" }')
     assert [(g.name, g.tolerance) for g in load_experiment(path).fleet.groups] == [("kitchen", 0.2)]

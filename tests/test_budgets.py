@@ -141,7 +141,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 GROUPS = [{"budget": "0.16 ms"}, {"budget": 0.5}, {"budget": 1.0}]
 
 
-def test_a_run_records_what_was_measured_and_measures_nothing_again(tmp_path: Path, times: list[int]) -> None:
+def test_a_run_measures_latency_once(tmp_path: Path, times: list[int]) -> None:
     fleet = {"cost": "latency_s", "groups": GROUPS, "levels": [0.25, 0.5]}
     table = {**FLEET, "fleet": fleet, "method": {"name": "fedavg"}}
     run = ff.run(table, out=tmp_path / "run")

@@ -193,7 +193,7 @@ def test_an_example_batch_serves_models_that_take_no_floats() -> None:
     assert max(report.cuts.values()) < 1e-12
 
 
-def test_a_small_model_is_proved_on_one_thread_and_a_large_one_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_of_a_proof_follow_the_models_size(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr("fleetfit.check._prove", lambda *_: seen.append(torch.get_num_threads()))
     before = torch.get_num_threads()

@@ -126,7 +126,7 @@ def test_models_of_tokens_get_tokens(report: Report) -> None:
         report(STACK, "Stack", task="next_token")
 
 
-def test_levels_of_a_model_without_room_for_four_exits_differ_in_width(report: Report) -> None:
+def test_shallow_models_have_levels_by_width(report: Report) -> None:
     rows = table_rows(report(STACK.replace("blocks=4", "blocks=2"), "Stack"))
     assert [row[2] for row in rows] == ["2/2"] * 4
     widths = [float(row[1]) for row in rows]
@@ -266,7 +266,7 @@ def test_one_line_declares_all_blocks() -> None:
     assert infer_layout(family).tensors == right.tensors
 
 
-def test_the_line_for_a_transformer_of_pytorch_is_right_as_it_stands() -> None:
+def test_the_suggested_line_for_a_transformer_works() -> None:
     """Its inner layer is four times as wide, and the next one takes that: both stacked, and neither a flatten."""
 
     class Encoder(nn.Module):

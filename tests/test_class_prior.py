@@ -87,7 +87,7 @@ PRIOR_BY_HAND = (0.1, 0.2, 0.3, 0.4)
 # ---- formulas --------------------------------------------------------------------------------------------------------
 
 
-def test_frequencies_are_smoothed_and_count_scored_positions_only() -> None:
+def test_frequencies_count_scored_positions() -> None:
     """n = 5 of C = 4 classes: (2 + 1) / 9, (0 + 1) / 9, (3 + 1) / 9, 1 / 9; of tokens -100 does not count."""
     x, splits = torch.zeros(6, 1, 2, 2), {"train": torch.arange(5), "test": torch.tensor([5])}
     data = Data("five", x, torch.tensor([0, 2, 2, 0, 2, 3]), splits, 4)
@@ -177,7 +177,7 @@ def train_plainly(job: Job, simulation: Simulation, offset: Tensor, beta: float 
 
 @pytest.mark.parametrize(("name", "beta"), [("fedavg", None), ("scalefl", 0.1)])
 @pytest.mark.parametrize("tau", [0.5, 1.0])
-def test_training_is_a_plain_loop_with_adjusted_cross_entropies(name: str, beta: float | None, tau: float) -> None:
+def test_training_equals_a_plain_loop(name: str, beta: float | None, tau: float) -> None:
     federation, simulation = skewed(name, tau)
     job = replace(make_job(federation, 2, 2, local=LOCAL), prior=PRIOR_BY_HAND)
     offset = offset_by_hand(simulation, 2, PRIOR_BY_HAND, tau)
@@ -185,7 +185,7 @@ def test_training_is_a_plain_loop_with_adjusted_cross_entropies(name: str, beta:
     assert_close(train_job(job, simulation.device(2)).state, train_plainly(job, simulation, offset, beta))
 
 
-def test_without_a_prior_in_the_job_it_is_relative_to_a_uniform_one() -> None:
+def test_the_default_prior_is_uniform() -> None:
     federation, simulation = skewed()
     job = make_job(federation, 2, 2, local=LOCAL)
     offset = offset_by_hand(simulation, 2, [0.25] * 4)
@@ -271,7 +271,7 @@ def test_no_client_is_asked_in_vain(spec: Mapping[str, Any]) -> None:
     assert "prior" not in outcome.report
 
 
-def test_an_option_leaves_the_frequencies_to_a_method_whose_loss_reads_them() -> None:
+def test_a_method_that_reads_frequencies_keeps_them() -> None:
     def reads_prior() -> Method:
         return Method(needs_prior=True)
 
@@ -279,7 +279,7 @@ def test_an_option_leaves_the_frequencies_to_a_method_whose_loss_reads_them() ->
         assert build({"name": reads_prior, "plus": {"class_prior": {"tau": tau}}}).needs_prior
 
 
-def test_at_most_a_thousand_clients_are_asked_and_the_seed_draws_them() -> None:
+def test_at_most_a_thousand_clients_are_asked() -> None:
     federation, _ = skewed()
     many = replace(federation, clients=Clients(np.full(1500, 10), np.ones(1500)))
     jobs, again = (list(iter_label_jobs(many, start(many))) for _ in range(2))
@@ -290,7 +290,7 @@ def test_at_most_a_thousand_clients_are_asked_and_the_seed_draws_them() -> None:
     assert clients != [job.client for job in iter_label_jobs(other, start(other))]
 
 
-def test_who_is_not_connected_is_not_asked_and_without_any_the_next_round_asks() -> None:
+def test_only_connected_clients_are_asked() -> None:
     federation, simulation = skewed()
     connected = np.array([True, False, True, True, False, True])
 
@@ -330,7 +330,7 @@ def test_a_malformed_answer_is_left_out(answer: Mapping[str, Tensor]) -> None:
     assert frequencies.clients == 5 and [failure["client"] for failure in frequencies.failures] == [3]
 
 
-def test_a_client_that_fails_is_left_out_and_without_any_answer_the_prior_is_uniform(
+def test_failed_clients_are_left_out_of_the_prior(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     federation, simulation = skewed()
@@ -373,9 +373,7 @@ TEXT = "the tide took the ladder and the wheel to the other side of the quiet ha
     [token_data(30, "next_token"), token_data(30), token_data(27), "play.txt"],
     ids=["next tokens", "the token after a window", "some tokens are no label", "a text file"],
 )
-def test_the_default_method_asks_nobody_for_a_histogram_of_words(
-    data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_histogram_of_words_is_asked_for(data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("play.txt").write_text(TEXT * 40)
     section = {"path": data} if isinstance(data, str) else {"name": data, "partition": {"kind": "iid", "clients": 6}}
@@ -392,7 +390,7 @@ def test_classes_that_are_no_tokens_have_the_prior(tmp_path: Path) -> None:
     assert run.metrics[0]["prior"]["clients"] > 0 and "tau = 1.0" in run.files.text("config.toml")
 
 
-def test_a_run_folder_that_began_with_a_prior_on_tokens_goes_on_with_it(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_its_prior_on_tokens(tmp_path: Path) -> None:
     data = {"name": token_data(30, "next_token"), "partition": {"kind": "iid", "clients": 6}}
     table = {**SHORT, "data": data, "method": {"name": "fleetfit", "tau": 1.0}, "rounds": 2}
     whole = ff.run(table, out=tmp_path / "whole")
@@ -457,7 +455,7 @@ def test_without_a_valid_sum_the_prior_is_uniform(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-def test_a_server_that_sends_clients_different_priors_gets_noise() -> None:
+def test_different_priors_give_noise() -> None:
     """Masks of pairs depend on what both were sent, and the prior is a part of it."""
     federation, engine = secured()
     job, state, grid = make_job(federation, 2, 2), start(federation).state, engine.secure.grid
@@ -470,7 +468,7 @@ def test_a_server_that_sends_clients_different_priors_gets_noise() -> None:
 
 
 @pytest.mark.parametrize("masks", [True, False])
-def test_no_message_or_file_of_a_secure_run_holds_a_client_s_frequencies(
+def test_secure_runs_hide_each_clients_frequencies(
     masks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither as numbers nor as words of a sum; without masks the same search finds every client's."""
@@ -505,7 +503,7 @@ def test_no_message_or_file_of_a_secure_run_holds_a_client_s_frequencies(
 # ---- messages --------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_keeps_its_prior_in_a_message_and_has_none_without() -> None:
+def test_a_jobs_prior_survives_a_message() -> None:
     federation, _ = skewed()
     layout, job = federation.problem.layout, make_job(federation, 2, 2)
     prior = tuple(compute_class_frequencies(tiny_data()).tolist())

@@ -66,7 +66,7 @@ def test_the_formula_element_by_element(kind: str) -> None:
         assert float((back.state[name] - tensor).abs().max()) <= float(np.abs(change).max()) / 127 / 2 * 1.01 + 1e-7
 
 
-def test_a_tensor_that_did_not_change_and_one_that_changed_too_much() -> None:
+def test_extreme_changes_are_compressed() -> None:
     job, update = job_and_update()
     name = "blocks.0.4.bias"
     same_as_sent = replace(update, state={**update.state, name: job.state[name].clone()})
@@ -190,7 +190,7 @@ def test_the_same_bits_on_two_workers(spec: Mapping[str, Any], kind: str) -> Non
     assert any(not torch.equal(plain.server.state[n], t) for n, t in expected.server.state.items())
 
 
-def test_the_method_s_memory_is_its_own_and_survives_a_change_of_the_setting() -> None:
+def test_compression_leaves_a_methods_memory() -> None:
     """`counting` counts its rounds and checks what it remembers; the setting comes and goes."""
     federation, simulation = fleets({"name": "plugin_method:counting", "pull": 0.1})
     federation = replace(federation, cohort=7)

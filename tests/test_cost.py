@@ -353,7 +353,7 @@ def test_size_is_that_of_a_message(name: str) -> None:
 
 
 @pytest.mark.parametrize("numbers", [1_000_000, 86_000_000, 10**10 - 1])
-def test_size_of_a_large_model_is_that_of_a_message_to_the_byte(numbers: int) -> None:
+def test_size_equals_a_large_models_message(numbers: int) -> None:
     assert message_size({"w": (numbers,)}) == messages.packed_size(torch.empty(numbers, device="meta"))
 
 

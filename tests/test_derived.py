@@ -163,7 +163,7 @@ def settled_norms(architecture: Made, channels: range) -> list[float]:
 
 
 @pytest.mark.parametrize("norm", [parametrizations.spectral_norm, with_parametrization(lambda _: Exact())])
-def test_spectral_norms_and_the_remedy_for_one_by_hand_have_norm_1(norm: Callable[[nn.Module], nn.Module]) -> None:
+def test_spectral_norms_are_1(norm: Callable[[nn.Module], nn.Module]) -> None:
     right = normed(norm)
     for channels in (range(12), range(3), range(7)):
         assert all(abs(norm - 1) < 1e-5 for norm in settled_norms(right, channels))
@@ -372,7 +372,7 @@ def test_state_that_can_be_cut_is_accepted(name: str, seed: int) -> None:
     assert not report.not_proved and max(report.cuts.values()) < 1e-9
 
 
-def test_running_statistics_of_pytorchs_instance_norm_are_accepted() -> None:
+def test_instance_norm_statistics_are_accepted() -> None:
     axes = {"wide": Axis(12), "classes": CLASSES}
     assert "the layout is right" in check(Made(axes, lambda s: Convolved(s["wide"], s["classes"]), {}, (1, 6, 6)))
 

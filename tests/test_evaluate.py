@@ -251,7 +251,7 @@ def test_a_level_that_nobody_has() -> None:
     assert columns["global"] == columns["local"]
 
 
-def test_a_client_under_the_smallest_level_counts_in_global_only() -> None:
+def test_clients_below_all_levels_count_in_global() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"})
     reported = federation.clients.reported
     assert reported is not None
@@ -435,7 +435,7 @@ def test_a_client_at_the_largest_level_is_evaluated_once() -> None:
     assert scopes == [*((2, c, "global") for c in range(6)), *((i, c, "local") for i in (1, 0) for c in (i, i + 3))]
 
 
-def test_a_sample_of_the_whole_test_set_is_the_same_in_all_rounds(fleet: Trained) -> None:
+def test_the_test_sample_stays_the_same(fleet: Trained) -> None:
     """Of 96 test samples 20 count, the same ones; the clients' columns are as without it."""
     engine, server, scope = local_engine(fleet.simulation), fleet.server, replace(WANTED, samples=20)
     full = evaluate(fleet.federation, engine, server, WANTED)[0]["static"]

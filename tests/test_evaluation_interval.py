@@ -47,9 +47,7 @@ def count_tenths(rounds: int, cohort: int, epochs: int, test_passes: int) -> int
     ("rounds", "cohort", "epochs", "every"),
     [(40, 4, 3, 2), (40, 10, 3, 1), (200, 4, 3, 4), (1000, 10, 3, 20), (12, 10, 5, 1)],
 )
-def test_complete_evaluations_are_a_tenth_of_the_work_and_at_most_fifty(
-    rounds: int, cohort: int, epochs: int, every: int
-) -> None:
+def test_complete_evaluations_are_a_tenth_of_the_work(rounds: int, cohort: int, epochs: int, every: int) -> None:
     chosen = choose(rounds=rounds, cohort={"count": cohort}, local={"epochs": epochs, "batch_size": 16})
     times = min(count_tenths(rounds, cohort, epochs, 2), 50, rounds)
     assert times >= 10
@@ -57,7 +55,7 @@ def test_complete_evaluations_are_a_tenth_of_the_work_and_at_most_fifty(
 
 
 @pytest.mark.parametrize("rounds", [1, 3, 9, 10, 11, 19, 20, 25, 99, 150])
-def test_ten_rounds_or_all_are_evaluated_where_complete_ones_cost_more(rounds: int) -> None:
+def test_costly_evaluations_happen_ten_times(rounds: int) -> None:
     chosen = choose(rounds=rounds, cohort={"count": 1}, **SHORT)
     assert isinstance(chosen.every, int)
     evaluated = {*range(chosen.every, rounds + 1, chosen.every), rounds}
@@ -82,7 +80,7 @@ def test_fewer_clients_are_asked_where_each_has_few_samples() -> None:
         assert between == EvaluationPartSection(clients=part[0], client_samples=part[1])
 
 
-def test_statistics_of_batch_norm_and_the_servers_test_set_are_reduced_too() -> None:
+def test_statistics_and_test_samples_are_reduced() -> None:
     cnn = {"model": {"name": "cnn", "norm": "batch"}, "cohort": {"count": 1}, **SHORT}
     between = choose(**cnn).between
     assert between is not None and between.statistics_samples == 100 and between.samples is None
@@ -114,9 +112,7 @@ LEVELS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("engine", ["local", "processes"])
-def test_a_part_is_the_same_clients_and_samples_each_time_and_the_last_one_is_complete(
-    tmp_path: Path, engine: str
-) -> None:
+def test_the_evaluated_part_stays_the_same(tmp_path: Path, engine: str) -> None:
     """With no training the model is the same in all rounds, and so is its accuracy on the same samples."""
     frozen = {**LEVELS, "model": {"name": "mlp", "hidden": 8}, "local": {**SHORT["local"], "lr": 1e-30}}
     frozen["local"] |= {"momentum": 0.0, "weight_decay": 0.0}
@@ -163,9 +159,7 @@ ROWS = {**LEVELS, "rounds": 10, "model": {"name": "mlp", "hidden": 8}}
 
 
 @pytest.mark.parametrize("target", [None, 0.05])
-def test_rows_share_their_evaluations_and_rounds_to_a_target_are_counted_on_complete_ones(
-    tmp_path: Path, target: float | None
-) -> None:
+def test_rows_of_a_comparison_share_evaluations(tmp_path: Path, target: float | None) -> None:
     compare: dict[str, Any] = {"row": [{"method": {"name": name}} for name in ("heterofl", "fedavg")]}
     compare |= {} if target is None else {"target": target}
     comparison = ff.compare({**ROWS, "compare": compare}, out=tmp_path / "out")

@@ -53,7 +53,7 @@ def test_clients_and_rounds_draw_for_themselves() -> None:
     assert drawn == again
 
 
-def test_each_element_is_the_mean_of_those_who_drew_it_and_else_stays() -> None:
+def test_each_element_is_its_clients_mean() -> None:
     """The stem's bias has one element per channel: sum n_k x_kj / sum n_k over the clients k that kept channel j."""
     federation, simulation = tiny_federation({"name": "feddropout", "drop": 0.5}, norm=False)
     server, engine = start(federation), RecordingEngine(simulation)

@@ -79,9 +79,7 @@ def test_blocks_of_own_levels_are_found() -> None:
     assert len(blocks.further[3]) == 1
 
 
-def test_classifiers_by_their_order_need_levels_with_the_first_exits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ordered_classifiers_need_first_exits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = ["data.name=digits", "data.partition.clients=2", "rounds=1", "method.name=inclusivefl",
               "fleet.groups=[{budget=0.5}, {budget=1.0}]", "fleet.tolerance=0.5"]  # fmt: skip
     model = f"model.name={HERE / 'foreign_models.py'}:Mixer"

@@ -170,7 +170,7 @@ def test_fedadam_goes_on_top() -> None:
     assert set(server.memory) == {"first", "second", "movement", "movement_round"}
 
 
-def test_each_level_is_evaluated_with_its_own_last_block_and_classifier() -> None:
+def test_each_level_has_its_own_last_block() -> None:
     federation, simulation = by_depth((1, 2, 3))
     server = after(federation, simulation, 2)[-1]
     state, (low, middle, high) = server.state, (get_level_state(federation, server, i) for i in range(3))
@@ -225,7 +225,7 @@ def test_blocks_of_other_names_hand_their_movement_down() -> None:
     }
 
 
-def test_only_blocks_of_the_same_shapes_hand_their_movement_down() -> None:
+def test_movements_pass_between_equal_shapes() -> None:
     """ResNet-14 has two blocks in each of three stages, and the first of a stage has a shortcut of its own.
 
     The last block of a level of one block learns from block 2, which has its stage's shapes; that of a level of two

@@ -132,7 +132,7 @@ def test_what_comes_twice_counts_once_and_costs_twice() -> None:
     assert twice.report["bytes_up"] == once.report["bytes_up"] + more
 
 
-def test_a_client_that_went_away_has_sent_nothing_that_could_be_lost() -> None:
+def test_absent_clients_lose_no_message() -> None:
     federation, simulation = tiny_federation({"name": "fedavg"}, 6, 6)
     gone = replace(simulation.resources, availability=Availability(6, leave=0.999999))
     simulation = replace(simulation, resources=gone)
@@ -143,7 +143,7 @@ def test_a_client_that_went_away_has_sent_nothing_that_could_be_lost() -> None:
 
 
 @pytest.mark.parametrize("links", [LinkFaults(lost_down=1.0), LinkFaults(lost_up=1.0)])
-def test_a_run_of_which_everything_is_lost_has_no_usable_update(links: LinkFaults) -> None:
+def test_a_run_without_messages_has_no_usable_update(links: LinkFaults) -> None:
     """It has all its rounds, more in a row than patience allows for clients that fail."""
     federation, simulation = tiny_federation({"name": "fedavg"}, 6, 3)
     engine = Seen(simulation)
@@ -184,7 +184,7 @@ def timed(latencies: list[float], method: Any = None, **keys: Any) -> tuple[Fede
     return federation, replace(simulation, resources=replace(simulation.resources, speeds=speeds))
 
 
-def test_the_first_of_a_quorum_count_and_the_round_ends_with_the_last_of_them() -> None:
+def test_a_round_ends_with_the_last_of_its_quorum() -> None:
     latencies = [5.0, 1.0, 9.0, 3.0, 7.0, 2.0, 8.0, 4.0, 6.0, 10.0]
     federation, simulation = timed(latencies, REMEMBERING)
     [done], engine = rounds_of(federation, simulation, replace(SETTINGS, quorum=4))
@@ -196,7 +196,7 @@ def test_the_first_of_a_quorum_count_and_the_round_ends_with_the_last_of_them() 
     assert done.report["multiply_adds"] == sum(r.multiply_adds for r in engine.replies.values())  # they did work
 
 
-def test_nobody_is_waited_for_once_the_quorum_is_there_and_everybody_until_then() -> None:
+def test_rounds_wait_until_the_quorum() -> None:
     """With a deadline of 20 s: what is lost is waited for until then, unless enough others were there before."""
     federation, simulation = timed([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     links = LinkFaults(lost_up=0.4, clocked=True, seed=5)
@@ -312,7 +312,7 @@ def test_out_of_range(key: str, value: Any) -> None:
 
 @pytest.mark.parametrize("more", [{"fleet": {"links": {"lost_up": 0.3}}}, {"cohort": {"quorum": 0.5}},
                                   {"cohort": {"over_selection": 0.5}}])  # fmt: skip
-def test_secure_rounds_which_have_phases_of_their_own_refuse_it(more: dict[str, Any]) -> None:
+def test_secure_rounds_refuse_links(more: dict[str, Any]) -> None:
     """And do not silently go on without it."""
     [(section, keys)] = more.items()
     plain_one = {"fleet": {"groups": [{"budget": 1.0, "profile": PHONE}]}, "cohort": {"count": 6}}

@@ -102,7 +102,7 @@ def product(state: State, layer: str) -> np.ndarray:
 
 @pytest.mark.parametrize("factors", FACTORS)
 @pytest.mark.parametrize("kind", PIECES)
-def test_the_product_is_the_best_approximation_of_the_mean_product(kind: str, factors: str) -> None:
+def test_the_product_is_nearest_to_the_mean(kind: str, factors: str) -> None:
     """Everything else is the plain mean; what nobody trained stays, a layer that nobody had bit for bit."""
     old, received = make_state(0), updates(kind)
     new = apply_mean(old, merged(received, old, factors))
@@ -122,7 +122,7 @@ def test_the_product_is_the_best_approximation_of_the_mean_product(kind: str, fa
 
 
 @pytest.mark.parametrize("kind", PIECES)
-def test_it_is_never_further_from_the_mean_product_than_the_plain_means(kind: str) -> None:
+def test_the_product_beats_plain_means(kind: str) -> None:
     """And the round says how far both are, over all layers that were trained."""
     old, received = make_state(0), updates(kind)
     aggregate = merged(received, old)
@@ -157,7 +157,7 @@ def test_equal_updates_keep_their_product(factors: str) -> None:
         assert bool((new[layer + A][range(RANK), largest] > 0).all())
 
 
-def test_a_keeps_its_singular_values_and_lies_nearest_to_what_it_was() -> None:
+def test_a_keeps_its_singular_values() -> None:
     """No other A of these singular values and this row space is nearer: none that is turned, a little or at random."""
     rng = torch.Generator().manual_seed(0)
     for _ in range(5):

@@ -180,7 +180,7 @@ def test_a_message_becomes_a_small_multiple_of_its_bytes(element: str, length: i
 
 
 @pytest.mark.parametrize("count", [200, 3_000, 100_000])
-def test_a_state_of_many_names_becomes_a_small_multiple_of_its_bytes(count: int) -> None:
+def test_memory_of_a_message_is_bounded(count: int) -> None:
     """Of ten bytes, a name and a shape without a number, one can make a tensor of 900."""
     refused_small(raw('{"protocol":1,"x":{"$s":["bool",{' + ",".join(f'"{i:x}":[0]' for i in range(count)) + "}]}}"))
 
@@ -293,7 +293,7 @@ def test_a_header_is_less_than_a_hundredth_of_an_update(family: str, width: floa
     )
 
 
-def test_a_state_that_its_sub_model_does_not_say_travels_by_name() -> None:
+def test_unusual_states_travel_by_name() -> None:
     """Other tensors, other types, another order of the names, and what a reply leaves out."""
     _, update = job_and_update()
     some = dict(list(update.state.items())[:3])
@@ -323,7 +323,7 @@ def test_a_state_that_its_sub_model_does_not_say_travels_by_name() -> None:
 
 
 @pytest.mark.parametrize("numbers", [torch.zeros(3), torch.zeros(0), torch.zeros(2, 2), torch.zeros(())])
-def test_numbers_that_are_not_those_of_the_sub_model_are_refused(numbers: torch.Tensor) -> None:
+def test_other_numbers_than_the_sub_models_are_refused(numbers: torch.Tensor) -> None:
     job, update = job_and_update()
     with raises(RunError, tuple(numbers.shape)):
         load_reply({**dump_reply(update, LAYOUT), "state": numbers}, LAYOUT)
@@ -338,7 +338,7 @@ def test_numbers_that_are_not_those_of_the_sub_model_are_refused(numbers: torch.
 # ---- other formats ---------------------------------------------------------------------------------------------------
 
 
-def test_a_message_of_another_format_names_the_version_to_install() -> None:
+def test_other_formats_name_the_version_to_install() -> None:
     later = bytearray(pack({"a": 1}))
     later[4:8] = bytes([3, 4, 5, 6])
     with raises(RunError, "format 3", "FleetFit 4.5.6"):

@@ -529,7 +529,7 @@ def test_channels_that_do_not_rise_are_refused() -> None:
         get_round_submodel(replace(federation, method=method), 0, 0)
 
 
-def test_fedrolex_covers_the_whole_model_with_its_smallest_level() -> None:
+def test_fedrolex_covers_the_whole_model() -> None:
     """Over lcm(8, 6) = 24 rounds, level 1 alone trains every element; HeteroFL's prefix leaves most of them as they
     were.
     """
@@ -586,7 +586,7 @@ def test_all_large_gives_everybody_the_full_model() -> None:
         assert slot[1:] == (0, level.submodel)
 
 
-def test_exclusivefl_selects_clients_that_afford_the_full_model() -> None:
+def test_exclusivefl_selects_full_clients() -> None:
     """Budgets 0.2, 0.5, 1.0 in turn: of nine clients, 2, 5 and 8."""
     federation, _ = planned("exclusivefl", clients=9, cohort=4)
     (level,) = federation.levels
@@ -595,7 +595,7 @@ def test_exclusivefl_selects_clients_that_afford_the_full_model() -> None:
     assert all(chosen == [2, 5, 8] for chosen in chosen_over(federation, 5))
 
 
-def test_exclusivefl_with_all_exits_trains_them_on_full_models_only() -> None:
+def test_exclusivefl_trains_all_exits() -> None:
     """Levels are there to be evaluated; nobody below the full model takes one, and the exits' losses are summed."""
     spec = {"name": "exclusivefl", "exits": "all"}
     federation, simulation = tiny_federation(spec, clients=9, cohort=4)
@@ -635,7 +635,7 @@ def test_width_methods_have_one_exit_and_scalefl_one_per_level() -> None:
     assert depths == sorted(set(depths)) and depths[-1] == 3
 
 
-def test_a_client_without_data_is_never_chosen_and_fails_its_job() -> None:
+def test_clients_without_data_are_never_chosen() -> None:
     federation, simulation = tiny_federation({"name": "fedavg"})
     counts = federation.clients.num_examples.copy()
     counts[1] = 0

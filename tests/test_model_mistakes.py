@@ -237,7 +237,7 @@ class WrittenSizes(ff.Architecture):
 
 
 @pytest.mark.parametrize("way", ["view", "unflatten", "add", "split"])
-def test_a_size_written_out_in_forward_is_the_model_s_own_mistake(way: str) -> None:
+def test_fixed_sizes_in_forward_are_explained(way: str) -> None:
     """The default method looks at narrow models of images first; torch says what fails there."""
     with pytest.raises(RuntimeError) as caught:
         Written(2, (1, 2), way)(torch.zeros(1, 1, 8, 8))

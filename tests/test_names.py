@@ -342,9 +342,7 @@ RUN = {"rounds": 1, "data": {"name": "digits"}, "local": {"epochs": 1, "max_step
 
 
 @pytest.mark.parametrize("start", ["ff.run({table})", "ff.compare({table})", "ff.resume('nowhere')"])
-def test_a_plug_in_that_starts_a_run_while_it_is_imported_is_refused(
-    start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_inside_an_import_are_refused(start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its workers import it, too, and each would start a run with workers."""
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "net.py"
@@ -355,7 +353,7 @@ def test_a_plug_in_that_starts_a_run_while_it_is_imported_is_refused(
 
 
 @pytest.mark.parametrize("guarded", [True, False])
-def test_a_script_runs_its_own_class_on_workers_if_it_is_guarded(guarded: bool, tmp_path: Path) -> None:
+def test_guarded_scripts_run_on_workers(guarded: bool, tmp_path: Path) -> None:
     engine = {"name": "processes", "workers": 2}
     start = f"ff.run({RUN}, model={{'name': __file__ + ':Net'}}, engine={engine}, out='run')"
     guard = 'if __name__ == "__main__":\n    start()' if guarded else "start()"
@@ -405,9 +403,7 @@ def test_an_edited_file_beside_a_plug_in_is_read_again(edited: str, imported: st
         assert one.value == value and one is two
 
 
-def test_an_edited_module_is_read_again_unless_the_program_imports_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_edited_modules_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     for module in ("edited_by_name", "edited_by_user"):
         (tmp_path / f"{module}.py").write_text("def make():\n    return 1\n")

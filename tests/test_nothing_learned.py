@@ -230,7 +230,7 @@ def test_jobs_that_fail_are_counted_with_their_main_reason(tmp_path: Path) -> No
     )
 
 
-def test_an_accuracy_that_could_not_be_measured_is_no_unknown_name(tmp_path: Path) -> None:
+def test_unmeasured_accuracies_are_known_names(tmp_path: Path) -> None:
     run = ff.run({**FAST, "rounds": 1, "data": {**FAST["data"], "test": 0.0}}, out=tmp_path / "run")
     with raises(ConfigError, key="kind") as caught:
         run.accuracy("global")

@@ -37,7 +37,7 @@ def test_its_size_is_the_plan_s(method: str) -> None:
     ]
 
 
-def test_where_all_afford_the_full_model_there_is_nothing_to_say() -> None:
+def test_full_clients_need_no_note() -> None:
     assert notes("fedavg", groups=[{"budget": 1.0}]) == []
 
 

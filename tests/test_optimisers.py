@@ -144,9 +144,7 @@ def test_foreign_optimiser_keys_are_refused(section: dict[str, Any], expected: E
         ({"data": {"name": "shakespeare"}}, ("adamw", 1e-2)),
     ],
 )
-def test_the_optimiser_follows_the_model_where_the_file_has_none(
-    tables: dict[str, Any], expected: tuple[str, float]
-) -> None:
+def test_the_default_optimiser_follows_the_model(tables: dict[str, Any], expected: tuple[str, float]) -> None:
     experiment = load_experiment(tables)
     assert (experiment.local.optimiser, experiment.local.lr) == expected
     again = load_experiment(experiment, ["model.name=cnn"])

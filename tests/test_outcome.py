@@ -31,7 +31,7 @@ def make_tokens(y: list[list[int]]) -> Data:
     return Data("tokens", torch.zeros_like(labels), labels, splits, 4, task="next_token", vocabulary=4)
 
 
-def test_chance_is_the_share_of_the_most_frequent_class_or_the_mean_of_the_targets() -> None:
+def test_chance_is_the_best_constant_prediction() -> None:
     """Test labels 0, 1, 1, 1; of tokens -100 is not scored: 2 is 3 of 5."""
     splits = {"train": torch.arange(4), "test": torch.arange(4, 8)}
     four = Data("four", torch.zeros(8, 3), torch.tensor([2, 2, 2, 2, 0, 1, 1, 1]), splits, 3)

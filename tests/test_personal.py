@@ -95,7 +95,7 @@ def test_personal_is_local_with_the_offset_by_hand(norm: bool, prior: tuple[floa
 
 
 @pytest.mark.parametrize(("heads", "prior"), [(1.0, ()), (0.0, PRIOR)])
-def test_one_pass_scores_local_and_personal_as_single_clients_do(
+def test_one_pass_equals_single_clients(
     heads: float, prior: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Classifiers of zeros leave the choice to the offset alone, and that of client 0 to a tie."""

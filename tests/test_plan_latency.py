@@ -46,7 +46,7 @@ def test_plan_measures_the_levels_of_a_model(fleetfit: Callable[..., Printed]) -
     assert "median of 3 passes" in out and err == "fleetfit: measuring 3 passes of 4 models.\n"
 
 
-def test_a_method_without_the_full_model_is_measured_against_it(
+def test_latency_is_relative_to_the_full_model(
     fleetfit: Callable[..., Printed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FedAvg has one level, the smallest; here a parameter takes a microsecond."""

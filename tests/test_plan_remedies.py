@@ -117,7 +117,7 @@ def test_every_model_has_a_plan_by_default(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp_2nn", "fedavg_cnn", "char_lstm"])
-def test_where_auto_is_both_and_nothing_fits_levels_differ_in_width(name: str) -> None:
+def test_auto_falls_back_to_width(name: str) -> None:
     shown = plan_model(PlanOptions(model=name, cost="multiply_adds"), ())
     assert shown.plan.mode == "width" and not shown.notes
 

@@ -324,7 +324,7 @@ def test_few_distinct_budgets_are_a_level_each() -> None:
 
 
 @pytest.mark.parametrize("clients", [5_000, 10_007, 50_000, 1_000_000])
-def test_budgets_that_a_sample_misses_do_not_stop_the_clustering(clients: int) -> None:
+def test_clustering_survives_missed_budgets(clients: int) -> None:
     """Half have 0.25, half 1, and seven clients something between."""
     budgets = np.where(np.arange(clients) % 2 == 0, 0.25, 1.0)
     budgets[: 7 * 2 : 2] = np.linspace(0.30, 0.36, 7)
@@ -398,7 +398,7 @@ def test_a_ceiling_is_the_smallest_budget_of_a_levels_clients() -> None:
     assert halves.ratios == (0.25, 0.5, 1.0) and halves.ceilings == targets.ceilings
 
 
-def test_a_full_model_without_clients_is_a_level_in_several_costs() -> None:
+def test_the_full_model_is_a_level_without_clients() -> None:
     assert make_targets([0.25, 0.95], further={"size_bytes": [1.0, 1.0]}).ratios == (0.25, 1.0)
     assert make_targets([0.25, 0.95], further={"size_bytes": [1.0, 0.5]}).ratios == (0.25, 0.95, 1.0)
 
@@ -452,9 +452,7 @@ def test_invalid_budgets_in_several_costs_are_refused(budget: Any, expected: Exp
     clients=st.lists(st.tuples(st.floats(0.01, 2), st.floats(0, 1)), min_size=1, max_size=20),
     costs=st.lists(st.floats(0.01, 1), min_size=1, max_size=5).map(sorted),
 )
-def test_assign_is_the_largest_level_within_the_clients_own_tolerance(
-    clients: list[tuple[float, float]], costs: list[float]
-) -> None:
+def test_clients_get_the_largest_tolerable_level(clients: list[tuple[float, float]], costs: list[float]) -> None:
     budgets, slack = zip(*clients, strict=True)
     expected = [max((i for i, c in enumerate(costs) if c <= (1 + e) * b * (1 + 1e-9)), default=-1) for b, e in clients]
     assert assign(budgets, slack, costs).tolist() == expected
@@ -587,7 +585,7 @@ def test_a_plan_in_several_costs() -> None:
     assert plan.levels[1].further["memory_bytes"] > 1.1 * 0.5 * whole
 
 
-def test_a_plan_with_further_costs_and_measurements_survives_toml() -> None:
+def test_plans_survive_toml() -> None:
     conditions = Conditions(measured={"latency_s of something": [0.01, 0.002]})
     budgets = [{"parameters": 0.3, "size_bytes": 0.4}, {"parameters": 1.0}]
     plan = make_plan(cnn(), (1, 8, 8), budgets, also=["memory_bytes"], conditions=conditions)

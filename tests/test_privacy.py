@@ -143,7 +143,7 @@ def extracted(federation: Any, piece: Any) -> Mapping[str, Any]:
     return extract(federation.problem.layout, start(federation).state, piece)
 
 
-def test_denominators_are_the_registered_clients_of_each_element(assembly: Any) -> None:
+def test_denominators_count_registered_clients(assembly: Any) -> None:
     federation = assembly.federation
     names = start(federation).state
     flat, expected = count_registered(federation, 0), coverage(assembly)
@@ -153,7 +153,7 @@ def test_denominators_are_the_registered_clients_of_each_element(assembly: Any) 
 
 
 @pytest.mark.parametrize("clip", [0.3, 1e6])
-def test_a_round_adds_clipped_movements_over_fixed_denominators(assembly: Any, clip: float) -> None:
+def test_clipped_movements_have_fixed_denominators(assembly: Any, clip: float) -> None:
     """Two clients of ten came, and the element's denominator is what was to be expected of those who cover it."""
     federation, server = assembly.federation, start(assembly.federation)
     sent = elements(server.state)

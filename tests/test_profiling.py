@@ -191,9 +191,7 @@ def test_all_rails_without_board_rail(tmp_path: Path) -> None:
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
-def test_free_memory_is_that_of_the_machine_or_of_its_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_free_memory_respects_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(available=2000))
     assert free_memory(CPU, tmp_path) == 2000
     put(tmp_path, {"memory.max": "max", "memory.current": 5})

@@ -61,9 +61,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_run_of_a_wrong_layout_is_refused_before_a_file_is_written(
-    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_layouts_write_no_file(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(f"{file}:Family", tmp_path / "out") == 2
     output = capsys.readouterr().err
     assert "the layout could not be proved: " in output and 'first at "norm" (equal up to "conv")' in output
@@ -125,7 +123,7 @@ def test_workers_do_not_repeat_the_proof(tmp_path: Path, monkeypatch: pytest.Mon
     assert counts["local"] == counts["processes"] > 0, "only the proof builds a model of three granules"
 
 
-def test_workers_start_while_the_layout_is_proved_and_end_where_it_is_wrong(
+def test_workers_start_during_the_proof(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_workers: None
 ) -> None:
     before, there = set(psutil.Process().children()), []

@@ -240,7 +240,7 @@ def test_what_receive_raises_undoes_the_round() -> None:
 
 
 @pytest.mark.parametrize("receive", [None, one_by_one], ids=["streaming", "with receive"])
-def test_an_error_of_the_aggregator_is_not_attributed_to_receive(receive: Receive | None) -> None:
+def test_aggregator_errors_are_not_receives(receive: Receive | None) -> None:
     """The second update fails; the rest of the round is validated and reported all the same."""
     added: list[int | None] = []
 
@@ -257,7 +257,7 @@ def test_an_error_of_the_aggregator_is_not_attributed_to_receive(receive: Receiv
 
 
 @pytest.mark.parametrize("step", ["made", "asked for its result"])
-def test_an_error_of_an_aggregator_without_an_update_rolls_the_round_back(step: str) -> None:
+def test_aggregator_errors_roll_back(step: str) -> None:
     def make(federation: Federation, server: Server) -> Any:
         if step == "made":
             raise ZeroDivisionError("no mean")
@@ -316,7 +316,7 @@ class noting:  # a hook that keeps what it was given
         return {}
 
 
-def test_updates_stream_unless_the_method_receives_them_together() -> None:
+def test_updates_stream_by_default() -> None:
     """Without `receive`, the second update is computed when the first has been aggregated."""
     order: list[str] = []
 

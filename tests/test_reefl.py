@@ -125,7 +125,7 @@ def of_pytorch(ree: Ree) -> Ree:
     return ree
 
 
-def test_weights_begin_cut_off_at_two_deviations_and_biases_at_zero() -> None:
+def test_initial_weights_are_truncated_normal() -> None:
     """Ree, its positions and the shared classifier; a normal of 0.02 cut off there has 0.88 of its deviation."""
     torch.manual_seed(0)
     architecture = recurrent(deit_s(classes=100, depth=3), (3, 224, 224))
@@ -469,7 +469,7 @@ def test_the_estimate_begins_at_zero_in_every_round() -> None:
         assert loss.metrics()["teachers"] == {"1": 1, "2": 1, "3": 0}
 
 
-def test_the_teacher_is_the_exit_with_the_lowest_running_estimate() -> None:
+def test_the_teacher_has_the_lowest_estimate() -> None:
     """e <- 0.8 e + 0.2 new from the first batch's losses on; worked by hand."""
     job, device, method = job_and_device({"name": "reefl", "ramp": 0, "estimate": "kept"})
     loss: Any = method.loss(job, device)
@@ -518,7 +518,7 @@ def test_a_new_exit_s_estimate_begins_with_its_first_loss() -> None:
     assert method.remember(job, replace(device, memory=estimate), {}, loss)["exit_losses"]["exits"] == [1, 2, 3]
 
 
-def test_a_kept_estimate_and_feddyn_s_gradient_are_both_remembered() -> None:
+def test_estimate_and_feddyn_are_both_remembered() -> None:
     """Each as it is alone: what one part of a method remembers is none of the other's business."""
     memories = {}
     for name, spec in {

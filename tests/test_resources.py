@@ -80,7 +80,7 @@ def noting(name: str) -> Method:
     return Method(note=note, observe=observe)
 
 
-def test_notes_and_observations_chain_beside_a_server_optimiser() -> None:
+def test_observations_chain_beside_an_optimiser() -> None:
     """Two parts note each update while its state is there, and observe after FedAdam's step, whose memory stays."""
     spec = {"name": "scalefl", "plus": {"fedadam": {}}}
     federation, simulation = tiny_federation(spec, norm=False)

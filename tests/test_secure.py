@@ -500,7 +500,7 @@ def stolen(play: Play, roster: Roster, opened: Sequence[OpenedShares], target: i
 
 
 @pytest.mark.parametrize("lie", ["all signatures", "one's own only", "one's own many times", "made up"])
-def test_a_server_that_sends_different_survivors_learns_nothing(lie: str) -> None:
+def test_different_survivors_reveal_nothing(lie: str) -> None:
     """A threshold above one half is not enough: of a block of five, each of four can be dead in most of the stories."""
     play = Play(MIXED)
     roster = play.keys()
@@ -609,7 +609,7 @@ def test_a_tampered_share_is_left_out() -> None:
     assert {liar for liar, _ in play.server.tampered} == {MANY[5]}
 
 
-def test_too_many_tampered_shares_end_the_round_with_their_senders() -> None:
+def test_too_many_tampered_shares_end_the_round() -> None:
     liars = MANY[:5]
     play = Play(MIXED, lies={("opened", c): with_changed_shares for c in liars})
     with raises(RunError, 7, 8, ", ".join(map(str, liars)), key="shares"):

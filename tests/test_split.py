@@ -45,7 +45,7 @@ def by_formula(layers: Sequence[tuple[int, int]]) -> int:
     return field
 
 
-def test_receptive_fields_of_convolutions_are_those_of_the_formula() -> None:
+def test_receptive_fields_follow_the_formula() -> None:
     conv, halving = (3, 1), (2, 2)
     layers = [[conv], [halving, conv], [conv], [halving, conv], [conv], [conv]]
     fields = compute_receptive_fields(cnn(), (1, 64, 64))
@@ -65,7 +65,7 @@ def test_a_field_ends_at_the_image() -> None:
     )
 
 
-def test_squeeze_and_excite_and_group_norm_do_not_widen_a_field() -> None:
+def test_pooled_statistics_do_not_widen_a_field() -> None:
     plain = compute_receptive_fields(cnn(), (1, 28, 28))
     assert compute_receptive_fields(cnn(norm="group"), (1, 28, 28)) == plain
     # a stem of stride 2 and a depthwise convolution; squeeze-and-excite would make it the whole image
@@ -320,7 +320,7 @@ def test_auto_is_both_for_multiply_adds_of_stages() -> None:
     assert choose_split(vit(input_shape=IMAGE), "multiply_adds") == "depth_first"
 
 
-def test_auto_cuts_width_where_the_model_has_fewer_depths_than_the_fleet_has_levels() -> None:
+def test_auto_cuts_width_of_shallow_models() -> None:
     model, targets = mlp_2nn(), Targets((0.125, 0.25, 0.5, 1.0), (0.1,) * 4, "multiply_adds")
     assert choose_split(model, "multiply_adds") == "both"
     with raises(PlanError):

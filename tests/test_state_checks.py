@@ -76,7 +76,7 @@ def test_statistics_that_fit_are_accepted() -> None:
         check(statistics={0: {**moments, "blocks.0.1.var": -torch.ones(6)}})
 
 
-def test_states_under_prefixes_are_of_levels_or_of_whole_blocks() -> None:
+def test_prefixed_states_are_levels_or_blocks() -> None:
     """The first level's own model, and a copy of block 2."""
     small = {f"level1/{name}": tensor for name, tensor in PACKED["state"].items()}
     block = {f"exit2/blocks.1.{name}": STATE[f"blocks.1.{name}"] for name in BLOCK}

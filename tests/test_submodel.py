@@ -178,7 +178,7 @@ def test_depth_removes_blocks_and_heads() -> None:
     assert not names & {"blocks.2.0.bias", "heads.1.bias", "heads.3.bias"}
 
 
-def test_stacked_and_concatenated_dimensions_keep_the_same_channels_in_each_part() -> None:
+def test_stacked_parts_keep_the_same_channels() -> None:
     """Not the literal upper-left block: rows 0..3 of q, of k and of v, columns by branch."""
     layout = infer_layout(attention())
     qkv = extract(layout, numbered(layout), Submodel({"hidden": range(4)}, (1,)))["qkv.bias"]

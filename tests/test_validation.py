@@ -251,7 +251,7 @@ def test_unknown_inputs_are_counted_as_whole_numbers(counted: float, right: bool
     assert (_find_implausible_sum(moments, "norm", 20, None) is None) == right
 
 
-def test_inputs_that_shapes_do_not_tell_are_counted_as_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_inputs_are_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that looks at a number does not run without numbers, which is how inputs are counted otherwise."""
     first = TinyNet.start
     monkeypatch.setattr(TinyNet, "start", lambda net, x: first(net, x + 0 * float(x.sum())))

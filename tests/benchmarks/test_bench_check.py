@@ -70,7 +70,7 @@ def test_fails_beyond_the_margin_and_says_which_figure(bench, lower, higher, com
     assert output.count("expected at ") == 1
 
 
-def test_a_figure_that_is_better_or_new_is_noted_and_does_not_fail(bench):
+def test_better_and_new_figures_pass(bench):
     measured = [*figures(0.8, 2.3), Figure("new", 1.0, 1.0, 1.0, 1)]
     code, output = bench(measured, "--check")
     assert code == 0
@@ -90,7 +90,7 @@ def test_a_written_figure_that_was_not_measured_fails(bench):
     assert code == 1 and "toy, ours against theirs: written down as 1.000, but nothing was measured." in output
 
 
-def test_a_part_that_raises_fails_and_keeps_the_figures_before_it(bench):
+def test_a_part_that_raises_keeps_earlier_figures(bench):
     def broken(options):
         yield figures(1.0, 2.0)[0]
         raise OSError("no such thing")
@@ -109,7 +109,7 @@ def test_a_part_without_written_figures_cannot_be_checked(bench):
     assert code == 1 and "has no figure of these parts" in output
 
 
-def test_write_keeps_margins_and_other_parts_and_leaves_amounts_out(bench):
+def test_write_keeps_margins_and_other_parts(bench):
     bench.file.write_text(WRITTEN + '[other.one]\nvalue = 3.0\nmargin = 0.2\nbetter = "lower"\nmachine = "some"\n')
     new = Figure("new", 1.0, 0.9, 1.3, 5)
     code, _ = bench([*figures(1.5, 1.9), new], "--write")

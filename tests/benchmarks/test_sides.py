@@ -48,7 +48,7 @@ def test_the_naive_average_is_ours():
         torch.testing.assert_close(theirs[name], tensor, rtol=1e-5, atol=1e-6)
 
 
-def test_the_naive_round_trains_every_client_once_and_changes_the_model(monkeypatch):
+def test_a_naive_round_trains_each_client_once(monkeypatch):
     federation, simulation = fleet(CNN, 8, 8, samples=32)
     naive = Naive(federation, simulation)
     calls = []
@@ -79,7 +79,7 @@ def test_both_sides_of_a_technique_do_the_same_steps(technique):
         assert len(steps) == (6 if looks and local else 7) and whole > 0
 
 
-def test_the_table_of_techniques_has_a_row_for_each_that_was_measured():
+def test_each_measured_technique_has_a_row():
     names = [f"cnn, {name}: {what} with it against without" for name, what in
              (("FedDyn", "a step"), ("FedDyn", "a round"), ("compression to int8", "a round"))]  # fmt: skip
     measured = [Figure(name, value, value, value, 1) for name, value in zip(names, (1.154, 0.98, 1.02), strict=True)]

@@ -56,7 +56,7 @@ def test_axes_are_named_merged_and_excluded(axes: Mapping[str, str], sizes: Mapp
     assert derive_sizes(axes) == sizes
 
 
-def test_an_axis_that_is_excluded_is_listed_with_the_reason_and_stays_whole() -> None:
+def test_excluded_axes_stay_whole_with_a_reason() -> None:
     plan = derive_architecture(Net(), EXAMPLE, axes={"b": "whole"}).plan
     assert plan.whole.keys() == {"b"}
     assert plan.whole["b"][0] == 8

@@ -138,7 +138,7 @@ ADVICE = {
 
 
 @pytest.mark.parametrize("advice", ADVICE)
-def test_a_refused_module_is_derived_when_the_advice_is_followed(advice: str) -> None:
+def test_following_the_advice_derives_a_module(advice: str) -> None:
     name, make = ADVICE[advice]
     assert isinstance(derive_or_refuse(name), ModelError)
     torch.manual_seed(0)

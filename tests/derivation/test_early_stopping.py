@@ -128,7 +128,7 @@ PATH = ["blocks.0", "heads.1", "blocks.1", "heads.2", "blocks.2", "heads.3", "bl
 
 
 @pytest.mark.parametrize(("width", "exits"), [(1.0, EXITS), (0.5, (1, 2)), (0.5, (2, 4)), (0.75, (4,))])
-def test_levels_cost_and_compute_what_the_net_with_segments_does(
+def test_levels_equal_the_net_with_segments(
     architecture: DerivedArchitecture, data: Data, width: float, exits: tuple[int, ...]
 ) -> None:
     level, written = build_pair(architecture, width, exits)

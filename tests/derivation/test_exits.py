@@ -182,7 +182,7 @@ def test_a_level_computes_nothing_behind_its_last_exit(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MAKE)
-def test_exits_give_what_their_classifier_makes_of_the_instance(kind: str) -> None:
+def test_exit_logits_are_those_of_their_classifier(kind: str) -> None:
     architecture, x = derive(kind), EXAMPLES.get(kind, VECTORS)
     net, level = architecture.net, architecture.build(architecture.plan.axes, architecture.positions).eval()
     outputs: dict[str, Tensor] = {}
@@ -241,7 +241,7 @@ def test_named_exits_come_in_the_order_in_which_they_run() -> None:
     assert {name for name in level.state_dict() if name.startswith("net.")} == {"net.conv1.weight", "net.conv1.bias"}
 
 
-def test_exits_after_named_modules_replace_the_modules_own_exits() -> None:
+def test_named_exits_replace_own_exits() -> None:
     architecture = derive("own", ("layers.0",))
     assert [(point.module, point.is_own) for point in architecture.plan.exits] == [("layers.0", False)]
 

@@ -177,7 +177,7 @@ def test_every_file_of_a_level_computes_its_logits(
         assert (result.folder / name).stat().st_size < wide / 2
 
 
-def test_answers_of_a_regression_are_in_the_unit_of_its_targets(images: Tensor) -> None:
+def test_regression_answers_have_the_targets_unit(images: Tensor) -> None:
     """Each part gives its exit's answers itself, so that no later part holds the scale alone."""
     torch.manual_seed(0)
     architecture = derive_architecture(Skipping(8), images[:2])

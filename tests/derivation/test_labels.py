@@ -483,9 +483,9 @@ def test_axes_and_segments_are_those_computed_by_hand(name: str) -> None:
         assert cause in units.whole[axis][1].cause
 
 
-def test_a_reason_names_the_line_of_the_code_that_called_the_operation() -> None:
+def test_a_reason_names_the_calling_line() -> None:
     net = chain(lambda net, x: net.out(torch.fft.fft(net.fc(x)).real))
-    line = test_a_reason_names_the_line_of_the_code_that_called_the_operation.__code__.co_firstlineno + 1
+    line = test_a_reason_names_the_calling_line.__code__.co_firstlineno + 1
     for module, prefix in ((net, ""), (nn.Sequential(net), "0.")):
         reason = observe(module.eval(), torch.randn(VECTORS)).units.whole[f"{prefix}fc"][1]
         assert (reason.module, reason.line) == (prefix.rstrip("."), f"test_labels.py:{line}")

@@ -240,7 +240,7 @@ def test_a_mask_that_helps_in_part_is_given_and_the_rest_named() -> None:
     assert derived.plan.mask is not None and derived.plan.mask.kind == "padding" and derived.padding_change > 0.01
 
 
-def test_what_cannot_be_followed_goes_without_a_mask_and_is_named() -> None:
+def test_untraceable_masks_are_left_out_and_named() -> None:
     derived = ff.derive(Packed(), make_texts())
     assert derived.plan.mask is None and derived.padding_change > 0.01
 

@@ -152,7 +152,7 @@ def test_a_complex_constant_stays_and_counts() -> None:
     torch.testing.assert_close(logits, expected)
 
 
-def test_an_architecture_with_a_complex_parameter_is_refused_by_name() -> None:
+def test_complex_parameters_are_refused_by_name() -> None:
     class Family(ff.Architecture):
         axes, blocks, positions = {"hidden": ff.Axis(12)}, 1, (1,)
 

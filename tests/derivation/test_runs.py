@@ -275,7 +275,7 @@ def test_other_models_and_large_modules_have_other_recipes() -> None:
     assert find_local({"name": "vit", "patch": 2}) == ADAMW
 
 
-def test_a_comparison_goes_on_with_the_recipe_that_its_runs_began_with(tmp_path: Path) -> None:
+def test_a_resumed_comparison_keeps_its_recipe(tmp_path: Path) -> None:
     """A folder of before, in which a plain module was trained by SGD without clipping, is no other run."""
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     table = {
@@ -455,7 +455,7 @@ def test_what_is_quick_names_no_step(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert not list_steps(capsys.readouterr().err)
 
 
-def test_images_without_an_axis_of_channels_are_refused_with_the_way_to_add_it(tmp_path: Path) -> None:
+def test_images_without_channels_are_refused(tmp_path: Path) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -86,7 +86,7 @@ def test_a_right_plan_does_no_harm(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "is_inert"), [("encoder.0.bias", True), ("encoder.3.bias", False)])
-def test_a_bias_of_other_channels_does_no_harm_before_a_batch_norm(name: str, is_inert: bool) -> None:
+def test_batch_norm_hides_a_wrong_bias(name: str, is_inert: bool) -> None:
     """Running statistics are the level's own: its mean has the bias that the next batch subtracts."""
     entry, right = derive("cosine_head")
     (axis,) = (str(s.axis) for s in right.plan.segments[name, 0])

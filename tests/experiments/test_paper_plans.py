@@ -200,7 +200,7 @@ def test_table_1_prints_no_latencies() -> None:
     assert TABLES["scalefl-table-1"]().printed_ms == ()
 
 
-def test_a_tables_latencies_stand_beside_the_printed_ones_and_as_fractions() -> None:
+def test_latencies_stand_beside_the_printed_ones() -> None:
     """Rows of Table 7, 10 ms for the first and 1 ms less for each: 0.9, 0.8 of it; printed are 42.1 of 46.6 ms."""
     table = TABLES["scalefl-table-7"]()
     latencies = [Latency(0.010 - 0.001 * i, 0.0012, 5) for i in range(7)]

@@ -140,7 +140,7 @@ def test_what_was_not_run_says_so(repository: Repository) -> None:
     assert repository.judged()["one-seed"][1] == "+10.00 pp", "what there is is shown, without an interval"
 
 
-def test_several_differences_are_one_claim_and_the_weakest_decides(repository: Repository) -> None:
+def test_the_weakest_difference_decides_a_claim(repository: Repository) -> None:
     """All have to hold: 0.074180 where one of them is 2. One that is -10 contradicts it: 0.003317 x 2."""
     last = """greater = [{{ row = "Ten", printed = 9.0 }}, {{ row = "{}", printed = 8.0 }}]
               lesser = {{ row = "Base", printed = 5.0 }}"""
@@ -309,9 +309,7 @@ def test_seeds_of_one_experiment_may_lie_in_two_files(repository: Repository) ->
     assert "[first.json](../experiments/results/first.json), [second.json]" in repository.page
 
 
-def test_two_files_with_other_settings_or_the_same_run_are_refused(
-    repository: Repository, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_conflicting_or_repeated_files_are_refused(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
     repository.claims(table(above("both", "Ten")))
     repository.results(flat(), "first", settings_of_file={"local": 5})
     repository.results(spread("Ten", 10), "second", settings_of_file={"local": 6})
@@ -327,7 +325,7 @@ def test_two_files_with_other_settings_or_the_same_run_are_refused(
     assert not (repository.root / PAGE).exists()
 
 
-def test_two_experiments_are_compared_only_with_the_same_settings(repository: Repository) -> None:
+def test_compared_experiments_share_their_settings(repository: Repository) -> None:
     body = 'greater = { row = "Ten", file = "small/other.toml" }\nlesser = { row = "Base" }'
     repository.claims(table(claim("across", body)))
     repository.results(flat(), settings_of_file={"local": 5, "method": 1, "evaluate": {"every": 5}})
@@ -424,7 +422,7 @@ def _luminance(color: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def test_every_colour_of_a_figure_has_a_dark_form_that_can_be_read() -> None:
+def test_figures_are_readable_in_dark_mode() -> None:
     """Lines and text have WCAG's contrast of 3 to 1 with the dark ground."""
     for path in sorted((ROOT / PAGE.with_suffix("")).glob("*.svg")):
         text = path.read_text()
@@ -491,7 +489,7 @@ def test_every_line_is_named_inside_the_figure(repository: Repository) -> None:
 # ---- what was written after the runs, and the numbers behind it ------------------------------------------------------
 
 
-def test_what_was_looked_at_later_is_judged_by_itself_and_not_counted(repository: Repository) -> None:
+def test_later_claims_are_judged_apart(repository: Repository) -> None:
     """0.029273 alone in its table, and 0.003317 alone among the later ones: neither is multiplied by two."""
     later = above("later", "Ten").replace("[[table.claim]]", "[[table.also]]")
     repository.claims(
@@ -588,7 +586,7 @@ def test_what_was_changed_in_a_claim_is_shown_below_it(repository: Repository) -
     assert repository.page.index("(`other`)") < repository.page.index("\n- `clear`: Later than the runs.\n\n")
 
 
-def test_an_experiment_is_told_of_once_with_its_cost_and_its_place_in_the_log(repository: Repository) -> None:
+def test_each_experiment_is_described_once(repository: Repository) -> None:
     repository.claims(table(above("one", "Ten")), table(above("two", "Ten"), title="Table 2"))
     repository.results([*(one | {"seconds": 1800.0} for one in flat()), *spread("Ten", 10)])
     (repository.root / "experiments" / "small").mkdir()
@@ -615,9 +613,7 @@ def test_models_that_were_measured_are_no_runs(repository: Repository) -> None:
     assert "In all: 6 runs, 0.0 core-hours" in repository.page
 
 
-def test_what_a_reader_has_to_know_of_a_paper_stands_in_its_chapter(
-    repository: Repository, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_chapter_has_the_notes_on_its_paper(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
     repository.claims('[about]\nPaper = "Know this."\n', table(above("one", "Ten")))
     assert "\n## Paper\n\nKnow this.\n\n" in repository.page
     repository.claims('[about]\nPapre = "Know this."\n', table(above("one", "Ten")))
@@ -653,7 +649,7 @@ def test_numbers_are_of_the_settings_that_claims_compare(repository: Repository)
     assert repository.page.count("All rows (skewed)") == 1
 
 
-def test_rows_that_did_not_get_to_a_target_are_shown_as_at_least(repository: Repository) -> None:
+def test_missed_targets_are_shown_as_at_least(repository: Repository) -> None:
     body = 'measure = "ratio"\ngreater = { row = "Slow" }\nlesser = { row = "Quick" }'
     repository.claims(table(claim("rounds", body).replace('"global"', '"rounds"')))
     quick = [run("Quick", s, {"rounds_to_90": 20.0 + s}) for s in (0, 1, 2)]
@@ -729,7 +725,7 @@ def test_the_page_is_as_the_stored_results_say() -> None:
     assert {one.table.paper for one in judged} >= {"ScaleFL", "FedAvg", "ReeFL", "AdaptiveFL"}
 
 
-def test_the_first_pages_have_the_sentence_that_the_stored_results_make() -> None:
+def test_first_pages_quote_the_stored_results() -> None:
     _, _, judged = built()
     pages = headline.pages(judged, ROOT)
     assert {path.relative_to(ROOT).as_posix() for path in pages} == set(headline.PLACES)

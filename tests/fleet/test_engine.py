@@ -85,7 +85,7 @@ def test_lighter_updates_too(kind: str, tmp_path: Path) -> None:
     assert have_same_state(base, lab.serve())
 
 
-def test_the_class_prior_of_nodes_that_report_labels_is_that_of_local(tmp_path: Path) -> None:
+def test_class_prior_equals_local(tmp_path: Path) -> None:
     lab, base = lab_of(tmp_path, described({"name": "scalefl", "plus": {"class_prior": {}}}), reports_labels=True)
     run = lab.serve()
     assert have_same_state(base, run) and run.server.prior == base.server.prior != ()
@@ -93,7 +93,7 @@ def test_the_class_prior_of_nodes_that_report_labels_is_that_of_local(tmp_path: 
     assert [report["bytes_up"] for report in run.metrics] == [report["bytes_up"] for report in base.metrics]
 
 
-def test_a_node_reports_its_class_frequencies_only_if_its_owner_says_so(tmp_path: Path) -> None:
+def test_class_frequencies_need_the_owners_consent(tmp_path: Path) -> None:
     lab = Lab(tmp_path, described({"name": "fedavg", "plus": {"class_prior": {}}}, rounds=1), [1.0] * CLIENTS)
     lab.config(3, reports_labels=True)
     run = lab.serve()
@@ -565,7 +565,7 @@ def test_a_budget_that_is_not_reported_does_not_travel(tmp_path: Path) -> None:
     assert run.metrics[0]["waste"] >= 0 and "budget not reported" in lab.heard
 
 
-def test_untrained_tensors_are_sent_once_and_again_after_a_loss(tmp_path: Path) -> None:
+def test_untrained_tensors_are_sent_again_after_a_loss(tmp_path: Path) -> None:
     table = described({"name": "scalefl"}, peft={"name": "frozen"}, rounds=2)
     lab, base = lab_of(tmp_path, table)
     run = lab.serve()
@@ -672,9 +672,7 @@ def run_command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[Any
     return ended.value.code, captured.out + captured.err
 
 
-def test_a_fleets_run_is_evaluated_and_calibrated_on_local_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_fleets_run_is_evaluated_on_local_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = fleet_folder(tmp_path)
     here = ("--data", "tiny:tiny_data")
     x, y = tiny_data().batch(tiny_data().split("test"))
@@ -726,9 +724,7 @@ def private_table(folder: Path, **changes: Any) -> dict[str, Any]:
     return described({"name": "scalefl"}, **{**table, **changes})
 
 
-def test_a_private_fleet_waits_for_all_drawn_nodes_and_has_the_bits_of_local(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_private_fleet_has_the_bits_of_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one salt for both; cohorts are larger than is to be expected at times, and nobody is cut off then."""
     pytest.importorskip("opacus", reason="the accountant is an extra: fleetfit[privacy]")
     monkeypatch.setattr("secrets.token_hex", lambda size: "5a" * size)
@@ -741,9 +737,7 @@ def test_a_private_fleet_waits_for_all_drawn_nodes_and_has_the_bits_of_local(
     assert [r["privacy"] for r in run.metrics] == [r["privacy"] for r in base.metrics]
 
 
-def test_a_private_fleet_reports_its_budget_only_and_pays_again_on_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_private_fleet_pays_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     accountant = pytest.importorskip("fleetfit.privacy.accountant")
     pytest.importorskip("opacus", reason="the accountant is an extra: fleetfit[privacy]")
     lab, _ = lab_of(tmp_path, private_table(tmp_path, rounds=3))

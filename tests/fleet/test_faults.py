@@ -254,7 +254,7 @@ def test_a_slow_node_is_late_and_its_answer_is_not_used(lab: Deployment, tmp_pat
     assert "Node node-a answered a job after its round had ended" in going.log
 
 
-def test_a_node_that_dies_during_its_upload_does_not_delay_the_round(lab: Deployment, tmp_path: Path) -> None:
+def test_a_node_dead_in_its_upload_delays_nothing(lab: Deployment, tmp_path: Path) -> None:
     """Its SuperNode hangs in the middle of sending, and is then killed: Flower's pull would wait for three minutes."""
     evil = tmp_path / "path"
     evil.mkdir()

@@ -126,7 +126,7 @@ def test_a_fast_fleet_has_the_state_of_a_fast_simulation(lab: Deployment, tmp_pa
     assert [r["train"] for r in run.metrics] == [r["train"] for r in base.metrics]
 
 
-def test_the_smallest_device_trains_where_the_full_model_does_not_fit(lab: Deployment, tmp_path: Path) -> None:
+def test_the_smallest_device_trains_its_level(lab: Deployment, tmp_path: Path) -> None:
     """The point of it all: within the same real memory, level 1 is trained and the full model fails."""
     table = run_file("scalefl", rounds=1, model={"name": "resnet18"}, fleet={"tolerance": 0.2},
                      local={"epochs": 1, "lr": 0.05, "batch_size": 32, "max_steps": 2},

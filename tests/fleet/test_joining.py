@@ -113,7 +113,7 @@ AWAY = {
 }
 
 
-def test_a_node_waits_for_an_absent_server_and_reports_the_cause(lab):
+def test_a_node_waits_for_an_absent_server(lab):
     port = free_port()
     nodes = {}
     for name, (address, environment, _) in AWAY.items():

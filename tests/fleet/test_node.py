@@ -314,7 +314,7 @@ def test_runs_long_ago_are_forgotten(tmp_path: Path) -> None:
     assert len(list(tmp_path.rglob("*.ffit"))) == 8 and files.load(f"{11:016x}", 0) == (11, False)
 
 
-def test_tensors_that_are_never_trained_are_those_of_the_digest(tmp_path: Path) -> None:
+def test_untrained_tensors_match_their_digest(tmp_path: Path) -> None:
     files, content = NodeFiles(tmp_path), pack({"w": torch.ones(3)})
     assert files.load_base(compute_digest(content)) is None
     files.keep_base(compute_digest(content), content)

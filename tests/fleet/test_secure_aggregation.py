@@ -84,7 +84,7 @@ def reporting_lab(folder: Path, clients: Iterable[int] = range(CLIENTS)) -> Lab:
     return lab
 
 
-def test_a_fleet_adds_up_class_frequencies_as_the_simulation_does(tmp_path: Path) -> None:
+def test_class_frequencies_equal_the_simulations(tmp_path: Path) -> None:
     base = ff.run(WITH_PRIOR, out=tmp_path / "local")
     run = reporting_lab(tmp_path).serve()
     assert run.server.prior == base.server.prior != ()
@@ -93,9 +93,7 @@ def test_a_fleet_adds_up_class_frequencies_as_the_simulation_does(tmp_path: Path
 
 
 @pytest.mark.parametrize("reporting", [[0, 1, 2, 4], [0, 2, 3], []])
-def test_only_nodes_that_report_labels_are_in_the_sum_of_class_frequencies(
-    reporting: list[int], tmp_path: Path
-) -> None:
+def test_class_frequencies_sum_over_consenting_nodes(reporting: list[int], tmp_path: Path) -> None:
     run = reporting_lab(tmp_path, reporting).serve()
     data = tiny_data()
     parts = assemble(load_experiment(WITH_PRIOR)).simulation.parts  # type: ignore[union-attr]
@@ -286,9 +284,7 @@ def test_a_private_secure_fleet_has_the_bits_of_the_simulation(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("masks", [True, False])
-def test_a_private_server_has_no_update_and_no_sum_without_noise(
-    masks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_private_server_sees_noisy_sums_only(masks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in any reply, nor in what it says and writes; without masks and noise the same search finds both."""
     traces: dict[str, list[bytes]] = {"updates": [], "means": []}
     words, released, came = BlockLayout.quantise_update, Privacy.release, []

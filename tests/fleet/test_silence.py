@@ -58,7 +58,7 @@ def test_messages_do_not_depend_on_a_nodes_budget(tmp_path: Path) -> None:
     assert {header["what"] for _, header, _, _ in first} == {"hello", "setup", "job"}
 
 
-def test_a_node_is_asked_for_no_larger_model_than_it_has_trained(tmp_path: Path) -> None:
+def test_nodes_evaluate_only_levels_they_trained(tmp_path: Path) -> None:
     run, messages = recorded(tmp_path, [0.25, 0.5, 1.0, 0.5, 0.25], rounds=6)
     levels, trained, kinds = run.assembly.federation, defaultdict(set), set()
     for node, header, payload, _ in messages:

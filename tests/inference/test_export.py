@@ -91,7 +91,7 @@ def test_every_form_has_the_models_logits_at_any_batch_size(name: str, tmp_path:
     _holds_nothing_of_this_machine(out)
 
 
-def test_the_batch_as_a_data_set_gives_it_is_what_the_graphs_compute_inside() -> None:
+def test_graphs_take_batches_of_a_data_set() -> None:
     for name in ("resnet18", "bert"):
         level_model = make_level_model(name)
         assert isinstance(level_model.data, Data)
@@ -203,9 +203,7 @@ ROUND_TRIPS = {
 
 
 @pytest.mark.slow
-def test_int8_of_a_transformer_leaves_nothing_in_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_int8_export_leaves_the_folder_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """onnxruntime dumps a graph whose shapes it cannot infer into it, with its tensors beside."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -301,7 +299,7 @@ def test_a_folder_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_module_without_segments_is_exported_whole_with_a_note(tmp_path: Path) -> None:
+def test_modules_without_segments_are_exported_whole(tmp_path: Path) -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -334,7 +332,7 @@ def test_the_model_of_a_fleet_whose_data_are_elsewhere(tmp_path: Path) -> None:
         export(level_model, tmp_path / "other", ["static-int8"])
 
 
-def test_the_table_of_forms_is_that_of_the_docs_and_names_the_extras() -> None:
+def test_docs_list_the_forms_and_their_extras() -> None:
     root = Path(__file__).parents[2]
     page = (root / "docs/ship.md").read_text(encoding="utf-8")
     extras = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
@@ -358,7 +356,7 @@ def test_without_the_extra_it_says_which_one(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_a_model_named_by_a_file_leaves_no_path_and_every_level_has_statistics(tmp_path: Path) -> None:
+def test_an_own_models_export_has_no_path(tmp_path: Path) -> None:
     """Evaluation by batch statistics only, a level without clients, a model of one's own."""
     here = Path(__file__).parents[1]
     run = ff.run(
@@ -478,9 +476,7 @@ def test_a_carry_that_is_no_batch_has_no_segments(tmp_path: Path) -> None:
     assert "a int that is not a tensor with the batch first" in result.notes[0]
 
 
-def test_it_is_written_into_an_empty_folder_that_somebody_stands_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_working_folder_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "here"
     place.mkdir()
     monkeypatch.chdir(place)
@@ -488,9 +484,7 @@ def test_it_is_written_into_an_empty_folder_that_somebody_stands_in(
     assert (place / "model.onnx").is_file() and [p.name for p in tmp_path.iterdir()] == ["here"]
 
 
-def test_what_can_be_refused_is_refused_before_anything_is_traced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refusals_come_before_tracing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleetfit.inference.export.folder.write_program", lambda *arguments: pytest.fail("traced"))
     for form, expected in (
         ("static-int8", Expected("int8", kind=DataError)),

@@ -311,7 +311,7 @@ BATCHED, SINGLE, FIXED = "", "one sample at a time", f"exactly {LENGTH} tokens"
     ("loses", "quoted"),
     [(set(), [BATCHED]), ({8}, [SINGLE]), ({8, 1}, [FIXED]), ({8, 1, "batch"}, [SINGLE, FIXED])],
 )
-def test_a_size_that_the_lowering_loses_is_fixed_and_a_note_says_so(
+def test_lost_sizes_are_fixed_with_a_note(
     loses: set[Any], quoted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first program is kept that gives the right numbers: with fewer free sizes, where it takes that."""

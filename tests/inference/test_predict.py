@@ -41,7 +41,7 @@ def module() -> nn.Module:
     return build_level_module(federation, start(federation), 2, None)
 
 
-def test_adaptive_predictions_are_those_of_the_forward_pass_and_cost_nothing_twice(module: nn.Module) -> None:
+def test_adaptive_predictions_equal_the_forward_pass(module: nn.Module) -> None:
     x, counted = torch.rand(5, 1, 4, 4), Counted(module)
     steps = predictions(counted, x)
     expected = module(x)

@@ -104,7 +104,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
     return ff.run(table, out=tmp_path_factory.mktemp("shipped") / "run")
 
 
-def test_an_export_s_logits_are_the_model_s_and_the_offset_relative_to_the_fleet(run: ff.Run, tmp_path: Path) -> None:
+def test_an_exports_offset_is_relative_to_the_fleet(run: ff.Run, tmp_path: Path) -> None:
     counts, level = [40, 0, 0, 5], 2
     run.export(level, tmp_path / "out", forms=(), prior=counts)
     data = tiny_data()
@@ -117,7 +117,7 @@ def test_an_export_s_logits_are_the_model_s_and_the_offset_relative_to_the_fleet
         assert torch.allclose(ours + expected, theirs, atol=1e-5)
 
 
-def test_the_command_line_takes_a_file_or_own_data_and_says_what_is_revealed(run: ff.Run, tmp_path: Path) -> None:
+def test_the_prior_comes_from_a_file_or_own_data(run: ff.Run, tmp_path: Path) -> None:
     (tmp_path / "counts.json").write_text(json.dumps({"0": 40, "3": 5}))
     common = ["export", run.folder, "--level", "1", "--no-onnx", "--out"]
     printed = run_verb(*common, tmp_path / "file", "--prior", tmp_path / "counts.json", code=0).out

@@ -123,14 +123,14 @@ def test_an_outcome_against_a_walk(measure: Any, temperatures: tuple[float, ...]
 
 @settings(max_examples=40, deadline=None)
 @given(st.floats(1.0, 4.0), st.sampled_from(["max", "entropy", "margin"]), st.integers(0, 5))
-def test_the_validation_samples_stay_within_the_budget_and_use_it(budget: float, measure: Any, seed: int) -> None:
+def test_validation_samples_use_the_budget(budget: float, measure: Any, seed: int) -> None:
     scores = make_scores(seed=seed)
     result = apply_policy(scores, choose_policy(scores, COSTS, budget, measure=measure), COSTS)
     assert result.cost <= budget * (1 + 1e-9)
     assert result.cost >= budget - 0.05  # 400 samples: a few of them, at 1.5 a step
 
 
-def test_shares_are_geometric_and_thresholds_those_of_the_surest() -> None:
+def test_shares_of_exits_are_geometric() -> None:
     scores = make_scores(1000)
     policy = choose_policy(scores, COSTS, 2.0)
     shares = apply_policy(scores, policy, COSTS).shares
@@ -153,7 +153,7 @@ def test_the_ends_of_the_budget() -> None:
 
 
 @pytest.mark.parametrize(("budget", "exit"), [(1.0, 0), (2.49, 0), (2.5, 1), (3.9, 1), (4.0, 2), (9.0, 2)])
-def test_anytime_is_the_deepest_exit_within_each_samples_budget(budget: float, exit: int) -> None:
+def test_anytime_takes_the_deepest_affordable_exit(budget: float, exit: int) -> None:
     scores = make_scores()
     result = apply_policy(scores, choose_policy(scores, COSTS, budget, mode="anytime"), COSTS)
     assert result.shares[exit] == 1 and result.accuracy == pytest.approx(scores.accuracies[exit])

@@ -219,7 +219,7 @@ def test_dropout_acts_in_training_only() -> None:
     assert torch.equal(quiet(x)[0], quiet(x)[0])
 
 
-def test_initial_parameters_are_normal_cut_off_at_two_deviations() -> None:
+def test_initial_parameters_are_truncated_normal() -> None:
     """A normal of deviation 0.02 cut at 2 sigma has deviation 0.02 sqrt(1 - 4 phi(2) / (2 Phi(2) - 1)) = 0.0176."""
     architecture = bert(hidden=192, layers=1, vocabulary=500, padding=0)
     state = initial_state(Problem(architecture, (128,), classification, (1,)), 0)

@@ -38,7 +38,7 @@ def test_scalefl_s_table_8(width: float, exits: tuple[int, ...], parameters: flo
     assert cost.multiply_adds / 1e6 == pytest.approx(multiply_adds, rel=1e-3)
 
 
-def test_the_printed_width_of_levels_1_and_2_is_not_the_one_that_fits() -> None:
+def test_printed_widths_of_levels_1_and_2_do_not_fit() -> None:
     architecture = efficientnet_b4()
     cost = submodel_cost(architecture, (architecture.sizes(0.65), (22,)), LARGE)
     assert cost.parameters / 1e6 < 0.8 * 2.1
@@ -114,7 +114,7 @@ def test_block_and_exit_channels_follow_the_narrowed_stream() -> None:
     assert (sizes["expand_stage5"], sizes["exit5"]) == (312, 8)
 
 
-def test_blocks_that_read_one_stream_share_channels_unless_untied() -> None:
+def test_blocks_of_one_stream_share_channels() -> None:
     tied, free = small(), small(tied=False)
     assert {p.expand for p in tied.block_specs} == {
         "",

@@ -40,7 +40,7 @@ def test_parameters_as_printed(architecture: LanguageModel, expected: int, print
     assert full_cost(architecture, (10,)).parameters == expected == printed
 
 
-def test_no_vocabulary_gives_the_printed_count_without_peepholes() -> None:
+def test_printed_counts_need_peepholes() -> None:
     """What is left of 866,578 for embedding and output (8 + 256 + 1 per character, 8 + 256 without its bias)."""
     gates = 4 * 256 * (8 + 256 + 256 + 256)
     for biases in (0, 1, 2):

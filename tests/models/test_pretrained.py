@@ -92,7 +92,7 @@ def test_bert_equals_the_library(tmp_path: Path, length: int) -> None:
         close(logits(unmasked, x), seeing_padding)
 
 
-def test_batches_of_several_lengths_and_the_padded_lengths_agree(tmp_path: Path) -> None:
+def test_padding_does_not_change_logits(tmp_path: Path) -> None:
     theirs = hf.BertForSequenceClassification(hf.BertConfig(**BERT, num_labels=5, hidden_act="gelu_new")).eval()
     ours, _ = begun(bert(5, (20,), 40, 3, saved(theirs, tmp_path / "bert")), (3,), (20,))
     x = sentences(6)
@@ -116,7 +116,7 @@ def test_early_exits_do_not_touch_the_last_and_begin_anew(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["linear", "norm"])
-def test_classifiers_of_another_kind_than_the_checkpoint_s_begin_anew(tmp_path: Path, kind: Any) -> None:
+def test_other_classifiers_begin_anew(tmp_path: Path, kind: Any) -> None:
     """They would read something that the checkpoint's classifier never saw; and transformers has no name for them."""
     theirs = hf.BertForSequenceClassification(hf.BertConfig(**BERT, num_labels=5)).eval()
     architecture = bert(5, (7,), 40, 3, saved(theirs, tmp_path / "bert"), head=kind)
@@ -140,7 +140,7 @@ def test_a_checkpoint_without_a_classifier_gives_the_rest(tmp_path: Path) -> Non
     close(logits(ours, x), pooled @ state["heads.3.fc.weight"].T + state["heads.3.fc.bias"], least=0.01)
 
 
-def test_language_models_and_other_numbers_of_classes_give_the_trunk(tmp_path: Path) -> None:
+def test_other_heads_give_the_trunk(tmp_path: Path) -> None:
     masked = hf.BertForMaskedLM(hf.BertConfig(**BERT))
     architecture = bert(5, (9,), 40, 3, saved(masked, tmp_path / "masked"))
     trunk = architecture.pretrained((3,))

@@ -81,14 +81,14 @@ def test_logits_of_every_exit_and_halved_images() -> None:
     assert shapes == {0: (8, 12, 12), 1: (8, 12, 12), 2: (16, 6, 6), 3: (16, 6, 6), 4: (32, 3, 3), 5: (32, 3, 3)}
 
 
-def test_shortcuts_sit_where_stages_meet_even_if_narrow_stages_are_equally_wide() -> None:
+def test_shortcuts_sit_where_stages_meet() -> None:
     architecture = resnet(depth=14)
     module = build_module(architecture, {"stage1": 1, "stage2": 1, "stage3": 1, "classes": 10}, (6,))
     kinds = [type(block.shortcut) for block in module.blocks]
     assert [kind is nn.Sequential for kind in kinds] == [False, False, True, False, True, False]
 
 
-def test_early_exits_are_three_convolutions_and_the_last_is_none() -> None:
+def test_early_exits_have_three_convolutions() -> None:
     module = build_module(resnet(depth=8), resnet(depth=8).sizes(1.0), (1, 3))
     convolutions = {e: sum(isinstance(m, nn.Conv2d) for m in head.modules()) for e, head in module.heads.items()}
     assert convolutions == {"1": 3, "3": 0}

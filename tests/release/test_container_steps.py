@@ -32,7 +32,7 @@ def stages() -> dict[str, list[tuple[str, str]]]:
     return lines_by_stage
 
 
-def test_the_lines_by_stage_the_build_install_a_fleetfit_that_starts(tmp_path: Path) -> None:
+def test_the_build_installs_a_fleetfit_that_starts(tmp_path: Path) -> None:
     (tmp_path / "src").mkdir()
     variables = {**CLEAN, "TORCH_INDEX": "https://pypi.org/simple"}
     built = stages()

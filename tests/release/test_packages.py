@@ -92,7 +92,7 @@ def columns(folder: Path) -> list[list[str]]:
     return [[value for key, value in row.items() if "time" not in key and "seconds" not in key] for row in rows]
 
 
-def test_wheel_and_sdist_install_into_an_empty_environment_and_run_the_demo(empty: Path, tmp_path: Path) -> None:
+def test_wheel_and_sdist_install_and_run_the_demo(empty: Path, tmp_path: Path) -> None:
     fleetfit = empty.with_name("fleetfit")
     pip(empty, "-c", ROOT / "constraints.txt", built("*.whl"), at=tmp_path)
     called(empty, "-m", "pip", "check", at=tmp_path)
