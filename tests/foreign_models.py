@@ -824,19 +824,19 @@ class Foreign:
     Attributes:
         family: Makes the architecture of what it takes: classes, and of channels, input_shape and vocabulary some.
         input_shape: Shape of a sample.
-        given: What is made up for it, where it takes tokens.
+        arguments: What is made up for it, where it takes tokens.
         task: What it learns.
     """
 
     family: Callable[..., Architecture]
     input_shape: tuple[int, ...] = (1, 8, 8)
-    keys: Mapping[str, Any] = field(default_factory=lambda: {"channels": 1, "input_shape": (1, 8, 8)})
+    arguments: Mapping[str, Any] = field(default_factory=lambda: {"channels": 1, "input_shape": (1, 8, 8)})
     task: str = "classification"
 
     def build_architecture(self, classes: int = 10) -> Architecture:
         """Make the architecture."""
         taken = self.family.__init__.__code__.co_varnames  # type: ignore[misc]
-        return self.family(classes=classes, **{key: value for key, value in self.given.items() if key in taken})
+        return self.family(classes=classes, **{key: value for key, value in self.arguments.items() if key in taken})
 
 
 WORDS = {"vocabulary": 30}

@@ -19,7 +19,7 @@ ROUNDS = 2
 @pytest.mark.parametrize("name", FOREIGN)
 def test_every_depth_has_the_tensors_of_its_layout(name: str) -> None:
     """Names and shapes of every prefix of the exits at two widths, against what the builder makes."""
-    family = FOREIGN[name].made()
+    family = FOREIGN[name].build_architecture()
     layout = infer_layout(family)
     for width in (0.4, 0.75, 1.0):
         for n in range(1, len(layout.exits) + 1):
@@ -46,13 +46,13 @@ PLACES = {
 
 @pytest.mark.parametrize("name", PLACES)
 def test_blocks_and_exits_are_found_whatever_they_are_called(name: str) -> None:
-    tensors = infer_layout(FOREIGN[name].made()).tensors
+    tensors = infer_layout(FOREIGN[name].build_architecture()).tensors
     assert {key: (tensors[key].block, tensors[key].exit) for key in PLACES[name]} == PLACES[name]
 
 
 def settings(foreign: Foreign, folder: Path) -> list[str]:
     """What a run needs beside the model: digits, or sequences of tokens that are made up."""
-    if "vocabulary" not in foreign.given:
+    if "vocabulary" not in foreign.arguments:
         return ["data.name=digits"]
     rng = np.random.default_rng(0)
     x = rng.integers(30, size=(160, 12))
@@ -72,7 +72,7 @@ def called(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_blocks_of_own_levels_are_found() -> None:
     """InclusiveFL's levels hand on the movement of blocks like their last one, whatever the blocks are called."""
-    layout = infer_layout(FOREIGN["Wave"].made())
+    layout = infer_layout(FOREIGN["Wave"].build_architecture())
     blocks = find_own_blocks(layout, (1, 2, 3))
     assert set(blocks.top[2]) == set(blocks.top[3]) and "skip.weight" in blocks.top[3]
     assert blocks.top[3]["skip.weight"] == "dilated.2.skip.weight"
@@ -94,11 +94,11 @@ def test_ordered_classifiers_need_first_exits(tmp_path: Path, capsys: pytest.Cap
 @pytest.mark.parametrize("name", FOREIGN)
 def test_foreign_models_are_checked_and_trained(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     foreign, model = FOREIGN[name], f"{HERE / 'foreign_models.py'}:{name}"
-    arguments = [f"--set=model.vocabulary={n}" for key, n in foreign.given.items() if key == "vocabulary"]
+    arguments = [f"--set=model.vocabulary={n}" for key, n in foreign.arguments.items() if key == "vocabulary"]
     shape = ",".join(map(str, foreign.input_shape))
     output = called("check-model", model, "--input-shape", shape, "--task", foreign.task, *arguments, capsys=capsys)
     assert output.rstrip().endswith("No files were written.")
-    split = ["method.split=width"] if len(foreign.made().positions) == 1 else []
+    split = ["method.split=width"] if len(foreign.build_architecture().positions) == 1 else []
     values = [
         f"model.name={model}",
         f"rounds={ROUNDS}",

@@ -419,7 +419,7 @@ def test_recurrent_exits_and_tuning_go_together() -> None:
 
 @pytest.mark.parametrize("name", ["ViT", "Text", "Mixer"])
 def test_only_classifiers_of_other_names_are_trained(name: str) -> None:
-    plain = FOREIGN[name].made()
+    plain = FOREIGN[name].build_architecture()
     architecture = built(mode("frozen", plain))
     by_exit = infer_layout(plain, tuple(plain.positions)).tensors
     classifiers = {tensor for tensor, layout in by_exit.items() if layout.exit is not None and layout.trainable}

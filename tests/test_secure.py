@@ -133,13 +133,13 @@ class Play:
 
     def keys(self) -> Roster:
         for number, client in self.clients.items():
-            self.server.enrol(self.told("keys", number, client.begin(RUN, ROUND, self.cohort[number])))
+            self.server.enrol(self.lie_about("keys", number, client.begin(RUN, ROUND, self.cohort[number])))
         return self.server.make_roster()
 
     def shares(self, roster: Roster) -> dict[int, SealedShares]:
         for number in self.here("shares"):
             self.server.add_shares(
-                self.told("shares", number, self.clients[number].share(self.told("roster", number, roster)))
+                self.lie_about("shares", number, self.clients[number].share(self.lie_about("roster", number, roster)))
             )
         return self.server.deal()
 
@@ -147,19 +147,19 @@ class Play:
         for number in self.here("upload"):
             words = self.words.get(number, words_of(number, self.cohort[number]))
             sent = sent_to(self.cohort[number], self.blocks, **self.sent.get(number, {}))
-            sealed = self.told("dealt", number, dealt[number])
+            sealed = self.lie_about("dealt", number, dealt[number])
             upload = self.uploads[number] = self.clients[number].mask(sealed, in_blocks(words, self.blocks), sent)
-            self.server.add(self.told("masked", number, upload))
+            self.server.add(self.lie_about("masked", number, upload))
         return self.server.find_survivors()
 
     def unmask(self, survivors: Survivors) -> list[BlockSum]:
         for number in self.here("sign"):
-            signed = self.clients[number].sign(self.told("survivors", number, survivors))
-            self.server.add_signature(self.told("signed", number, signed))
+            signed = self.clients[number].sign(self.lie_about("survivors", number, survivors))
+            self.server.add_signature(self.lie_about("signed", number, signed))
         agreed = self.server.collect_signatures()
         for number in self.here("unmask"):
-            opened = self.clients[number].unmask(self.told("agreed", number, agreed))
-            self.server.add_opened(self.told("opened", number, opened))
+            opened = self.clients[number].unmask(self.lie_about("agreed", number, agreed))
+            self.server.add_opened(self.lie_about("opened", number, opened))
         return self.server.compute_sums(SentDigests(SENT.terms, {block: STATES[block] for block in self.blocks}))
 
     def sums(self) -> dict[int, BlockSum]:

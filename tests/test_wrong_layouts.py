@@ -34,7 +34,7 @@ def of_package(name: str, **keys: object) -> Family:
 
 
 def of_people(name: str) -> Family:
-    return foreign_models.FOREIGN[name].made(), foreign_models.FOREIGN[name].input_shape
+    return foreign_models.FOREIGN[name].build_architecture(), foreign_models.FOREIGN[name].input_shape
 
 
 def families() -> Mapping[str, Callable[[], Family]]:

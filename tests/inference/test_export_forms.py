@@ -149,9 +149,9 @@ def make_level_model(name: str) -> LevelModel:
         sizes, exits, data = {"classes": CLASSES}, (1, 3), _data(shape, tokens=name == "tokens")
     elif name in FOREIGN:
         foreign = FOREIGN[name]
-        family = foreign.made()
+        family = foreign.build_architecture()
         sizes, exits = infer_layout(family).full_sizes, tuple(infer_layout(family).exits)
-        vocabulary = foreign.given.get("vocabulary", 0)
+        vocabulary = foreign.arguments.get("vocabulary", 0)
         data = _data(foreign.input_shape, vocabulary, tokens=vocabulary > 0, task=foreign.task)
     else:
         small = SMALL[name]
