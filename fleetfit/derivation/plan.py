@@ -194,9 +194,9 @@ class DerivedPlan:
                 _read(bool, payload["next_tokens"]),
                 frozenset(_read(str, axis) for axis in payload["ordered"]),
                 {_read(str, name): (_read_size(size), _read(str, reason)) for name, size, reason in payload["whole"]},
-                _read(bool, payload.get("has_stages", False)),
-                frozenset(_read(str, name) for name in payload.get("kept", ())),
-                InputMask.from_payload(payload.get("mask")),
+                _read(bool, payload["has_stages"]),
+                frozenset(_read(str, name) for name in payload["kept"]),
+                InputMask.from_payload(payload["mask"]),
             )
             plan._check()
         except (LookupError, TypeError, ValueError, AttributeError) as error:
