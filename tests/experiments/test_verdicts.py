@@ -673,7 +673,7 @@ def test_missed_targets_are_shown_as_at_least(repository: Repository) -> None:
         (table(above("a", "X") + "\nby = nan"), 'claim "a", by: '),
         (table(above("a", "X") + '\nmeasure = "ratio"\nby = -2.0'), 'claim "a": by is a ratio here and must be'),
         (table(claim("a", 'chain = [{ row = "X" }]')), 'claim "a", chain: '),
-        (table(above("a", "X").replace("says", "mention")), "said: unknown key. Did you mean"),
+        (table(above("a", "X").replace("says", "said")), "said: unknown key. Did you mean"),
         ('[[table]]\npaper = "P"\ntitle = "T"\nfile = "x.toml"\n', "table #1, claim: this key is needed."),
         ("table = 3", "table: "),
         ("[[table]", "valid TOML"),
