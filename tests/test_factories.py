@@ -112,8 +112,8 @@ def test_unknown_and_missing_keys() -> None:
         call_factory(needy, "needy", "[section]", {})
     with raises(ConfigError, "must", "also", key="section.must"):
         call_factory(needier, "needier", "[section]", {})
-    with raises(ConfigError, "it", key="section.own"):  # what FleetFit gives is not the user's to set
-        call_factory(lambda own: own, "it", "[section]", {"own": 2}, own=1)
+    with raises(ConfigError, "it", key="section.classes"):  # what FleetFit gives is not the user's to set
+        call_factory(lambda classes: classes, "it", "[section]", {"classes": 2}, classes=1)
 
 
 def test_an_error_of_a_factory_names_its_key() -> None:

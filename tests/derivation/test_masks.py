@@ -251,13 +251,6 @@ def test_a_bag_with_a_padding_index_needs_no_mask() -> None:
     assert derived.plan.mask is not None and not derived.plan.mask.argument and not derived.padding_change
 
 
-def test_a_plan_from_before_has_no_mask() -> None:
-    payload = ff.derive(OnesAreTokens(), make_texts()).plan.to_payload()
-    assert DerivedPlan.from_payload(payload).mask is not None
-    del payload["mask"]
-    assert DerivedPlan.from_payload(payload).mask is None
-
-
 @pytest.mark.parametrize("mask", [[1], ["0", "mask", "tokens", "bool"], [0, "mask", "places", "bool"], [0, 1, 2, 3], 7])
 def test_a_damaged_mask_is_refused(mask: Any) -> None:
     payload = ff.derive(OnesAreTokens(), make_texts()).plan.to_payload()
