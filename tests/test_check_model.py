@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 from own_models import HEAD, STACK
-from support import Expected, raises
+from support import Expected, check_error, raises, run_verb
 from torch import nn
 
 from fleetfit.api.model_report import check_model_report
 from fleetfit.check import check_layout
-from fleetfit.cli import main
 from fleetfit.errors import ConfigError, FleetFitError, ModelError
 from fleetfit.layout import Architecture, Axis, blocked, infer_layout, interleaved, segments
 from fleetfit.layout.hints import UndeclaredDimension, format_question
@@ -386,16 +385,11 @@ def test_wrong_models_are_refused(report: Report, source: str, model: str, expec
         report(source, model)
 
 
-def test_the_command_prints_sections_before_the_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_sections_before_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(HEAD + single(FLAT))
-    with pytest.raises(SystemExit) as caught:
-        main(["check-model", "own.py:Single", "--input-shape", "1,5"])
-    printed = capsys.readouterr()
-    assert caught.value.code == 2
-    assert 'axis "wide": 12 channels, cut one by one' in printed.out
-    assert printed.err.startswith('fleetfit: "fc.weight", dimension 1 of size 60 has 5 elements per channel')
+    printed = run_verb("check-model", "own.py:Single", "--input-shape", "1,5", code=2)
+    assert 'axis "wide": 12' in printed.out
+    check_error(ModelError(printed.err), '"fc.weight"', 1, 60, 5)
     assert printed.err.count("\n") == 1
     assert {path.name for path in tmp_path.iterdir()} <= {"own.py", "__pycache__"}, "nothing is written"

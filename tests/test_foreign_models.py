@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from foreign_models import FOREIGN, Foreign
+from support import run_verb
 
-from fleetfit.cli import main
 from fleetfit.layout import build_module, infer_layout, named_tensors
 from fleetfit.methods.inclusivefl import find_own_blocks
 from fleetfit.submodel import Submodel
@@ -62,14 +62,6 @@ def settings(foreign: Foreign, folder: Path) -> list[str]:
     return ["data.name=arrays", f"data.file={folder / 'words.npz'}", "data.vocabulary=30", *task]
 
 
-def called(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
-    with pytest.raises(SystemExit) as end:
-        main(list(arguments))
-    printed = capsys.readouterr()
-    assert not end.value.code, printed.err
-    return printed.out
-
-
 def test_blocks_of_own_levels_are_found() -> None:
     """InclusiveFL's levels hand on the movement of blocks like their last one, whatever the blocks are called."""
     layout = infer_layout(FOREIGN["Wave"].build_architecture())
@@ -79,25 +71,21 @@ def test_blocks_of_own_levels_are_found() -> None:
     assert len(blocks.further[3]) == 1
 
 
-def test_ordered_classifiers_need_first_exits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ordered_classifiers_need_first_exits(tmp_path: Path) -> None:
     values = ["data.name=digits", "data.partition.clients=2", "rounds=1", "method.name=inclusivefl",
               "fleet.groups=[{budget=0.5}, {budget=1.0}]", "fleet.tolerance=0.5"]  # fmt: skip
     model = f"model.name={HERE / 'foreign_models.py'}:Mixer"
-    with pytest.raises(SystemExit) as end:
-        main(["run", "--out", str(tmp_path / "run"), *(f"--set={value}" for value in [model, *values])])
-    assert end.value.code == 2
-    output = " ".join(capsys.readouterr().err.split())
-    assert "classifiers are numbered by their order" in output and "or take a method whose levels keep" in output
+    err = run_verb("run", "--out", tmp_path / "run", *(f"--set={value}" for value in [model, *values]), code=2).err
+    assert "numbered by their order" in err
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FOREIGN)
-def test_foreign_models_are_checked_and_trained(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_foreign_models_are_checked_and_trained(name: str, tmp_path: Path) -> None:
     foreign, model = FOREIGN[name], f"{HERE / 'foreign_models.py'}:{name}"
     arguments = [f"--set=model.vocabulary={n}" for key, n in foreign.arguments.items() if key == "vocabulary"]
     shape = ",".join(map(str, foreign.input_shape))
-    output = called("check-model", model, "--input-shape", shape, "--task", foreign.task, *arguments, capsys=capsys)
-    assert output.rstrip().endswith("No files were written.")
+    run_verb("check-model", model, "--input-shape", shape, "--task", foreign.task, *arguments, code=0)
     split = ["method.split=width"] if len(foreign.build_architecture().positions) == 1 else []
     values = [
         f"model.name={model}",
@@ -111,6 +99,6 @@ def test_foreign_models_are_checked_and_trained(name: str, tmp_path: Path, capsy
         *settings(foreign, tmp_path),
     ]
     out = tmp_path / "run"
-    called("run", "--out", str(out), *(f"--set={value}" for value in values), capsys=capsys)
-    assert "level" in called("eval", str(out), capsys=capsys)
+    run_verb("run", "--out", out, *(f"--set={value}" for value in values), code=0)
+    assert "level" in run_verb("eval", out, code=0).out
     assert len((out / "metrics.jsonl").read_text().splitlines()) >= ROUNDS

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import raises
+from support import raises, run_verb
 
 import fleetfit as ff
-from fleetfit.cli import main
 from fleetfit.errors import NO_STATISTICS, ConfigError, NoUsableUpdates
 from fleetfit.report.tables import explain_missing, make_total_table
 from fleetfit.runs.schema import SummaryRecord
@@ -53,23 +52,10 @@ def test_reasons_are_counted_over_all_rounds(tmp_path: Path) -> None:
     assert re.search(r"even.*\(9 times\).*odd.*\(3 times\)", message)
 
 
-def test_the_command_line_ends_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(
-            [
-                "run",
-                "--set",
-                "local.lr=1e9",
-                "--set",
-                "rounds=2",
-                "--set",
-                "data.partition.clients=4",
-                "--out",
-                str(tmp_path / "r"),
-            ]
-        )
-    printed = capsys.readouterr()
-    assert end.value.code == 3 and "(2 times)" in printed.err and "global accuracy" not in printed.out
+def test_the_command_line_ends_with_3(tmp_path: Path) -> None:
+    changes = [f"--set={value}" for value in ("local.lr=1e9", "rounds=2", "data.partition.clients=4")]
+    printed = run_verb("run", *changes, "--out", tmp_path / "r", code=3)
+    assert "(2 times)" in printed.err and "global accuracy" not in printed.out
 
 
 def test_a_run_that_goes_on_counts_the_rounds_of_before(tmp_path: Path) -> None:
@@ -167,15 +153,10 @@ def test_its_row_fails_and_the_others_finish(compared: Callable[..., Any], tmp_p
     assert not ff.load_comparison(tmp_path / "compared").finished
 
 
-def test_the_command_line_prints_the_table_and_ends_with_3(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], compared: Callable[..., Any]
-) -> None:
+def test_the_command_line_prints_the_table_and_ends_with_3(tmp_path: Path, compared: Callable[..., Any]) -> None:
     compared(ROWS)
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as end:
-        main(["compare", str(tmp_path / "c.toml"), "--out", str(tmp_path / "compared"), "-q"])
-    printed = capsys.readouterr()
-    assert end.value.code == 3 and "bad" in printed.err and "good" in printed.out
+    printed = run_verb("compare", tmp_path / "c.toml", "--out", tmp_path / "compared", "-q", code=3)
+    assert "bad" in printed.err and "good" in printed.out
 
 
 def test_values_that_diverge_are_not_chosen(compared: Callable[..., Any]) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import tomli_w
+from support import run_verb
 
 import fleetfit as ff
-from fleetfit.cli import main
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
 from fleetfit.report.text import format_count
@@ -46,13 +46,12 @@ def test_other_methods_say_nothing(method: str) -> None:
     assert notes(method) == []
 
 
-def test_a_comparison_says_it_once_for_all_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_says_it_once_for_all_seeds(tmp_path: Path) -> None:
     rows = [{"label": name, "method": {"name": name}} for name in ("fedavg", "scalefl")]
     tiny = {"data": {"name": "tiny:tiny_data", **SMALL["data"]}, "model": {"name": "tiny:tiny"},
             "fleet": {"groups": [{"budget": 0.34}, {"budget": 1.0}]}}  # fmt: skip
     file = tmp_path / "rows.toml"
     file.write_text(tomli_w.dumps({**SMALL, **tiny, "compare": {"row": rows, "grid": {"seed": [0, 1]}}}))
-    with pytest.raises(SystemExit, match="0"):
-        main(["compare", str(file), "--out", str(tmp_path / "out")])
-    output = " ".join("".join(capsys.readouterr()).split())
+    _, *streams = run_verb("compare", file, "--out", tmp_path / "out", code=0)
+    output = " ".join("".join(streams).split())
     assert output.count(SAID) == 1 and output.count("Use all_large to ignore budgets") == 1

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from support import raises
+from support import raises, run_verb
 from torch import Tensor, nn
 from zoo import CLASSES, Made, lstm
 
 import fleetfit as ff
 from fleetfit.check import check_layout
-from fleetfit.cli import main
 from fleetfit.cost import Conditions, get_latency, submodel_cost, training_memory
 from fleetfit.cost.latency import measure_latency
 from fleetfit.errors import ModelError
@@ -242,12 +241,6 @@ class Family(Architecture):
 LINE = 13
 
 
-def called(arguments: list[str]) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    return int(ended.value.code or 0)
-
-
 def verbs(path: Path, out: Path) -> list[list[str]]:
     run = [f"--set=model.name={path}:Family", "--set=method.name=heterofl", "--set=fleet.tolerance=0.5"]
     few = ["--set=rounds=1", "--set=data.partition.clients=4", "--set=local.max_steps=2"]
@@ -258,31 +251,25 @@ def verbs(path: Path, out: Path) -> list[list[str]]:
     ]
 
 
-def test_verbs_take_own_tensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verbs_take_own_tensors(tmp_path: Path) -> None:
     path, out = tmp_path / "own.py", tmp_path / "out"
     path.write_text(MODEL.format(named=""))
-    for arguments in verbs(path, out):
-        assert called(arguments) == 0, capsys.readouterr().err
-    assert called(["eval", str(out)]) == 0
-    assert called(["export", str(out), "--level", "1", "--out", str(tmp_path / "exported"), "--no-onnx"]) == 0
-    capsys.readouterr()
+    export = ["export", str(out), "--level", "1", "--out", str(tmp_path / "exported"), "--no-onnx"]
+    for arguments in [*verbs(path, out), ["eval", str(out)], export]:
+        run_verb(*arguments, code=0)
 
 
 @pytest.mark.parametrize(
     "named", [", dtype=torch.float32", ", device='cpu'", ", dtype=torch.float16", ", device='cpu', dtype=torch.float32"]
 )
-def test_tensor_on_named_device_is_refused_with_line(
-    named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, outputs = tmp_path / "own.py", []
+def test_tensor_on_named_device_is_refused_with_line(named: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
     path.write_text(MODEL.format(named=named))
     for arguments in verbs(path, tmp_path / "out"):
         if arguments[0] != "plan" or "device" in named:  # a plan computes nothing, so any type is well
-            assert called(arguments) == 2
-            outputs.append(capsys.readouterr().err)
-    for text in outputs:
-        assert f"It failed at line {LINE + 1} of own.py." in text
-        assert "torch.zeros(..., device=x.device, dtype=x.dtype)" in text
+            err = run_verb(*arguments, code=2).err
+            assert f"line {LINE + 1} of own.py" in err
+            assert "torch.zeros(..., device=x.device, dtype=x.dtype)" in err
     assert not (tmp_path / "out").exists()
 
 

@@ -4,13 +4,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from support import run_verb
 from waiting import LIMIT_S, listening_to_ctrl_c, running
 
-from fleetfit.cli import main
 from fleetfit.cost import Latency, TimedModel, submodel_cost
 
 SMALL = ("plan", "--model", "cnn", "--input-shape", "1,8,8")
@@ -18,22 +18,14 @@ SMALL = ("plan", "--model", "cnn", "--input-shape", "1,8,8")
 Printed = tuple[list[list[str]], str, str]
 
 
-@pytest.fixture
-def fleetfit(capsys: pytest.CaptureFixture[str]) -> Callable[..., Printed]:
+def fleetfit(*arguments: str) -> Printed:
     """Call a verb that succeeds; return the table's rows, all of stdout and all of stderr."""
-
-    def call(*arguments: str) -> Printed:
-        with pytest.raises(SystemExit) as caught:
-            main(list(arguments))
-        streams = capsys.readouterr()
-        assert caught.value.code == 0, streams.err
-        lines = [line for line in streams.out.splitlines() if line.startswith("│")]
-        return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines], streams.out, streams.err
-
-    return call
+    _, out, err = run_verb(*arguments, code=0)
+    lines = [line for line in out.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines], out, err
 
 
-def test_plan_measures_the_levels_of_a_model(fleetfit: Callable[..., Printed]) -> None:
+def test_plan_measures_the_levels_of_a_model() -> None:
     without, out, _ = fleetfit(*SMALL)
     assert "measured" not in out
     without = [row for row in without if row[0]]  # exits may go on in a second line
@@ -46,9 +38,7 @@ def test_plan_measures_the_levels_of_a_model(fleetfit: Callable[..., Printed]) -
     assert "median of 3 passes" in out and err == "fleetfit: measuring 3 passes of 4 models.\n"
 
 
-def test_latency_is_relative_to_the_full_model(
-    fleetfit: Callable[..., Printed], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_latency_is_relative_to_the_full_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """FedAvg has one level, the smallest; here a parameter takes a microsecond."""
 
     def by_parameters(models: Sequence[TimedModel], *_: object) -> list[Latency]:
@@ -62,7 +52,7 @@ def test_latency_is_relative_to_the_full_model(
     assert err == "fleetfit: measuring 7 passes of 2 models.\n" and "busy" not in out
 
 
-def test_a_plan_is_saved_as_without_measuring(fleetfit: Callable[..., Printed], tmp_path: Path) -> None:
+def test_a_plan_is_saved_as_without_measuring(tmp_path: Path) -> None:
     texts = []
     for more in ([], ["--latency", "--passes", "1"]):
         fleetfit(*SMALL, "--save", str(tmp_path / "plan.toml"), *more)

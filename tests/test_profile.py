@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import raises
+from support import raises, run_verb
 from support.profiles import FACTS, TABLES, with_fleet
 
 from fleetfit.api import profiling
 from fleetfit.api.profiling import Machine, ProfileResult, parse_wishes, profile
-from fleetfit.cli import main
 from fleetfit.cli.plan import PlanOptions, plan_model, plan_run_file
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.levels import plan_levels
@@ -117,12 +116,10 @@ def test_the_levels_are_those_of_the_plan(measuring: Any, tmp_path: Path) -> Non
     assert [a.batch_size for a in calls] == [16, 16, 16]
 
 
-def test_model_option_plans_levels(measuring: Any, tmp_path: Path, capsys: Any) -> None:
+def test_model_option_plans_levels(measuring: Any, tmp_path: Path) -> None:
     measuring([found_of()] * 4)
-    with pytest.raises(SystemExit) as end:
-        main(["profile", "--model", "cnn", "--input-shape", "1,8,8", "--budgets", "0.15,0.4,1", "--out",
-              str(tmp_path / "b.toml")])  # fmt: skip
-    assert end.value.code == 0, capsys.readouterr().err
+    model = ["--model", "cnn", "--input-shape", "1,8,8", "--budgets", "0.15,0.4,1"]
+    run_verb("profile", *model, "--out", tmp_path / "b.toml", code=0)
     planned = plan_model(PlanOptions("cnn", "0.15,0.4,1", input_shape="1,8,8"), ()).plan
     shares = [f"{level.share:.3f}" for level in planned.levels]
     rows = [line.split() for line in (tmp_path / "b.toml").read_text().splitlines() if line.startswith("# ")]
@@ -312,27 +309,22 @@ def budget_of_file(path: Path) -> set[str]:
         (["--step-s", "0.001"], "affords no level"),
     ],
 )
-def test_refused_options(
-    arguments: list[str], quoted: str, measuring: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
-) -> None:
+def test_refused_options(arguments: list[str], quoted: str, measuring: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(profiling, "find_energy_meter", lambda: EnergyMeter("not reported by this machine"))
     measuring([found_of()] * 4)
-    with pytest.raises(SystemExit) as end:
-        main(["profile", *arguments])
-    err = capsys.readouterr().err
-    assert end.value.code == 2 and quoted in err and err.count("\n") == 1 and "Traceback" not in err
+    err = run_verb("profile", *arguments, code=2).err
+    assert quoted in err and err.count("\n") == 1 and "Traceback" not in err
     assert not any(tmp_path.iterdir())
 
 
-def test_ctrl_c_writes_nothing(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_ctrl_c_writes_nothing(tmp_path: Path, monkeypatch: Any) -> None:
     def stopped(*_: Any) -> Measurement:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(profiling, "profile_level", stopped)
-    with pytest.raises(SystemExit) as end:
-        main(["profile", "--out", str(tmp_path / "b.toml")])
-    assert end.value.code == 130 and "stopped." in capsys.readouterr().err and not any(tmp_path.iterdir())
+    assert "stopped." in run_verb("profile", "--out", tmp_path / "b.toml", code=130).err
+    assert not any(tmp_path.iterdir())
 
 
 def test_objects_cannot_be_profiled() -> None:

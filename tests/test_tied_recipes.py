@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from support import run_verb
 
 import fleetfit as ff
-from fleetfit.cli import main
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own-architecture.md").read_text()
 TIED = """
@@ -46,9 +46,7 @@ def test_a_tied_model_is_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.syspath_prepend(tmp_path)
     Path("tied.py").write_text(TIED)
     Path("text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
-    with pytest.raises(SystemExit) as end:
-        main(["check-model", "tied.py:Tied", "--task", "next_token", "--set", "model.vocabulary=30"])
-    assert end.value.code == 0
+    run_verb("check-model", "tied.py:Tied", "--task", "next_token", "--set", "model.vocabulary=30", code=0)
     ff.run({"rounds": 1, "data": {"path": "text.txt", "length": 16, "partition": {"clients": 4}},
             "model": {"name": "tied.py:Tied"}, "fleet": {"tolerance": 0.6}}, out="runs/mine")  # fmt: skip
     section = PAGE[PAGE.index("## 5. Hand out a level") : PAGE.index("## What else may have to be declared")]

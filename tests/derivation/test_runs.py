@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 import fleetfit as ff
 from fleetfit.api.run import prepare
-from fleetfit.cli import main
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.local import describe_training
 from fleetfit.config.assemble.run import assemble
@@ -375,40 +374,31 @@ def test_another_class_under_the_name_is_refused(tmp_path: Path) -> None:
 # ---- the command line ------------------------------------------------------------------------------------------------
 
 
-def call(*arguments: str) -> Any:
-    with pytest.raises(SystemExit) as end:
-        main(list(arguments))
-    return end.value.code or 0
-
-
-def test_check_model_shows_the_axes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("check-model", "plain_models:Residual", "--input-shape", "1,4,4", "--classes", "4") == 0
-    text = capsys.readouterr().out
+def test_check_model_shows_the_axes() -> None:
+    text = run_verb("check-model", "plain_models:Residual", "--input-shape", "1,4,4", "--classes", "4", code=0).out
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
     assert ["stem", "1", "16", "1", "any"] in [row[:5] for row in rows]
     assert ["layers.*.conv1", "3", "16", "1", "any"] in [row[:5] for row in rows]
 
 
-def test_the_task_of_a_language_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["check-model", "plain_models:Sequence", "--input-shape", "6"]
-    assert call(*command, "--set", "model.vocabulary=12") == 2
-    assert "--task next_token" in capsys.readouterr().err
-    assert call(*command, "--set", "model.vocabulary=12", "--task", "next_token") == 0
+def test_the_task_of_a_language_model_is_named() -> None:
+    command = ["check-model", "plain_models:Sequence", "--input-shape", "6", "--set", "model.vocabulary=12"]
+    assert "--task next_token" in run_verb(*command, code=2).err
+    run_verb(*command, "--task", "next_token", code=0)
 
 
 @pytest.mark.parametrize(
     "arguments",
     [["--input-shape", "1,4,4", "--tolerance", "0.2"], ["--input-shape", "1,4,4", "--set", "model.width=32"]],
 )
-def test_plan_takes_a_class(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert call("plan", "--model", "plain_models:Residual", "--classes", "4", *arguments) == 0
+def test_plan_takes_a_class(arguments: list[str]) -> None:
+    run_verb("plan", "--model", "plain_models:Residual", "--classes", "4", *arguments, code=0)
 
 
-def test_a_wrong_shape_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_shape_is_a_sentence() -> None:
     with raises(ModelError, key="model.name"):
         ff.derive(Residual(8), (torch.randn(40, 5), torch.randint(4, (40,))))
-    assert call("check-model", "plain_models:Residual", "--input-shape", "5") == 2
-    assert "Traceback" not in capsys.readouterr().err
+    assert "Traceback" not in run_verb("check-model", "plain_models:Residual", "--input-shape", "5", code=2).err
 
 
 # ---- what takes long names its steps -------------------------------------------------------------------------------

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 from sampling import some_quick
-from support import Expected, raises
+from support import Expected, raises, run_verb
 from support.bits import have_same_state
 from tiny import spec_of, tiny_data
 
 import fleetfit as ff
 from fleetfit import names
-from fleetfit.cli import main
 from fleetfit.data.partition import partition
 from fleetfit.errors import ConfigError, FleetFitError, RunError
 from fleetfit.messages import LIGHTER
@@ -665,14 +664,7 @@ def fleet_folder(folder: Path) -> Path:
     return folder / "run"
 
 
-def run_command(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[Any, str]:
-    with pytest.raises(SystemExit) as ended:
-        main([str(word) for word in words])
-    captured = capsys.readouterr()
-    return ended.value.code, captured.out + captured.err
-
-
-def test_a_fleets_run_is_evaluated_on_local_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fleets_run_is_evaluated_on_local_data(tmp_path: Path) -> None:
     run = fleet_folder(tmp_path)
     here = ("--data", "tiny:tiny_data")
     x, y = tiny_data().batch(tiny_data().split("test"))
@@ -682,25 +674,22 @@ def test_a_fleets_run_is_evaluated_on_local_data(tmp_path: Path, capsys: pytest.
         str(level): pytest.approx(share) for level, share in right.items()
     }
     assert columns["full"] == pytest.approx(right[2]) and columns["samples"] == len(y)
-    code, text = run_command(capsys, "eval", run, *here)
-    assert code == 0 and f"{100 * right[1]:.2f}" in text and f"{100 * right[2]:.2f}" in text
+    printed = run_verb("eval", run, *here, code=0).out
+    assert f"{100 * right[1]:.2f}" in printed and f"{100 * right[2]:.2f}" in printed
     for verb in (("calibrate", run, "--level", 2), ("predict", run, "--level", 2, "--stop"), ("pictures", run)):
-        code, text = run_command(capsys, *verb, *here)
-        assert code == 0, text
+        run_verb(*verb, *here, code=0)
     assert (run / "plots" / "stopping.png").is_file()
     assert json.loads((run / "inference" / "level-2.json").read_text())["data"] == "tiny"
 
 
 @pytest.mark.parametrize("verb", ["eval", "predict", "calibrate"])
-def test_without_data_the_sentence_says_where_they_are(
-    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_data_the_sentence_says_where_they_are(verb: str, tmp_path: Path) -> None:
     run = fleet_folder(tmp_path)
     assert "data" not in json.loads((run / "environment.json").read_text()), "nothing to compare them by is written"
-    code, text = run_command(capsys, verb, run)
-    assert code == 2 and "on the nodes of a fleet" in text and "--data" in text
-    code, text = run_command(capsys, verb, run, "--data", "digits")
-    assert code == 2 and "[1, 8, 8], 10 classes" in text and "[1, 4, 4], 4 classes" in text
+    err = run_verb(verb, run, code=2).err
+    assert "nodes" in err and "--data" in err
+    err = run_verb(verb, run, "--data", "digits", code=2).err
+    assert "[1, 8, 8], 10 classes" in err and "[1, 4, 4], 4 classes" in err
 
 
 def test_the_run_folder_describes_the_nodes(tmp_path: Path) -> None:

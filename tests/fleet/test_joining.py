@@ -8,9 +8,8 @@ import sys
 
 import pytest
 from fleet.lab import Lab, free_port, wait_for
+from support import run_verb
 from tls_servers import DAY, Authority, serving
-
-from fleetfit.cli import main
 
 pytestmark = pytest.mark.fleet
 
@@ -179,7 +178,7 @@ def test_a_key_that_the_superlink_forgets_ends_the_node(lab):
     assert "does not accept this node's signature" in lines[0] and "it is not registered" in lines[-1]
 
 
-def test_wrong_arguments_are_refused_before_a_process_starts(lab, tmp_path, capsys):
+def test_wrong_arguments_are_refused_before_a_process_starts(lab, tmp_path):
     config = tmp_path / "node.toml"
     config.write_text('name = "a"\n[data]\nname = "digits"\n')
     key, ca = lab.new_key(), lab.folder / "server-ca.crt"
@@ -189,6 +188,4 @@ def test_wrong_arguments_are_refused_before_a_process_starts(lab, tmp_path, caps
         (["--superlink", "127.0.0.1:1", "--ca", key, "--key", key], "should have certificates in PEM form"),
         (["--superlink", "127.0.0.1:1", "--ca", ca, "--key", lab.folder / "server.key"], "in OpenSSH form"),
     ):
-        with pytest.raises(SystemExit) as end:
-            main(["flower", "node", str(config), *map(str, words)])
-        assert end.value.code == 2 and mention in capsys.readouterr().err
+        assert mention in run_verb("flower", "node", config, *words, code=2).err

@@ -12,10 +12,9 @@ import tomli_w
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import Expected, raises
+from support import Expected, check_error, raises, run_verb
 from tiny import plain, tiny_federation
 
-from fleetfit.cli import main
 from fleetfit.errors import ConfigError, RunError
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
@@ -110,13 +109,9 @@ def test_a_node_describes_itself(tmp_path: Path) -> None:
     ) == parse_node_description(shy)
 
 
-def test_check_shows_it_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["flower", "node", str(config(tmp_path)), "--check"])
-    assert end.value.code == 0 and "Node pi: tiny, 168 training samples" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as end:
-        main(["flower", "node", str(config(tmp_path, name="a b")), "--check"])
-    assert end.value.code == 2 and "at most 60 letters" in capsys.readouterr().err
+def test_check_shows_it_and_starts_nothing(tmp_path: Path) -> None:
+    assert "Node pi: tiny, 168" in run_verb("flower", "node", config(tmp_path), "--check", code=0).out
+    check_error(ConfigError(run_verb("flower", "node", config(tmp_path, name="a b"), "--check", code=2).err), "a b", 60)
 
 
 # ---- what a server may not do ------------------------------------------------------------------------------------

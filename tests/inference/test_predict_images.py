@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support import run_verb
 
 import fleetfit as ff
 from fleetfit.api.inference import load_other_data
-from fleetfit.cli.main import main
 from fleetfit.errors import ConfigError
 
 Image = pytest.importorskip("PIL.Image")
@@ -33,9 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
 
 def predict(run: ff.Run, path: Path, tmp_path: Path) -> list[dict[str, str]]:
     out = tmp_path / "predictions.csv"
-    with pytest.raises(SystemExit) as caught:
-        main(["predict", str(run.folder), "--data", str(path), "--out", str(out)])
-    assert caught.value.code == 0
+    run_verb("predict", run.folder, "--data", path, "--out", out, code=0)
     with out.open() as file:
         return list(csv.DictReader(file))
 
@@ -99,21 +97,16 @@ def test_other_sizes_keep_their_proportions(trained: ff.Run, tmp_path: Path) -> 
     assert data.stored(data.split("test")).unique().tolist() == [100] and any("16x48" in note for note in data.notes)
 
 
-def test_a_note_is_printed_once(trained: ff.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_note_is_printed_once(trained: ff.Run, tmp_path: Path) -> None:
     folder = trained.experiment.data.settings["folder"]
-    arguments = ["run", "--set", f"data.path={folder}", "--set", "rounds=1", "--out", str(tmp_path / "run")]
-    with pytest.raises(SystemExit):
-        main(arguments)
-    printed = capsys.readouterr().out
+    printed = run_verb("run", f"--set=data.path={folder}", "--set=rounds=1", "--out", tmp_path / "run", code=0).out
     assert printed.count("16x24 pixels (height x width)") == 1
     assert "1 round\n" in printed
 
 
-def test_the_table_names_the_level(trained: ff.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, is_named in (([], True), (["--level", "1"], False)):
-        with pytest.raises(SystemExit):
-            main(["predict", str(trained.folder), *arguments])
-        assert ("--level" in capsys.readouterr().out) is is_named
+def test_the_table_names_the_level(trained: ff.Run) -> None:
+    assert "--level" in run_verb("predict", trained.folder, code=0).out
+    assert "--level" not in run_verb("predict", trained.folder, "--level", 1, code=0).out
 
 
 def test_a_run_with_a_size_resizes_as_in_training(tmp_path: Path) -> None:

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import Expected, raises
+from support import Expected, raises, run_verb
 
 import fleetfit as ff
 from fleetfit.api.inference import load_other_data
-from fleetfit.cli.main import main
 from fleetfit.errors import ConfigError, DataError
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -67,9 +66,7 @@ def test_predictions_name_rows_and_files(trained: ff.Run, tmp_path: Path) -> Non
     (tmp_path / "mail" / "b.txt").write_text(NEW[1])
     for path, files in (("mail", ["b.txt", "today/a.txt"]), ("rows.csv", None)):
         write_rows(tmp_path / "rows.csv", ["text"], *[(text,) for text in NEW])
-        with pytest.raises(SystemExit) as caught:
-            main(["predict", str(trained.folder), "--data", str(tmp_path / path), "--out", str(out)])
-        assert caught.value.code == 0
+        run_verb("predict", trained.folder, "--data", tmp_path / path, "--out", out, code=0)
         with out.open() as file:
             rows = list(csv.DictReader(file))
         assert all(row["prediction"] in WORDS and "label" not in row for row in rows)
