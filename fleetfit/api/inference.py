@@ -25,9 +25,9 @@ from fleetfit.config.dump import dump_with_defaults
 from fleetfit.cost import submodel_cost
 from fleetfit.data import AbsentData, Data
 from fleetfit.data.files.arrays import prepare_arrays, read_arrays_like
-from fleetfit.data.files.devices import find_listed_files, list_new_files
 from fleetfit.data.files.folders import resolve_folder
-from fleetfit.data.files.images import SUFFIXES, read_images_like
+from fleetfit.data.files.images import read_images_like
+from fleetfit.data.files.labelled import IMAGES, find_listed_files, list_new_files
 from fleetfit.data.files.memory import Samples, TableSplits, read_memory
 from fleetfit.data.files.sounds import SUFFIXES as SOUNDS
 from fleetfit.data.files.sounds import read_sounds_like
@@ -277,7 +277,7 @@ def _read_new_samples(run: TrainedRun, name: str) -> Data | None:
     if section.name not in ("images", "sounds"):
         return None
     is_sounds = section.name == "sounds"
-    suffixes, listed = SOUNDS if is_sounds else SUFFIXES, None
+    suffixes, listed = SOUNDS if is_sounds else IMAGES, None
     if path.exists() and (path.is_file() or settings.get("label" if is_sounds else "image")):
         listed = find_listed_files(path, suffixes, settings.get("label"))
     paths, labels = listed or (list_new_files(path, suffixes), None)

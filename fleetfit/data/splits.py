@@ -1,6 +1,7 @@
 """The splits of a data set: names, and holding out samples at random in proportion to labels or groups."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,9 +9,22 @@ from numpy.typing import NDArray
 from fleetfit.errors import DataError
 
 SPLITS = ("train", "validation", "test")
-ALIASES = {"train": ("train",), "validation": ("validation", "valid", "val"), "test": ("test",)}
+ALIASES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 """Accepted names of the file, folder or array of a split."""
+BY_NAME = {alias: split for split, aliases in ALIASES.items() for alias in aliases}
+"""Split of each accepted name."""
+Part = TypeVar("Part")
 _HOLD_OUT = 0x401D  # separates this use of a seed from all others
+
+
+def find_splits(find: Callable[[str], Part | None]) -> dict[str, Part]:
+    """Return the part of each split, "train" first; {} without one for training.
+
+    Args:
+        find: Returns the part of a name in `ALIASES`, such as its files; nothing or an empty part: there is none.
+    """
+    parts = {split: part for split, names in ALIASES.items() if (part := next(filter(None, map(find, names)), None))}
+    return parts if "train" in parts else {}
 
 
 def hold_out(
@@ -69,9 +83,16 @@ def subsample(
 
 
 def fill_missing_splits(
-    sizes: Mapping[str, int], strata: NDArray[np.int64], validation: float, test: float, seed: int
+    sizes: Mapping[str, int],
+    strata: NDArray[np.int64],
+    validation: float,
+    test: float,
+    seed: int,
+    name: str = "",
+    samples: int | None = None,
+    labels: NDArray[np.int64] | None = None,
 ) -> dict[str, NDArray[np.int64]]:
-    """Return the indices of each split. A split without files is held out of the training samples.
+    """Return the indices of each split, in ascending order. A missing split is held out of the training samples.
 
     Without a test file but with a validation file, the validation file is the test set, as usual with ImageNet.
     A split without samples counts as missing.
@@ -82,9 +103,12 @@ def fill_missing_splits(
         validation: Share of the training samples to hold out, if there is no validation file.
         test: Share to hold out as the test set, if there is only a train file.
         seed: Seed of the draws.
+        name: Name of the data set, for messages.
+        samples: Number of training samples to draw, those held out for validation included; None: all.
+        labels: The labels in proportion to which they are drawn, [n]; None: the strata.
 
     Raises:
-        DataError: A share or the seed is out of range.
+        DataError: A share, the seed or the number of samples is out of range.
     """
     splits: dict[str, NDArray[np.int64]] = {}
     start = 0
@@ -95,6 +119,9 @@ def fill_missing_splits(
     if "test" not in splits and "validation" in splits:
         splits["test"] = splits.pop("validation")
     for split, share in (("test", test), ("validation", validation)):
+        if split == "validation" and samples is not None:
+            every = strata if labels is None else labels
+            splits["train"] = subsample(name, splits["train"], every[splits["train"]], samples, seed)
         if split not in splits:
             train = splits["train"]
             splits["train"], splits[split] = hold_out(train, strata[train], share, seed, split)

@@ -26,7 +26,7 @@ from fleetfit.data import Data, partition
 from fleetfit.data.files import text as text_module
 from fleetfit.data.files import tokens
 from fleetfit.data.files.detect import detect_format
-from fleetfit.data.files.text import read_corpus, text
+from fleetfit.data.files.text import read_rows, text
 from fleetfit.data.files.tokens import learn_word_pieces
 from fleetfit.data.sets.short_texts import ag_news, sst2
 from fleetfit.errors import DataError, MissingExtra
@@ -168,17 +168,17 @@ def test_tsv_has_no_quotes_and_csv_has(tmp_path: Path) -> None:
     write_csv(tmp_path / "a" / "train.csv", [["text", "label"], ['he said "no",\nthen left', "x"], ["yes", "y"]])
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "train.tsv").write_text('text\tlabel\n"no\tx\nyes\ty\n')
-    quoted = read_corpus("a", tmp_path / "a")
-    assert quoted.read_texts() == ['he said "no",\nthen left', "yes"]
-    assert read_corpus("b", tmp_path / "b").read_texts() == ['"no', "yes"]
+    quoted = read_rows("a", tmp_path / "a")
+    assert quoted.x.read() == ['he said "no",\nthen left', "yes"]
+    assert read_rows("b", tmp_path / "b").x.read() == ['"no', "yes"]
 
 
 def test_columns_may_be_named_numbered_and_joined(tmp_path: Path) -> None:
     """As AG News is published: no header, classes 1 to 4, a title and a description."""
     rows = [["3", "Oil up", "It rose."], ["4", "Mars", "A rover."], ["1", "Vote", "They did."], ["2", "Goal", "One."]]
     write_csv(tmp_path / "train.csv", rows)
-    found = read_corpus("n", tmp_path, ("2", "3"), "1", None, header=False)
-    assert found.read_texts() == ["Oil up It rose.", "Mars A rover.", "Vote They did.", "Goal One."]
+    found = read_rows("n", tmp_path, ("2", "3"), "1", None, header=False)
+    assert found.x.read() == ["Oil up It rose.", "Mars A rover.", "Vote They did.", "Goal One."]
     assert found.y.tolist() == [2, 3, 0, 1] and found.class_names == ("1", "2", "3", "4")
     write_csv(tmp_path / "other.csv", [["kind", "says"], ["b", "x"], ["a", "y"]])
     data = text(str(tmp_path / "other.csv"), "says", "kind", vocabulary=10, length=4, test=0.0, validation=0.0)
@@ -187,7 +187,7 @@ def test_columns_may_be_named_numbered_and_joined(tmp_path: Path) -> None:
 
 def test_numbers_are_classes_in_numeric_order(tmp_path: Path) -> None:
     write_csv(tmp_path / "train.csv", [["text", "label"], *([f"t{i}", str(i)] for i in (10, 9, 2))])
-    assert read_corpus("n", tmp_path).class_names == ("2", "9", "10")
+    assert read_rows("n", tmp_path).class_names == ("2", "9", "10")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
@@ -200,7 +200,7 @@ def test_digits_with_zeros_in_front_are_classes_and_groups_of_their_own(suffix: 
     else:
         rows_of_cells = [["text", "label", "author"], *map(list, zip(TEXTS, labels, authors, strict=True))]
         write_csv(path, [[cell.replace(",", "") for cell in row] for row in rows_of_cells], tab=suffix == "tsv")
-    corpus = read_corpus("t", path, groups="author")
+    corpus = read_rows("t", path, groups="author")
     assert [corpus.class_names[code] for code in corpus.y] == labels
     assert corpus.groups is not None and corpus.groups.tolist() == [["001", "01", "1", "10"].index(a) for a in authors]
 

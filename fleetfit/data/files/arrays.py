@@ -26,7 +26,7 @@ from fleetfit.data import cache
 from fleetfit.data.cache import load_folder
 from fleetfit.data.dataset import MAX_CLASSES, Data, Facts
 from fleetfit.data.files.folders import list_sample_files, resolve_folder
-from fleetfit.data.splits import ALIASES, SPLITS, fill_missing_splits, make_empty_split_notes
+from fleetfit.data.splits import fill_missing_splits, find_splits, make_empty_split_notes
 from fleetfit.errors import DataError, FleetFitError, check_range, did_you_mean, format_cause, truncate
 from fleetfit.factories import declare_unused
 from fleetfit.machine import free_memory
@@ -639,12 +639,8 @@ def _find_parts(store: "Arrays", name: str) -> dict[str, str]:
     """Return split -> array; a single array is "train"."""
     if name in store:
         return {"train": name}
-    parts = {}
-    for split in SPLITS:
-        part = next((f"{name}_{alias}" for alias in ALIASES[split] if f"{name}_{alias}" in store), None)
-        if part is not None:
-            parts[split] = part
-    if "train" not in parts:
+    parts = find_splits(lambda alias: f"{name}_{alias}" if f"{name}_{alias}" in store else "")
+    if not parts:
         store.load(name)  # raises an error with the names of the arrays
     return parts
 

@@ -3,7 +3,6 @@
 It only reads names of files, headers of some images and arrays, and the first rows of a table.
 """
 
-import functools
 import inspect
 import itertools
 import json
@@ -14,22 +13,22 @@ from typing import Any
 
 from fleetfit import files
 from fleetfit.data.files import table
-from fleetfit.data.files.devices import find_file_table, find_labelled_files, has_class_files, has_device_files
 from fleetfit.data.files.folders import (
+    find_tables,
     is_saved_dataset,
     is_system_name,
     list_class_folders,
     list_sample_files,
     resolve_folder,
 )
-from fleetfit.data.files.images import (
-    SUFFIXES,
+from fleetfit.data.files.images import sample_sizes, unpack_zip
+from fleetfit.data.files.labelled import (
+    IMAGES,
+    find_file_table,
+    find_labelled_files,
     has_class_folders,
     has_devices,
-    has_images,
-    sample_images,
-    sample_sizes,
-    unpack_zip,
+    sample_class_files,
 )
 from fleetfit.data.files.sounds import RATE, read_header
 from fleetfit.data.files.sounds import SUFFIXES as SOUNDS
@@ -39,6 +38,8 @@ from fleetfit.errors import DataError
 _LARGE, _SMALL = 64, 32  # sides for resizing images of several sizes, or large ones
 _MAX_ENTRIES = 10_000  # of a folder
 _NATURAL = {"kind": "natural"}
+
+_FILES = {"images": IMAGES, "sounds": SOUNDS, "text": FILE_SUFFIXES}
 
 Keys = Mapping[str, Any]
 """Keys of the section `[data]`."""
@@ -78,9 +79,7 @@ def _detect_file(path: Path, keys: Keys) -> Keys:
     if suffix == ".npz":
         return _detect_arrays(path, keys)
     if suffix == ".zip":
-        folder = unpack_zip(path)
-        partition = {"partition": _NATURAL} if has_devices(folder) else {}
-        return {"name": "images", "folder": str(path), **partition, **_choose_size(sample_images(folder), keys)}
+        return {**_detect_class_folders(unpack_zip(path), keys), "folder": str(path)}
     if suffix == ".npy":
         return _detect_array_folder(
             path.parent, keys, f"{path.name} is a single array, but samples and labels are needed"
@@ -107,7 +106,7 @@ def _detect_folder(folder: Path, keys: Keys) -> Keys:
     if any(name.endswith(".npy") for name in names):
         return _detect_array_folder(folder, keys, f"{folder} lacks an array of samples or one of labels")
     try:
-        tables = table.find_files(folder)
+        tables = find_tables(folder, table.SUFFIXES[:2])
     except DataError:
         tables = {}
     if tables:
@@ -129,40 +128,46 @@ def _detect_folder(folder: Path, keys: Keys) -> Keys:
 
 def _detect_class_folders(folder: Path, keys: Keys) -> Keys:
     """Return the keys for class folders, also within folders of devices; {} if there are none."""
-    is_images = has_class_folders(folder)
-    if not (is_images and has_images(folder)):
-        for name, suffixes in (("sounds", SOUNDS), ("text", FILE_SUFFIXES)):
-            if has_class_files(folder, suffixes):
-                partition = {"partition": _NATURAL} if has_device_files(folder, suffixes) else {}
-                return {"name": name, "folder": str(folder), **partition, **_choose_rate(name, folder, keys)}
-    if not is_images:
-        return {}
-    partition = {"partition": _NATURAL} if has_devices(folder) else {}
-    return {"name": "images", "folder": str(folder), **partition, **_choose_size(sample_images(folder), keys)}
+    for name, suffixes in _FILES.items():
+        if has_class_folders(folder, suffixes):
+            partition = {"partition": _NATURAL} if has_devices(folder, suffixes) else {}
+            found = {"name": name, "folder": str(folder), **partition}
+            return {**found, **_choose_form(name, folder, sample_class_files(folder, suffixes), keys)}
+    return {}
 
 
 def _detect_file_table(path: Path, keys: Keys) -> Keys:
     """Return the keys for a table of files beside them; {} if there is none, or class folders come first."""
-    for name, suffixes in (("images", SUFFIXES), ("sounds", SOUNDS), ("text", FILE_SUFFIXES)):
-        if not (found := find_file_table(path, suffixes, keys.get("label"), keys.get("groups"))):
+    for name, suffixes in _FILES.items():
+        if not (files := find_file_table(path, suffixes, keys.get("label"), keys.get("groups"))):
             continue
-        is_asked = path.is_file() or "label" in keys or found.groups is not None
-        has_classes = has_class_folders if name == "images" else functools.partial(has_class_files, suffixes=suffixes)
-        if not is_asked and has_classes(path) and len(list_class_folders(path)) > 1:
+        is_asked = path.is_file() or "label" in keys or files.groups is not None
+        if not is_asked and has_class_folders(path, suffixes) and len(list_class_folders(path)) > 1:
             return {}
-        groups = {} if found.groups is None else {"groups": found.groups, "partition": _NATURAL}
-        columns = {"name": name, "folder": str(path), "label": found.label, **groups}
-        if name == "images":
-            paths = [one for one in found.paths if one is not None]
-            return {**columns, "image": found.files, **_choose_size(paths, keys)}
-        return {**columns, **_choose_rate(name, path, {**keys, **columns})}
+        groups = {} if files.groups is None else {"groups": files.groups, "partition": _NATURAL}
+        image = {"image": files.files} if name == "images" else {}
+        columns = {"name": name, "folder": str(path), "label": files.label, **groups, **image}
+        paths = [one for one in files.paths if one is not None]
+        return {**columns, **_choose_form(name, path, paths, {**keys, **columns})}
     return {}
 
 
-def _choose_rate(name: str, path: Path, keys: Keys) -> Keys:
-    """Return the most common sampling rate of training sounds, if it is not the default; {} for other files."""
-    if name != "sounds" or "rate" in keys:
-        return {}
+def _choose_form(name: str, path: Path, paths: list[Path], keys: Keys) -> Keys:
+    """Return the size of images or the sampling rate of sounds, where it is not the usual one.
+
+    Args:
+        name: The kind of the files.
+        path: The set.
+        paths: Some of its files.
+        keys: The keys of `[data]`.
+    """
+    if name == "images":
+        return _choose_size(paths, keys)
+    return _choose_rate(path, keys) if name == "sounds" and "rate" not in keys else {}
+
+
+def _choose_rate(path: Path, keys: Keys) -> Keys:
+    """Return the most common sampling rate of training sounds, if it is not the default."""
     listed = find_labelled_files(path.name, path, SOUNDS, keys.get("label"), keys.get("groups"))
     rates = [] if listed is None else [read_header(file)[1] for file in listed.paths[: listed.sizes["train"]]]
     rate = max(sorted(set(rates)), key=rates.count, default=RATE)

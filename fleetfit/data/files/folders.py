@@ -5,6 +5,7 @@ below the cache folder (see `cache`), and read from there like any other set.
 """
 
 import errno
+import functools
 import importlib
 import json
 import os
@@ -19,12 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetfit.data.cache import find_cache_folder, load_folder, make_key
-from fleetfit.data.splits import ALIASES, SPLITS
+from fleetfit.data.splits import BY_NAME, find_splits
 from fleetfit.errors import DataError, FleetFitError, format_cause, import_optional, quote_some
 from fleetfit.files import parse_path
 
-_HUB_SPLITS = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation",
-               "dev": "validation", "test": "test"}  # fmt: skip
 _ROWS = 1000  # rows in memory at a time
 _SYSTEM_NAMES = ("__macosx", "__pycache__", "@eadir", "$recycle.bin", "system volume information", "lost+found",
                  "#recycle", "#snapshot", "@recycle", "@recently-snapshot", "network trash folder", "temporary items",
@@ -109,28 +108,49 @@ def find_parquet_files(name: str, folder: str | None) -> dict[str, list[Path]]:
     tops = [base, base / name] if folder is not None else [base / name]
     for top in tops:
         for candidate in (top, top / "data", top / name, top / "plain_text"):
-            splits = {split: _find_split_files(candidate, split) for split in SPLITS}
-            if splits["train"]:
-                return {split: paths for split, paths in splits.items() if paths}
+            if splits := find_splits(functools.partial(_find_split_files, candidate)):
+                return splits
     tops_text = " or ".join(map(str, tops))
     raise DataError(f"{name}: no train.parquet and no train-00000-of-....parquet in {tops_text}.")
 
 
-def _find_split_files(folder: Path, split: str) -> list[Path]:
-    for alias in ALIASES[split]:
-        single = folder / f"{alias}.parquet"
-        if single.is_file():
-            return [single]
-        numbered = sorted(folder.glob(f"{alias}-*.parquet"))
-        if not numbered:
-            continue
-        counts = {int(match[1]) for path in numbered if (match := re.search(r"-of-(\d+)", path.name))}
-        if len(counts) == 1 and len(numbered) not in counts:
-            raise DataError(
-                f"{folder} has {len(numbered)} of the {counts.pop()} files of its {alias} split.", path=folder
-            )
-        return numbered
-    return []
+def _find_split_files(folder: Path, name: str) -> list[Path]:
+    single = folder / f"{name}.parquet"
+    if single.is_file():
+        return [single]
+    numbered = sorted(folder.glob(f"{name}-*.parquet"))
+    counts = {int(match[1]) for path in numbered if (match := re.search(r"-of-(\d+)", path.name))}
+    if len(counts) == 1 and len(numbered) not in counts:
+        raise DataError(f"{folder} has {len(numbered)} of the {counts.pop()} files of its {name} split.", path=folder)
+    return numbered
+
+
+def find_tables(path: Path, suffixes: Sequence[str]) -> dict[str, list[Path]]:
+    """Return the table files of each split, "train" first: `train.csv` and so on, Parquet files, or the only table.
+
+    Args:
+        path: A file, or a folder with the files, perhaps in a subfolder `data`.
+        suffixes: Suffixes of tables besides Parquet, in lower case.
+
+    Raises:
+        DataError: There are no files, or none for training.
+    """
+    if not path.is_dir():
+        return {"train": [path]}
+    for suffix in suffixes:
+        for folder in (path, path / "data"):
+            if splits := find_splits(functools.partial(_find_file, folder, suffix)):
+                return splits
+    try:
+        return find_parquet_files(path.name, str(path))
+    except DataError as error:
+        names = (*suffixes, ".parquet")
+        tables = [file for file in list_sample_files(path, "*") if file.suffix.lower() in names]
+        if len(tables) == 1:
+            return {"train": tables}
+        several = f" It has {len(tables)} tables. Name one file." if tables else ""
+        raise DataError(f"{error} There is also no train file with suffix {', '.join(suffixes)}.{several}",
+                        key=error.key, path=path) from None  # fmt: skip
 
 
 def find_or_download(
@@ -171,6 +191,11 @@ def find_or_download(
                 f"{error} To download it from the hub ({repository}), set hub = true.", key="hub", path=error.path
             ) from error
     return str(download(name, repository, config, revision))
+
+
+def _find_file(folder: Path, suffix: str, name: str) -> list[Path]:
+    file = folder / f"{name}{suffix}"
+    return [file] if file.is_file() else []
 
 
 # ---- Hugging Face datasets: saved ones, and the hub ------------------------------------------------------------------
@@ -274,7 +299,7 @@ def download(name: str, repository: str, config: str | None = None, revision: st
 
 def _rename_splits(splits: Any, source: str, path: Path | None = None) -> dict[str, Any]:
     """Rename the splits of a data set to FleetFit's names."""
-    renamed = {_HUB_SPLITS[split]: rows for split, rows in splits.items() if split in _HUB_SPLITS}
+    renamed = {BY_NAME[split]: rows for split, rows in splits.items() if split in BY_NAME}
     if "train" not in renamed:
         raise DataError(f'{source} has no split "train". Its splits are {", ".join(map(str, splits))}.', path=path)
     return renamed

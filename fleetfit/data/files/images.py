@@ -13,18 +13,16 @@ itself. Images may be one folder deeper, in `CLASS/images`, as in Tiny ImageNet.
 has unlabelled images and is left out. A zip archive of such folders is unpacked once into the cache.
 
 Images of devices: `DEVICE/CLASS/*.jpg` (`train/DEVICE/CLASS`, ...), or a CSV file of file, label and device beside the
-images (see `fleetfit.data.files.devices`).
+images (see `fleetfit.data.files.labelled`).
 """
 
 import bisect
 import functools
-import json
 import math
-import os
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -34,14 +32,6 @@ from numpy.typing import NDArray
 from fleetfit.data import cache
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import parquet
-from fleetfit.data.files.devices import (
-    ListedFiles,
-    describe_devices,
-    find_file_table,
-    label_new_files,
-    list_devices,
-    read_file_table,
-)
 from fleetfit.data.files.folders import (
     convert_saved_dataset,
     download,
@@ -50,6 +40,12 @@ from fleetfit.data.files.folders import (
     is_system_name,
     list_class_folders,
     resolve_folder,
+)
+from fleetfit.data.files.labelled import (
+    IMAGES,
+    find_labelled_files,
+    has_class_folders,
+    label_new_files,
 )
 from fleetfit.data.image_reader import (
     EncodedImages,
@@ -64,8 +60,9 @@ from fleetfit.data.image_reader import (
     read_first_size,
     read_size,
 )
-from fleetfit.data.splits import ALIASES, SPLITS, fill_missing_splits, hold_out, make_empty_split_notes, subsample
-from fleetfit.errors import DataError, format_cause, quote_some
+from fleetfit.data.rows import Rows
+from fleetfit.data.splits import SPLITS
+from fleetfit.errors import DataError, format_cause
 from fleetfit.files import check_file
 
 _MAX_BYTES = 4 << 30  # limit for the decoded images of a named set
@@ -78,10 +75,6 @@ _IMAGE = ("img", "image")
 _LABEL = ("label", "labels", "fine_label", "coarse_label", "character")
 _MAX_UNPACKED, _MAX_RATIO = 1 << 30, 200  # a zip archive that exceeds both limits is refused: bytes, times its own size
 _ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)  # RuntimeError: a password
-SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-
-Index = tuple[NDArray[np.bytes_], NDArray[np.int64], dict[str, int]]
-"""Names of the images, their labels, and the sizes of the splits."""
 
 
 def images(
@@ -142,19 +135,12 @@ def images(
     name = folder.rpartition("/")[2] if hub else path.resolve().name.removesuffix(".zip")
     path = unpack_zip(path) if path.suffix.lower() == ".zip" else convert_saved_dataset(path)
     spec = ImageSpec(size, channels, centre, lazy, upright=exif_orientation)
-    is_table = path.is_file() or (image, label, groups) != (None, None, None)
-    file_table = find_file_table(path, SUFFIXES, label, groups) if is_table else None
-    if file_table is not None:
-        labelled = read_listed_images(name, path if path.is_dir() else path.parent, read_file_table(file_table), spec)
-    elif path.is_dir() and has_class_folders(path):
-        if (image, label, groups) != (None, None, None):
-            raise DataError(
-                f"{path} has a folder per class and no columns. Leave image, label and groups out.", path=path
-            )
-        labelled = read_class_folders(name, path, spec)
+    rows = find_labelled_files(name, path, IMAGES, label, groups)
+    if rows is None:
+        rows = read_parquet(name, str(path), image, label, groups, spec)
     else:
-        labelled = read_parquet(name, str(path), image, label, groups, spec)
-    return make_data(name, labelled, validation, test, seed, augment, mean, std, resize, samples)
+        rows = load_labelled(name, rows, spec)
+    return make_data(name, rows, validation, test, seed, augment, mean, std, resize, samples)
 
 
 def read_images_like(
@@ -208,57 +194,23 @@ def read_images_like(
     )
 
 
-@dataclass(frozen=True)
-class LabelledImages:
-    """The images of all files of a set, one split after the other.
-
-    Attributes:
-        x: uint8 [N, C, H, W], or encoded images of that shape.
-        y: int64 [N].
-        sizes: Split -> number of images, in their order; only the splits that exist.
-        classes: Number of classes.
-        class_names: One per class, or ().
-        groups: int64 [N], or None without a column of groups.
-        notes: Sentences on the files.
-        file_names: The file of each image, bytes [N]; None if images are not files.
-    """
-
-    x: NDArray[np.uint8] | EncodedImages
-    y: NDArray[np.int64]
-    sizes: dict[str, int]
-    classes: int
-    class_names: tuple[str, ...]
-    groups: NDArray[np.int64] | None
-    notes: tuple[str, ...] = ()
-    file_names: NDArray[np.bytes_] | None = None
-
-
-def read_listed_images(name: str, folder: Path, files: ListedFiles, spec: ImageSpec) -> LabelledImages:
-    """Read the images of a table of files.
+def load_labelled(name: str, rows: Rows, spec: ImageSpec) -> Rows:
+    """Return labelled files with their images, decoded or still encoded.
 
     Raises:
         DataError: An image is wrong.
         MissingExtra: Pillow is not installed.
     """
     spec.check(name)
-    folder = folder.resolve()
-    names = np.array([os.fsencode(path.resolve().relative_to(folder)) for path in files.paths], dtype=np.bytes_)
-    images = ImageFiles(folder, names)
-    return LabelledImages(
-        x=_load_images(name, folder, images, spec),
-        y=files.y,
-        sizes=files.sizes,
-        classes=len(files.class_names),
-        class_names=files.class_names,
-        groups=files.groups,
-        notes=(*_describe_resizing(name, images, spec), *files.notes),
-        file_names=names,
-    )
+    assert rows.file_names is not None
+    images = ImageFiles(rows.folder, rows.file_names)
+    x = _load_images(name, rows.folder, images, spec)
+    return replace(rows, x=x, notes=(*_describe_resizing(name, images, spec), *rows.notes))
 
 
 def make_data(
     name: str,
-    labelled: LabelledImages,
+    rows: Rows,
     validation: float,
     test: float,
     seed: int,
@@ -275,27 +227,15 @@ def make_data(
     """
     if resize is not None and resize < 1:
         raise DataError(f"{name}: resize must be at least 1 pixel, got {resize}.", key="resize")
-    strata = labelled.y if labelled.groups is None else labelled.groups
-    splits = fill_missing_splits(labelled.sizes, strata, validation if samples is None else 0.0, test, seed)
-    if samples is not None:
-        train = subsample(name, splits["train"], labelled.y[splits["train"]], samples, seed)
-        splits["train"] = train
-        if not len(splits["validation"]):
-            splits["train"], splits["validation"] = hold_out(train, strata[train], validation, seed)
-    return Data(
-        name=name,
-        x=torch.from_numpy(labelled.x) if isinstance(labelled.x, np.ndarray) else labelled.x,
-        y=torch.from_numpy(labelled.y),
-        splits={split: torch.from_numpy(indices) for split, indices in splits.items()},
-        classes=labelled.classes,
-        groups=None if labelled.groups is None else torch.from_numpy(labelled.groups),
-        class_names=labelled.class_names,
+    return rows.make_data(
+        name,
+        rows.x,
+        rows.divide(name, validation, test, seed, samples),
         mean=mean,
         std=std,
         augment=None if augment == "none" else augment,
         resize=None if resize is None else (resize, resize),
-        notes=(*labelled.notes, *make_empty_split_notes(name, labelled.sizes)),
-        file_names=labelled.file_names,
+        file_names=rows.file_names,
     )
 
 
@@ -383,7 +323,7 @@ def read_parquet(
     groups: str | None = None,
     spec: ImageSpec | None = None,
     splits: Sequence[str] = SPLITS,
-) -> LabelledImages:
+) -> Rows:
     """Read a set from Parquet files, and decode it unless it stays encoded.
 
     Args:
@@ -410,7 +350,7 @@ def read_parquet(
     image = all_files[0].column(image, _IMAGE, "image")
     label = all_files[0].column(label, _LABEL, "label")
     y, classes, class_names = parquet.read_labels(all_files, label)
-    return LabelledImages(
+    return Rows(
         x=_load_images(name, all_files[0].path.parent, _ParquetImages(all_files, image), spec),
         y=y,
         sizes={split: sum(file.rows for file in files) for split, files in split_files.items()},
@@ -422,7 +362,7 @@ def read_parquet(
 
 def read_named_set(
     name: str, facts: Facts, repository: str, folder: str | None, hub: bool, channels: int, label: str | None
-) -> LabelledImages:
+) -> Rows:
     """Read a named set from Parquet files, downloaded with `hub`, and compare it with its key figures.
 
     Raises:
@@ -460,7 +400,7 @@ def unpack_zip(path: Path) -> Path:
                 members = [
                     member
                     for member in archive.infolist()
-                    if member.filename.lower().endswith(SUFFIXES)
+                    if member.filename.lower().endswith(IMAGES)
                     and not any(map(is_system_name, PurePosixPath(member.filename).parts))
                 ]
                 size = sum(member.file_size for member in members)
@@ -475,46 +415,9 @@ def unpack_zip(path: Path) -> Path:
             raise DataError(f"{path} has no images: expected CLASS/*.jpg or train/CLASS/*.jpg in it.", path=path)
 
     folder = cache.load_folder(cache.make_key(path.stem, [path], ["zip"], suffix=""), build, lambda folder: folder)
-    while not has_class_folders(folder) and len(folders := list_class_folders(folder)) == 1:
+    while not has_class_folders(folder, IMAGES) and len(folders := list_class_folders(folder)) == 1:
         folder = folders[0]  # one folder may enclose the class folders
     return folder
-
-
-def has_class_folders(folder: Path) -> bool:
-    """Return whether a folder has class folders of images, also within folders of devices."""
-    train = folder / "train"
-    if train.is_dir():
-        return bool(list_class_folders(train))
-    return any(map(_list_images, list_class_folders(folder))) or bool(list_devices(folder, _list_images))
-
-
-def has_images(folder: Path) -> bool:
-    """Return whether the class folders of a set (of its training split) have images."""
-    train = folder / "train"
-    return any(map(_list_images, _find_classes(train if train.is_dir() else folder, has_devices(folder))))
-
-
-def has_devices(folder: Path) -> bool:
-    """Return whether a set of class folders has them within folders of devices."""
-    train = folder / "train"
-    return bool(list_devices(train if train.is_dir() else folder, _list_images))
-
-
-def _find_classes(split_folder: Path, by_device: bool) -> list[Path]:
-    """Return the class folders of a split, also those within folders of devices."""
-    outer = list_class_folders(split_folder)
-    return [path for device in outer for path in list_class_folders(device)] if by_device else outer
-
-
-def sample_images(folder: Path, count: int = 64) -> list[Path]:
-    """Return some evenly spaced images of class folders, about as many as `count`."""
-    class_folders = _find_classes(_find_split_folders(folder.name, folder)["train"], has_devices(folder))
-    per_class = max(1, count // max(1, len(class_folders)))
-    images = []
-    for class_folder in class_folders[:: max(1, len(class_folders) // count)]:
-        names = _list_images(class_folder)
-        images += [class_folder / name for name in names[:: max(1, len(names) // per_class)][:per_class]]
-    return images
 
 
 def _describe_resizing(name: str, images: ImageFiles, spec: ImageSpec) -> list[str]:
@@ -547,110 +450,3 @@ def sample_sizes(images: Sequence[Path], count: int = _MOST_OPENED, upright: boo
         with open_image(path.read_bytes(), Origin(path)) as image:
             sizes.append(read_size(image, upright))
     return sizes
-
-
-def read_class_folders(name: str, folder: Path, spec: ImageSpec) -> LabelledImages:
-    """Read a set from class folders. Their names in the training split are the classes in ascending order.
-
-    Args:
-        name: The set's name, for messages and the cache.
-        folder: Its folder.
-        spec: Size, channels and orientation of the images.
-
-    Raises:
-        DataError: A folder or an image is missing or wrong.
-    """
-    spec.check(name)
-    folder = folder.resolve()
-    split_folders = _find_split_folders(name, folder)
-    by_device = has_devices(folder)
-    class_folders = {split: _find_classes(path, by_device) for split, path in split_folders.items()}
-    class_names = tuple(sorted({class_folder.name for class_folder in class_folders["train"]}))
-    image_folders = [
-        path
-        for split, split_folder in split_folders.items()
-        for path in (
-            split_folder,
-            *(list_class_folders(split_folder) if by_device else ()),
-            *(path for top in class_folders[split] for path in (top, top / "images") if path.is_dir()),
-        )
-    ]
-    key = cache.make_key(name, image_folders, ["class folders", *split_folders, *class_names], suffix="")
-    names, y, sizes = cache.load_folder(
-        key, lambda target: _write_index(target, folder, class_folders, class_names), _read_index
-    )
-    images = ImageFiles(folder, names)
-    x = _load_images(name, folder, images, spec)
-    counts = np.bincount(y[: sizes["train"]], minlength=len(class_names))
-    empty = [class_names[i] for i in np.flatnonzero(counts == 0)]
-    note = (
-        f"{name}: class folders without images in {split_folders['train']}: {quote_some(empty)} ({len(empty)} of "
-        f"{len(class_names)}). They count as classes. Remove the folders to exclude them."
-    )
-    notes, groups = [*_describe_resizing(name, images, spec), *([note] if empty else [])], None
-    if by_device:
-        depth = len(split_folders["train"].relative_to(folder).parts)
-        devices, groups = np.unique([Path(os.fsdecode(one)).parts[depth] for one in names], return_inverse=True)
-        notes.insert(0, describe_devices(name, devices.tolist(), class_names))
-    return LabelledImages(x, y, sizes, len(class_names), class_names, groups, tuple(notes), names)
-
-
-def _list_images(class_folder: Path) -> list[str]:
-    """Return the sorted names of the images of a class, relative to its folder."""
-    names = []
-    for folder, prefix in ((class_folder, ""), (class_folder / "images", "images/")):
-        if folder.is_dir():
-            entries = (e for e in os.scandir(folder) if e.name.lower().endswith(SUFFIXES) and e.is_file())
-            names += [prefix + entry.name for entry in entries if not is_system_name(entry.name)]
-    return sorted(names)
-
-
-def _find_split_folders(name: str, folder: Path) -> dict[str, Path]:
-    """Return the folder of each split that exists, "train" first."""
-    split_folders = {}
-    for split, aliases in ALIASES.items():
-        path = next((folder / alias for alias in aliases if (folder / alias).is_dir()), None)
-        if path is not None and (split != "test" or list_class_folders(path)):
-            split_folders[split] = path
-    if "train" not in split_folders:
-        return {"train": folder}
-    for path in split_folders.values():
-        if not any(map(_list_images, _find_classes(path, has_devices(folder)))):
-            raise DataError(
-                f"{name}: {path} has no class folders with images. Put the images of each class into a folder with "
-                "the name of the training class.",
-                path=path,
-            )
-    return split_folders
-
-
-def _write_index(target: Path, folder: Path, class_folders: dict[str, list[Path]], class_names: Sequence[str]) -> None:
-    """Write the relative path of each image, its label, and the sizes of the splits."""
-    labels = {name: label for label, name in enumerate(class_names)}
-    names: list[bytes] = []
-    y: list[int] = []
-    sizes = {}
-    for split, split_class_folders in class_folders.items():
-        start = len(names)
-        for class_folder in split_class_folders:
-            if class_folder.name not in labels:
-                raise DataError(
-                    f"{class_folder}: the class has no training images.",
-                    path=class_folder,
-                )
-            paths = [class_folder / name for name in _list_images(class_folder)]
-            names += [os.fsencode(path.relative_to(folder)) for path in paths]
-            y += [labels[class_folder.name]] * len(paths)
-        sizes[split] = len(names) - start
-    np.save(target / "names.npy", np.array(names, dtype=np.bytes_))
-    np.save(target / "y.npy", np.array(y, dtype=np.int64))
-    (target / "sizes.json").write_text(json.dumps(sizes))
-
-
-def _read_index(folder: Path) -> Index:
-    names = np.load(folder / "names.npy", mmap_mode="r")
-    y = np.load(folder / "y.npy")
-    sizes = json.loads((folder / "sizes.json").read_text())
-    if not len(names) == len(y) == sum(sizes.values()):
-        raise ValueError("the parts of the index have different lengths")
-    return names, y, sizes

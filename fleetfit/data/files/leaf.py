@@ -5,12 +5,14 @@ with "x" and "y" for each user. The files are in `data/train` and `data/test`, o
 split.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fleetfit import files
 from fleetfit.data.files.folders import list_sample_files
+from fleetfit.data.splits import find_splits
 from fleetfit.errors import DataError
 
 Users = dict[str, tuple[list[Any], list[Any]]]
@@ -26,9 +28,8 @@ def find_leaf_files(folder: Path) -> dict[str, list[Path]]:
     if folder.is_file():
         return {"train": [folder]} if folder.suffix == ".json" else {}
     for top in (folder / "data", folder):
-        splits = {split: list_sample_files(top / split, "*.json") for split in ("train", "test")}
-        if splits["train"]:
-            return {split: paths for split, paths in splits.items() if paths}
+        if splits := find_splits(functools.partial(_list_json, top)):
+            return splits
         for unsplit in (top / "all_data", top):
             paths = [path for path in list_sample_files(unsplit, "*.json") if _is_leaf(path)]
             if paths:
@@ -67,6 +68,10 @@ def read_leaf_users(paths: Sequence[Path]) -> Users:
             all_x.extend(x)
             all_y.extend(y)
     return users
+
+
+def _list_json(folder: Path, split: str) -> list[Path]:
+    return list_sample_files(folder / split, "*.json")
 
 
 def _is_leaf(path: Path) -> bool:

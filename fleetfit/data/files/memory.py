@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fleetfit.data.dataset import Data, DataInMemory
 from fleetfit.data.files.arrays import is_sparse, to_array, wrap_arrays
-from fleetfit.data.splits import ALIASES
+from fleetfit.data.splits import BY_NAME, find_splits
 from fleetfit.errors import DataError, format_cause, truncate
 from fleetfit.seeds import isolate_global_rngs
 
@@ -114,12 +114,11 @@ def _read_memory(value: Any) -> Samples | TableSplits | None:
 
 
 def _read_mapping(value: Mapping[Any, Any]) -> Samples | TableSplits | None:
-    names = {alias: split for split, aliases in ALIASES.items() for alias in aliases}
-    if value and all(key in names and _is_table(part) for key, part in value.items()):
-        splits = {names[key]: _convert_table(part) for key, part in value.items()}
-        if "train" not in splits:
+    if value and all(key in BY_NAME and _is_table(part) for key, part in value.items()):
+        splits = find_splits({name: _convert_table(part) for name, part in value.items()}.get)
+        if not splits:
             raise _refuse(f"a dict of {', '.join(value)} without train")
-        return TableSplits({split: splits[split] for split in ALIASES if split in splits})
+        return TableSplits(splits)
     keys = set(value)
     is_section = isinstance(value.get("name"), str) or "path" in value
     columns = [isinstance(column, list) and len(column) >= _FEWEST_ROWS for column in value.values()]

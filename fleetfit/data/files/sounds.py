@@ -1,7 +1,7 @@
 """Labelled sounds on disk as log-mel spectrograms, images of uint8: class folders, or a table of files.
 
 Folders are `train/CLASS/*.wav` and so on, or just `CLASS/*.wav`. Sounds of devices are in `DEVICE/CLASS/*.wav`, or a
-CSV file names the file, label and device of each (see `fleetfit.data.files.devices`). Channels are averaged. PCM .wav
+CSV file names the file, label and device of each (see `fleetfit.data.files.labelled`). Channels are averaged. PCM .wav
 files need no further package; the package soundfile reads FLAC, Ogg and other .wav files.
 
 The power spectrum of 25 ms windows every 10 ms is summed in triangular bands that are equally wide and half overlapping
@@ -21,7 +21,7 @@ import wave
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -33,10 +33,9 @@ from torch import Tensor
 
 from fleetfit.data import cache
 from fleetfit.data.dataset import Data, Facts
-from fleetfit.data.files.devices import find_labelled_files, label_new_files
 from fleetfit.data.files.folders import resolve_folder
+from fleetfit.data.files.labelled import find_labelled_files, label_new_files
 from fleetfit.data.image_reader import Origin, count_threads
-from fleetfit.data.splits import fill_missing_splits
 from fleetfit.errors import DataError, MissingExtra, import_optional
 from fleetfit.files import check_file, read_bytes
 
@@ -291,27 +290,20 @@ def sounds(
             "DEVICE/CLASS/*.wav, or a CSV file of file and label beside the sounds.",
             path=path,
         )
-    headers = [read_header(file) for file in listed.paths[: listed.sizes["train"]]]
+    paths = listed.paths
+    headers = [read_header(file) for file in paths[: listed.sizes["train"]]]
     window, hop = round(window_ms * rate / 1000), round(hop_ms * rate / 1000)
     lengths = [frames * rate / own for frames, own in headers]
     hops = [round(length / max(1, hop)) for length in ([seconds * rate] if seconds is not None else lengths)]
     count = max(statistics.median_high(statistics.multimode(hops)), -(-window // max(1, hop)), 1)
     form = Spectrogram(rate, count * hop, mels, window, hop, resamples=True)
-    splits = fill_missing_splits(
-        listed.sizes, listed.y if listed.groups is None else listed.groups, validation, test, seed
-    )
-    return Data(
-        name=name,
-        x=torch.from_numpy(_load_sounds(name, listed.paths, form)),
-        y=torch.from_numpy(listed.y),
-        splits={split: torch.from_numpy(indices) for split, indices in splits.items()},
-        classes=len(listed.class_names),
-        groups=None if listed.groups is None else torch.from_numpy(listed.groups),
-        class_names=listed.class_names,
+    return replace(listed, notes=(*listed.notes, _describe_lengths(name, form, headers, lengths))).make_data(
+        name,
+        _load_sounds(name, paths, form),
+        listed.divide(name, validation, test, seed),
         mean=mean,
         std=std,
         augment=None if augment == "none" else augment,
-        notes=(*listed.notes, _describe_lengths(name, form, headers, lengths)),
     )
 
 

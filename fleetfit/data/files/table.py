@@ -34,13 +34,15 @@ from numpy.typing import NDArray
 
 from fleetfit import files
 from fleetfit.data.dataset import MAX_CLASSES, Data, Facts
-from fleetfit.data.files.folders import convert_saved_dataset, find_parquet_files, list_sample_files, resolve_folder
-from fleetfit.data.splits import ALIASES, fill_missing_splits, hold_out, subsample
+from fleetfit.data.files.folders import convert_saved_dataset, find_tables, resolve_folder
+from fleetfit.data.rows import Rows
+from fleetfit.data.splits import fill_missing_splits, hold_out
 from fleetfit.errors import DataError, did_you_mean, escape_controls, format_cause, truncate
 from fleetfit.files import parse_json
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a table in CSV or Parquet")
-SUFFIXES = (".csv", ".tsv", ".parquet")
+_CSV = (".csv", ".tsv")
+SUFFIXES = (*_CSV, ".parquet")
 LABELS = ("label", "labels", "target", "class", "y")
 """Default names of the label column; otherwise it is the last column."""
 IN_MEMORY = Path("in memory")
@@ -60,7 +62,6 @@ _BLOCK = 1 << 22  # block size of pyarrow in bytes; also the limit for a row
 _EXACT = 1 << 53  # float64 holds whole numbers below
 _LONGEST_NAME = 200
 _SHOWN = 8  # columns listed in a sentence
-_ALIASES = {**ALIASES, "validation": (*ALIASES["validation"], "dev")}
 _ID = re.compile(
     r"(?i:(?:^|[_\s-])(?:id|ids|uuid|guid|index|idx|key|row)$|^unnamed: \d+$|^column 1$)|(?<=[a-z])(?:ID|Id)$"
 )
@@ -248,29 +249,6 @@ def _find_common_type(types: Sequence[Any]) -> Any:
     return pa.float64() if any(map(_is_number, types)) else next((t for t in types if t != pa.null()), pa.null())
 
 
-def find_files(path: Path) -> dict[str, list[Path]]:
-    """Return the files of each split, "train" first.
-
-    Raises:
-        DataError: There are no files.
-    """
-    if not path.is_dir():
-        return {"train": [path]}
-    for suffix in SUFFIXES:
-        splits = {split: [file for alias in names if (file := path / f"{alias}{suffix}").is_file()][:1]
-                  for split, names in _ALIASES.items()}  # fmt: skip
-        if splits["train"]:
-            return {split: files for split, files in splits.items() if files}
-    try:
-        return find_parquet_files(path.name, str(path))
-    except DataError:
-        tables = [file for file in list_sample_files(path, "*") if file.suffix.lower() in SUFFIXES]
-        if len(tables) == 1:
-            return {"train": tables}
-        several = f" It has {len(tables)} tables. Name one file." if tables else ""
-        raise DataError(f"{path} has no train.csv, train.tsv or train.parquet.{several}", path=path) from None
-
-
 def read_sheet(
     path: Path,
     separator: str | None = None,
@@ -292,7 +270,7 @@ def read_sheet(
     Raises:
         DataError: A file cannot be read, or lacks a column of the first one.
     """
-    paths = [(split, file) for split, files in find_files(path).items() for file in files]
+    paths = [(split, file) for split, files in find_tables(path, _CSV).items() for file in files]
     tables = [read_table(file, separator, header, missing, texts) for _, file in paths]
     kinds: dict[str, set[bool]] = {}
     for rows in tables:
@@ -1398,27 +1376,8 @@ def _encode_groups(sheet: TableSheet, column: Column, labelled: NDArray[np.bool_
     return np.unique(values, return_inverse=True)[1].astype(np.int64)
 
 
-@dataclass(frozen=True)
-class RowClasses:
-    """Classes and groups of the labelled rows of a table.
-
-    Attributes:
-        y: int64 [N].
-        class_names: One per class.
-        groups: int64 [N], or None.
-        labelled: Whether a row has a label, [rows].
-        sizes: Split -> number of labelled rows.
-    """
-
-    y: NDArray[np.int64]
-    class_names: tuple[str, ...]
-    groups: NDArray[np.int64] | None
-    labelled: NDArray[np.bool_]
-    sizes: dict[str, int]
-
-
-def read_classes(sheet: TableSheet, label: str, groups: str | None) -> RowClasses:
-    """Return classes and groups of a table without other columns.
+def read_classes(sheet: TableSheet, label: str, groups: str | None) -> Rows:
+    """Return classes and groups of a table, and the numbers of its labelled rows as samples.
 
     Raises:
         DataError: The label has no classes, or a labelled row has no group.
@@ -1430,7 +1389,8 @@ def read_classes(sheet: TableSheet, label: str, groups: str | None) -> RowClasse
     assert y is not None
     labelled = ~columns[label].missing
     group = None if groups is None else _encode_groups(sheet, columns[groups], labelled)
-    return RowClasses(y[labelled], classes.classes, group, labelled, _count_labelled(sheet, labelled))
+    sizes = _count_labelled(sheet, labelled)
+    return Rows(np.flatnonzero(labelled), y[labelled], sizes, len(classes.classes), classes.classes, group)
 
 
 def _choose_strata(
@@ -1485,7 +1445,7 @@ def make_data(
     groups = None if options.groups is None else _encode_groups(sheet, columns[options.groups], labelled)
     y, columns = y[labelled], {key: column.select(labelled) for key, column in columns.items()}
     sizes = _count_labelled(sheet, labelled)
-    splits = _hold_out(name, sizes, _choose_strata(y, task, groups, len(y)), samples, validation, test, seed)
+    splits = fill_missing_splits(sizes, _choose_strata(y, task, groups, len(y)), validation, test, seed, name, samples)
     notes = []
     if not labelled.all():
         none = "" if label_name in sheet.texts else "None, "
@@ -1560,20 +1520,6 @@ def _count_labelled(sheet: TableSheet, labelled: NDArray[np.bool_]) -> dict[str,
     if not sizes["train"]:
         raise DataError(f"{sheet.path} has no rows with a label to train on.", path=sheet.path)
     return sizes
-
-
-def _hold_out(
-    name: str, sizes: Mapping[str, int], strata: NDArray[np.int64], samples: int | None, validation: float, test: float,
-    seed: int,
-) -> dict[str, NDArray[np.int64]]:  # fmt: skip
-    """Return the rows of each split, in ascending order."""
-    splits = fill_missing_splits(sizes, strata, validation if samples is None else 0.0, test, seed)
-    if samples is not None:
-        splits["train"] = subsample(name, splits["train"], strata[splits["train"]], samples, seed)
-        if not len(splits["validation"]):
-            train = splits["train"]
-            splits["train"], splits["validation"] = hold_out(train, strata[train], validation, seed)
-    return {split: np.sort(rows) for split, rows in splits.items()}
 
 
 def make_data_in_memory(

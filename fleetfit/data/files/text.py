@@ -4,14 +4,13 @@ Examples are the unpacked IMDB, or your own table. A set is a folder with a trai
 `validation` (or `valid`, `val`, `dev`) and `test`, or a single file. Parquet files may be numbered like those of
 `images`. CSV may be quoted, TSV is not. All files are UTF-8. Folders are `train/CLASS/*.txt` and so on, or just
 `CLASS/*.txt`; texts of devices are in `DEVICE/CLASS/*.txt`, or a CSV file names the file, label and device of each (see
-`fleetfit.data.files.devices`).
+`fleetfit.data.files.labelled`).
 """
 
 import dataclasses
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,18 +21,20 @@ from numpy.typing import NDArray
 from fleetfit import files
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import parquet
-from fleetfit.data.files.devices import SPLIT_FOLDERS, find_labelled_files, find_listed_files, label_new_files
 from fleetfit.data.files.folders import (
     convert_saved_dataset,
     download,
     find_or_download,
     find_parquet_files,
+    find_tables,
     list_sample_files,
     resolve_folder,
 )
+from fleetfit.data.files.labelled import find_labelled_files, find_listed_files, label_new_files
 from fleetfit.data.files.table import read_cells
-from fleetfit.data.files.tokens import encode, encode_texts, load_tokenizer
-from fleetfit.data.splits import fill_missing_splits, hold_out, subsample
+from fleetfit.data.files.tokens import Texts, encode, encode_texts, load_tokenizer
+from fleetfit.data.rows import Rows
+from fleetfit.data.splits import BY_NAME
 from fleetfit.errors import DataError, quote_some
 from fleetfit.files import parse_path, read_text
 
@@ -99,9 +100,9 @@ def text(
         path = resolve_folder(folder)
         name = path.resolve().stem if path.is_file() else path.resolve().name
         path = convert_saved_dataset(path)
-    corpus = read_corpus(name, path, text, label, groups, header)
-    data = make_data(name, corpus, tokenizer, vocabulary, length, samples, validation, test, seed)
-    others = [file.name for file in corpus.files if file.suffix not in (".csv", ".tsv")]
+    rows = read_rows(name, path, text, label, groups, header)
+    data = make_data(name, rows, tokenizer, vocabulary, length, samples, validation, test, seed)
+    others = [file.name for file in rows.x.files if file.suffix not in (".csv", ".tsv")]
     if header or not others:
         return data
     note = f"{name}: header = false only applies to CSV and TSV, but there is {others[0]}. Leave it out."
@@ -110,7 +111,7 @@ def text(
 
 def make_data(
     name: str,
-    corpus: "Corpus",
+    rows: Rows,
     tokenizer: str | None,
     vocabulary: int,
     length: int,
@@ -119,34 +120,16 @@ def make_data(
     test: float,
     seed: int,
 ) -> Data:
-    """Return the texts of a corpus as a data set (see `text`).
+    """Return texts as a data set (see `text`). Their `x` are `Texts`.
 
     Raises:
         DataError: A share, a number or the tokeniser is wrong.
         MissingExtra: `tokenizers` or `transformers` is not installed.
     """
-    strata = corpus.y if corpus.groups is None else corpus.groups
-    splits = fill_missing_splits(corpus.sizes, strata, 0.0, test, seed)
-    if samples is not None:
-        splits["train"] = subsample(name, splits["train"], corpus.y[splits["train"]], samples, seed)
-    if not len(splits["validation"]):
-        train = splits["train"]
-        splits["train"], splits["validation"] = hold_out(train, strata[train], validation, seed)
-    tokens = encode_texts(
-        name, corpus.files, corpus.key, corpus.read_texts, splits["train"], tokenizer, vocabulary, length
-    )
-    return Data(
-        name=name,
-        x=torch.from_numpy(tokens.x),
-        y=torch.from_numpy(corpus.y),
-        splits={split: torch.from_numpy(np.sort(indices)) for split, indices in splits.items()},
-        classes=corpus.classes,
-        groups=None if corpus.groups is None else torch.from_numpy(corpus.groups),
-        class_names=corpus.class_names,
-        vocabulary=tokens.vocabulary,
-        padding=tokens.padding,
-        tokenizer=tokens.tokenizer,
-        notes=corpus.notes,
+    splits = rows.divide(name, validation, test, seed, samples)
+    tokens = encode_texts(name, rows.x, splits["train"], tokenizer, vocabulary, length)
+    return rows.make_data(
+        name, tokens.x, splits, vocabulary=tokens.vocabulary, padding=tokens.padding, tokenizer=tokens.tokenizer
     )
 
 
@@ -273,45 +256,15 @@ def _read_objects(path: Path) -> dict[str, list[Any]]:
     return {name: [value.get(name) for value in objects] for name in names}
 
 
-# ---- a corpus: its texts are read only where the cache does not have their tokens ------------------------------------
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """The texts of all files of a set, concatenated by split.
-
-    Attributes:
-        files: The files.
-        key: Other settings of the texts, such as columns, as JSON values.
-        read_texts: Reads the texts, [N].
-        y: int64 [N].
-        sizes: Split -> number of texts, in their order; only the splits that exist.
-        classes: Number of classes.
-        class_names: One per class, or ().
-        groups: int64 [N], or None.
-        notes: Sentences on the columns.
-    """
-
-    files: list[Path]
-    key: list[object]
-    read_texts: Callable[[], list[str]]
-    y: NDArray[np.int64]
-    sizes: dict[str, int]
-    classes: int
-    class_names: tuple[str, ...]
-    groups: NDArray[np.int64] | None
-    notes: tuple[str, ...] = ()
-
-
-def read_corpus(
+def read_rows(
     name: str,
     path: Path | None,
     text: str | tuple[str, ...] | None = None,
     label: str | None = None,
     groups: str | None = None,
     header: bool = True,
-) -> Corpus:
-    """Find the files of a set and read all columns except the texts.
+) -> Rows:
+    """Return the rows of a set. All columns are read, except the texts.
 
     Args:
         name: The set's name, for messages.
@@ -327,17 +280,8 @@ def read_corpus(
     """
     listed = path and find_labelled_files(name, path, FILE_SUFFIXES, label, groups, in_table=text is None)
     if listed:
-        return Corpus(
-            files=listed.paths,
-            key=[],
-            read_texts=lambda: [read_text(file, DataError) for file in listed.paths],
-            y=listed.y,
-            sizes=listed.sizes,
-            classes=len(listed.class_names),
-            class_names=listed.class_names,
-            groups=listed.groups,
-            notes=listed.notes,
-        )
+        paths = listed.paths
+        return dataclasses.replace(listed, x=Texts(paths, [], lambda: [read_text(file, DataError) for file in paths]))
     tables = {
         split: [_open_rows(file, header) for file in files] for split, files in find_text_files(name, path).items()
     }
@@ -351,10 +295,12 @@ def read_corpus(
     if not sum(table.rows for table in tables.get("train", ())):
         raise DataError(f"{first.path} has no rows to train on: it is empty, or all labels are -1.", path=first.path)
     y, classes, class_names = _read_labels(all_tables, label)
-    return Corpus(
-        files=[table.path for table in all_tables],
-        key=[columns, header],
-        read_texts=lambda: [text for table in all_tables for text in _join_columns(table, columns)],
+    return Rows(
+        x=Texts(
+            [table.path for table in all_tables],
+            [columns, header],
+            lambda: [text for table in all_tables for text in _join_columns(table, columns)],
+        ),
         y=y,
         sizes={split: sum(table.rows for table in split_tables) for split, split_tables in tables.items()},
         classes=classes,
@@ -374,7 +320,7 @@ def _describe_columns(name: str, every: Sequence[str], texts: Sequence[str], lab
     return f"{name}: columns used: {', '.join(named)}{left_out}.{more}"
 
 
-def read_named_set(name: str, facts: Facts, repository: str, folder: str | None, hub: bool) -> Corpus:
+def read_named_set(name: str, facts: Facts, repository: str, folder: str | None, hub: bool) -> Rows:
     """Read a named set, downloaded with `hub`, and compare it with its key figures.
 
     Raises:
@@ -383,15 +329,14 @@ def read_named_set(name: str, facts: Facts, repository: str, folder: str | None,
     """
     path = _find_set_path(name, folder)
     set_folder = find_or_download(name, folder, hub, repository, find=lambda *_: find_text_files(name, path))
-    corpus = read_corpus(name, path if set_folder == folder else _find_set_path(name, set_folder))
-    if corpus.classes != facts.classes:
+    rows = read_rows(name, path if set_folder == folder else _find_set_path(name, set_folder))
+    if rows.classes != facts.classes:
         raise DataError(
-            f"{name} has {facts.classes} classes of texts, but the files have {corpus.classes}. Is this another "
-            "data set?"
+            f"{name} has {facts.classes} classes of texts, but the files have {rows.classes}. Is this another data set?"
         )
-    if "test" not in corpus.sizes and "validation" not in corpus.sizes:
+    if "test" not in rows.sizes and "validation" not in rows.sizes:
         raise DataError(f"{name}: test.parquet is missing next to its train file.")
-    return dataclasses.replace(corpus, notes=())
+    return dataclasses.replace(rows, notes=())
 
 
 def _find_set_path(name: str, folder: str | None) -> Path | None:
@@ -406,27 +351,7 @@ def find_text_files(name: str, path: Path | None) -> dict[str, list[Path]]:
     Raises:
         DataError: There are none.
     """
-    if path is None:
-        return find_parquet_files(name, None)
-    if path.is_file():
-        return {"train": [path]}
-    for suffix in SUFFIXES[1:]:
-        for folder in (path, path / "data"):
-            splits = {
-                split: [file for alias in aliases if (file := folder / f"{alias}{suffix}").is_file()][:1]
-                for split, aliases in SPLIT_FOLDERS.items()
-            }
-            if splits["train"]:
-                return {split: files for split, files in splits.items() if files}
-    try:
-        return find_parquet_files(name, str(path))
-    except DataError as error:
-        raise DataError(
-            f"{error} There is also no train file with suffix {', '.join(SUFFIXES[1:])}, and no folder of .txt files "
-            "per class.",
-            key=error.key,
-            path=error.path,
-        ) from error
+    return find_parquet_files(name, None) if path is None else find_tables(path, SUFFIXES[1:])
 
 
 def _join_columns(table: TextTable, columns: Sequence[str]) -> list[str]:
@@ -558,7 +483,7 @@ def read_texts_like(
 def _is_data_set(folder: Path) -> bool:
     """Return whether a folder has a training split, or tables of texts."""
     return any(
-        file.suffix in SUFFIXES or (file.name in SPLIT_FOLDERS["train"] and file.is_dir()) for file in folder.iterdir()
+        file.suffix in SUFFIXES or (BY_NAME.get(file.name) == "train" and file.is_dir()) for file in folder.iterdir()
     )
 
 

@@ -48,11 +48,24 @@ class Tokens:
     tokenizer: str
 
 
+@dataclass(frozen=True)
+class Texts:
+    """Texts that are read only if the cache lacks their tokens.
+
+    Attributes:
+        files: Their files.
+        key: Other settings of the texts, such as columns, as JSON values.
+        read: Reads the texts, [N].
+    """
+
+    files: Sequence[Path]
+    key: Sequence[object]
+    read: Callable[[], list[str]]
+
+
 def encode_texts(
     name: str,
-    files: Sequence[Path],
-    key: Sequence[object],
-    read_texts: Callable[[], Sequence[str]],
+    texts: Texts,
     train: NDArray[np.int64],
     tokenizer: str | None,
     vocabulary: int,
@@ -65,9 +78,7 @@ def encode_texts(
 
     Args:
         name: The set's name.
-        files: The files of the texts.
-        key: Other settings of the texts, such as columns, as JSON values.
-        read_texts: Reads the texts.
+        texts: The texts.
         train: The texts for learning word pieces.
         tokenizer: Path of a checkpoint's folder or a `tokenizer.json`; None: learn word pieces.
         vocabulary: Maximal number of word pieces, the four special ones included.
@@ -84,14 +95,15 @@ def encode_texts(
     if vocabulary < 8:
         raise DataError(f"{name}: vocabulary must be at least 8, got {vocabulary}.", key="vocabulary")
     tokenizer_files = [] if tokenizer is None else _list_tokenizer_files(name, parse_path(tokenizer, "tokenizer"))
+    key = [*texts.key]
     if tokenizer is None:
-        key = [*key, vocabulary, hashlib.sha256(train.tobytes()).hexdigest()]
+        key += [vocabulary, hashlib.sha256(train.tobytes()).hexdigest()]
     key = [_FORMAT, _find_version(), length, *key]
 
     def build(folder: Path) -> None:
-        texts = read_texts()
+        every = texts.read()
         library, padding = (
-            (learn_tokenizer([texts[i] for i in train], vocabulary), 0)
+            (learn_tokenizer([every[i] for i in train], vocabulary), 0)
             if tokenizer is None
             else load_tokenizer(name, parse_path(tokenizer, "tokenizer"), tokenizer_files)
         )
@@ -100,7 +112,7 @@ def encode_texts(
                 f"{name}: the tokeniser in {tokenizer} has no padding token. Set pad_token in tokenizer_config.json.",
                 path=tokenizer,
             )
-        np.save(folder / "tokens.npy", encode(name, library, texts, length, padding))
+        np.save(folder / "tokens.npy", encode(name, library, every, length, padding))
         library.save(str(folder / "tokenizer.json"))
         size = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=0)
         if size > _MAX_TOKENS:
@@ -117,7 +129,7 @@ def encode_texts(
             raise ValueError(f"{folder} has {x.dtype} {x.shape}")
         return Tokens(x, int(facts["vocabulary"]), int(facts["padding"]), str(folder / "tokenizer.json"))
 
-    return cache.load_folder(cache.make_key(name, [*files, *tokenizer_files], key, suffix=""), build, load)
+    return cache.load_folder(cache.make_key(name, [*texts.files, *tokenizer_files], key, suffix=""), build, load)
 
 
 def _find_version() -> str:

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from fleetfit.data import cache
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files.folders import find_or_download, find_parquet_files, find_set_folder, resolve_folder
-from fleetfit.data.files.images import LabelledImages, make_data, read_parquet
+from fleetfit.data.files.images import make_data, read_parquet
 from fleetfit.data.files.leaf import find_leaf_files, read_leaf_users
 from fleetfit.data.image_reader import ImageSpec
+from fleetfit.data.rows import Rows
 from fleetfit.errors import DataError
 
 FACTS = Facts(
@@ -97,7 +98,7 @@ def _find_set(name: str, folder: str | None) -> None:
         find_parquet_files(name, folder)
 
 
-def _read_leaf(splits: dict[str, list[Path]]) -> LabelledImages:
+def _read_leaf(splits: dict[str, list[Path]]) -> Rows:
     """Return LEAF's images, read file by file into the cache: as text they take twenty times the memory."""
     files = [path for paths in splits.values() for path in paths]
 
@@ -118,13 +119,13 @@ def _read_leaf(splits: dict[str, list[Path]]) -> LabelledImages:
         np.save(target / "groups.npy", np.unique(writers, return_inverse=True)[1].astype(np.int64))
         (target / "sizes.json").write_text(json.dumps(sizes))
 
-    def load(target: Path) -> LabelledImages:
+    def load(target: Path) -> Rows:
         y, groups = np.load(target / "y.npy"), np.load(target / "groups.npy")
         sizes = json.loads((target / "sizes.json").read_text())
         if not len(y):
             raise DataError(f"{files[0]}: the files of the set have no samples.", path=files[0])
         x = np.memmap(target / "x.bin", np.uint8, "c", shape=(len(y), 1, _SIDE, _SIDE))
-        return LabelledImages(x, y, sizes, len(_NAMES), (), groups)
+        return Rows(x, y, sizes, len(_NAMES), (), groups)
 
     return cache.load_folder(cache.make_key("femnist", files, ["leaf", list(splits)], suffix=""), build, load)
 

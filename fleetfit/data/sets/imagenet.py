@@ -5,7 +5,8 @@ Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge" (2015), 
 
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files.folders import find_or_download, find_set_folder
-from fleetfit.data.files.images import has_class_folders, make_data, read_class_folders, read_parquet
+from fleetfit.data.files.images import load_labelled, make_data, read_parquet
+from fleetfit.data.files.labelled import IMAGES, has_class_folders, read_class_folders
 from fleetfit.data.image_reader import ImageSpec
 from fleetfit.errors import DataError
 
@@ -56,8 +57,8 @@ def imagenet(
     """
     spec = ImageSpec(size, 3, centre, lazy, upright=exif_orientation)
     set_folder = find_set_folder("imagenet", folder)
-    if set_folder is not None and has_class_folders(set_folder):
-        labelled = read_class_folders("imagenet", set_folder, spec)
+    if set_folder is not None and has_class_folders(set_folder, IMAGES):
+        labelled = load_labelled("imagenet", read_class_folders("imagenet", set_folder, IMAGES), spec)
     else:
         parquet_folder = find_or_download("imagenet", folder, hub, HUB)
         labelled = read_parquet("imagenet", parquet_folder, spec=spec, splits=_SPLITS)

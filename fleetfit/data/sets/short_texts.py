@@ -84,9 +84,9 @@ def _make_short_texts(
         DataError: The files or the tokeniser are missing or wrong, or a number is out of range.
         MissingExtra: What the tokeniser or the hub needs is not installed.
     """
-    corpus = read_named_set(name, FACTS[name], repository, folder, hub)
-    data = make_data(name, corpus, tokenizer, vocabulary, length, samples, validation, 0.0, seed)
-    count, full = corpus.sizes["train"], FACTS[name].train
+    rows = read_named_set(name, FACTS[name], repository, folder, hub)
+    data = make_data(name, rows, tokenizer, vocabulary, length, samples, validation, 0.0, seed)
+    count, full = rows.sizes["train"], FACTS[name].train
     if full is not None and count < full:
         name = f"{name}-partial-{count}-of-{full}"
     return dataclasses.replace(data, name=name, class_names=class_names)

@@ -12,12 +12,11 @@ in nor a class.
 import functools
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fleetfit.data import cache
@@ -33,7 +32,8 @@ from fleetfit.data.files.folders import (
 )
 from fleetfit.data.files.sounds import Sound, Spectrogram
 from fleetfit.data.image_reader import Origin
-from fleetfit.data.splits import SPLITS, fill_missing_splits
+from fleetfit.data.rows import Rows
+from fleetfit.data.splits import SPLITS
 from fleetfit.errors import DataError
 from fleetfit.files import read_bytes, read_text
 
@@ -99,52 +99,27 @@ def speech_commands(
     folder = find_or_download("speech_commands", folder, hub, *HUB, find=_find_set)
     archive = find_set_folder("speech_commands", folder)
     sounds = _read_archive(archive) if archive is not None and _list_words(archive) else _read_parquet(folder)
-    rows = len(sounds.y)
+    (files, contents), rows = sounds.x, len(sounds.y)
     if not rows:
         raise DataError(f"speech_commands: no sounds in {folder or 'the folder'}.", path=folder)
 
     def build(allocate: cache.Allocate) -> cache.Array:
         array = allocate((rows, 1, mels, spectrogram.frames))
-        spectrogram.read_into(array, sounds.sounds)
+        spectrogram.read_into(array, contents)
         return array
 
-    key = cache.make_key("speech_commands", sounds.files, [rows, mels, spectrogram.window, spectrogram.hop])
-    sizes = sounds.sizes if division == "official" else {"train": rows}
-    splits = fill_missing_splits(sizes, sounds.speakers, validation, test, seed)
-    return Data(
-        name="speech_commands",
-        x=torch.from_numpy(cache.load_array(key, rows, build)),
-        y=torch.from_numpy(sounds.y),
-        splits={split: torch.from_numpy(indices) for split, indices in splits.items()},
-        classes=len(sounds.words),
-        groups=torch.from_numpy(sounds.speakers),
-        class_names=sounds.words,
+    key = cache.make_key("speech_commands", files, [rows, mels, spectrogram.window, spectrogram.hop])
+    if division == "speakers":
+        sounds = replace(sounds, sizes={"train": rows})
+    return sounds.make_data(
+        "speech_commands",
+        cache.load_array(key, rows, build),
+        sounds.divide("speech_commands", validation, test, seed),
         mean=(0.39,),
         std=(0.18,),
         augment=augment,
         resize=None if resize is None else (resize, resize),
     )
-
-
-@dataclass(frozen=True)
-class _LabelledSounds:
-    """Encoded sounds, one split after the other.
-
-    Attributes:
-        y: int64 [N].
-        speakers: int64 [N].
-        words: Names of the classes.
-        sizes: Split -> number of sounds; only the splits that exist.
-        files: Their files.
-        sounds: [N].
-    """
-
-    y: NDArray[np.int64]
-    speakers: NDArray[np.int64]
-    words: tuple[str, ...]
-    sizes: dict[str, int]
-    files: list[Path]
-    sounds: Iterator[Sound]
 
 
 def _find_set(name: str, folder: str | None) -> None:
@@ -166,7 +141,7 @@ def _is_sound(file: Path) -> bool:
     return file.suffix.lower() in _SUFFIXES and not is_system_name(file.name)
 
 
-def _read_archive(folder: Path) -> _LabelledSounds:
+def _read_archive(folder: Path) -> Rows:
     words = _list_words(folder)
     split_names = {}
     for split, name in _LISTS.items():
@@ -181,17 +156,17 @@ def _read_archive(folder: Path) -> _LabelledSounds:
     rows.sort(key=lambda row: SPLITS.index(row[0]))
     counts = Counter(split for split, _, _ in rows)
     files = [file for _, _, file in rows]
-    return _LabelledSounds(
+    return Rows(
+        x=(files, ((functools.partial(read_bytes, file, DataError), Origin(file)) for file in files)),
         y=np.array([label for _, label, _ in rows], dtype=np.int64),
-        speakers=parquet.encode_values(np.array([file.stem.partition("_nohash_")[0] for file in files]))[0],
-        words=tuple(words),
         sizes={split: counts[split] for split in SPLITS if counts[split]},
-        files=files,
-        sounds=((functools.partial(read_bytes, file, DataError), Origin(file)) for file in files),
+        classes=len(words),
+        class_names=tuple(words),
+        groups=parquet.encode_values(np.array([file.stem.partition("_nohash_")[0] for file in files]))[0],
     )
 
 
-def _read_parquet(folder: str | None) -> _LabelledSounds:
+def _read_parquet(folder: str | None) -> Rows:
     paths = find_parquet_files("speech_commands", folder)
     files = [parquet.File(path) for split_paths in paths.values() for path in split_paths]
     audio, label = files[0].column(None, ("audio",), "audio"), files[0].column(None, ("label",), "label")
@@ -204,13 +179,13 @@ def _read_parquet(folder: str | None) -> _LabelledSounds:
         rows = sum(file.rows for file in files if file.path in split_paths)
         sizes[split] = int(is_word[start : start + rows].sum())
         start += rows
-    return _LabelledSounds(
+    return Rows(
+        x=([file.path for file in files], _iter_sounds(files, audio, is_word)),
         y=np.searchsorted(classes, y[is_word]).astype(np.int64),
-        speakers=parquet.encode_values(speakers)[0],
-        words=tuple(words[i] if words else str(i) for i in classes),
         sizes={split: size for split, size in sizes.items() if size},
-        files=[file.path for file in files],
-        sounds=_iter_sounds(files, audio, is_word),
+        classes=len(classes),
+        class_names=tuple(words[i] if words else str(i) for i in classes),
+        groups=parquet.encode_values(speakers)[0],
     )
 
 

@@ -1,0 +1,88 @@
+"""Rows: the labelled samples of any source, with splits and groups; each becomes a `Data` in the same way."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fleetfit.data.dataset import Data
+from fleetfit.data.splits import fill_missing_splits, make_empty_split_notes
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Labelled samples, one split after the other.
+
+    Attributes:
+        x: The samples: an array [N, ...], encoded images, or what reads them; None: only their files are known.
+        y: int64 [N].
+        sizes: Split -> number of samples, in their order; only the splits that exist.
+        classes: Number of classes.
+        class_names: One per class, or ().
+        groups: int64 [N], or None.
+        notes: Sentences on how they were read.
+        folder: The folder of the files.
+        file_names: The file of each sample, relative to `folder`, bytes [N]; None if samples are not files.
+    """
+
+    x: Any
+    y: NDArray[np.int64]
+    sizes: dict[str, int]
+    classes: int
+    class_names: tuple[str, ...] = ()
+    groups: NDArray[np.int64] | None = None
+    notes: tuple[str, ...] = ()
+    folder: Path = Path()
+    file_names: NDArray[np.bytes_] | None = None
+
+    @property
+    def paths(self) -> list[Path]:
+        """The file of each sample."""
+        return [self.folder / os.fsdecode(name) for name in (() if self.file_names is None else self.file_names)]
+
+    def divide(
+        self, name: str, validation: float, test: float, seed: int, samples: int | None = None
+    ) -> dict[str, NDArray[np.int64]]:
+        """Return the rows of each split. Missing splits are held out of each group, or of each class.
+
+        Args:
+            name: Name of the data set, for messages.
+            validation: Share of the training samples to hold out, if there is no validation set.
+            test: Share to hold out as the test set, if there is only a training set.
+            seed: Seed of the draws.
+            samples: Number of training samples to draw, in proportion for each class; None: all.
+
+        Raises:
+            DataError: A share, the seed or the number of samples is out of range.
+        """
+        strata = self.y if self.groups is None else self.groups
+        return fill_missing_splits(self.sizes, strata, validation, test, seed, name, samples, self.y)
+
+    def make_data(self, name: str, x: Any, splits: Mapping[str, NDArray[np.int64]], **facts: Any) -> Data:
+        """Return the samples as a data set.
+
+        Args:
+            name: Its name.
+            x: The samples, an array or encoded images.
+            splits: The rows of each split.
+            **facts: Further fields of `Data`.
+
+        Raises:
+            DataError: Labels or fields do not fit the samples.
+        """
+        return Data(
+            name=name,
+            x=torch.from_numpy(x) if isinstance(x, np.ndarray) else x,
+            y=torch.from_numpy(self.y),
+            splits={split: torch.from_numpy(rows) for split, rows in splits.items()},
+            classes=self.classes,
+            groups=None if self.groups is None else torch.from_numpy(self.groups),
+            class_names=self.class_names,
+            notes=(*self.notes, *make_empty_split_notes(name, self.sizes)),
+            **facts,
+        )
