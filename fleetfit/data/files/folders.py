@@ -146,7 +146,7 @@ def find_tables(path: Path, suffixes: Sequence[str]) -> dict[str, list[Path]]:
     except DataError as error:
         names = (*suffixes, ".parquet")
         tables = [file for file in list_sample_files(path, "*") if file.suffix.lower() in names]
-        if len(tables) == 1:
+        if len(tables) == 1 and tables[0].stem not in BY_NAME:
             return {"train": tables}
         several = f" It has {len(tables)} tables. Name one file." if tables else ""
         raise DataError(f"{error} There is also no train file with suffix {', '.join(suffixes)}.{several}",
