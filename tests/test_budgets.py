@@ -53,8 +53,8 @@ def test_every_cost_of_a_budget_must_fit() -> None:
     starved = np.flatnonzero(fleet.group == 2)
     assert assembly.plan.left_out == tuple(f'{c} (group "starved", parameters, memory_bytes)' for c in starved)
     short = 1000.0 / whole
-    assert f'2 clients of group "starved" (budget parameters 0.1, memory_bytes {short:.3g} of' in assembly.notes[0]
-    assert "the smallest level costs parameters 0.2" in assembly.notes[0]
+    for quoted in ("2 clients", '"starved"', "parameters 0.1", f"memory_bytes {short:.3g} of", "parameters 0.2"):
+        assert quoted in assembly.notes[0]
     client = assembly.federation.clients[int(np.flatnonzero(fleet.group == 0)[0])]
     assert client.further == {"memory_bytes": 0.5} and client.reported == 0.25
 
@@ -63,10 +63,8 @@ def test_only_the_cost_that_failed_is_named() -> None:
     groups = [{"budget": {"parameters": 1.0, "size_bytes": 0.5}, "name": "thin"}, {"budget": 1.0}]
     assembly = assemble(load_experiment({**FLEET, "fleet": {"groups": groups}, "method": {"name": "exclusivefl"}}))
     assert assembly.plan.left_out and all('(group "thin", size_bytes)' in who for who in assembly.plan.left_out)
-    assert (
-        "(budget size_bytes 0.5 of the full model) cannot take part: the smallest level costs size_bytes 1."
-        in (assembly.notes[0])
-    )
+    assert "size_bytes 0.5" in assembly.notes[0] and "size_bytes 1." in assembly.notes[0]
+    assert "parameters" not in assembly.notes[0]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "exclusivefl", "decoupled", "heterofl", "all_large"])

@@ -18,12 +18,11 @@ SMALL: dict[str, Any] = {
     "local": {"epochs": 1},
     "evaluate": {"every": 0},
 }
-SAID = "trains the sub-model that fits the smallest budget"
 
 
 def notes(method: str, **fleet: Any) -> list[str]:
     assembly = assemble(load_experiment({**SMALL, "fleet": fleet, "method": {"name": method}}))
-    return [note for note in assembly.notes if SAID in note]
+    return [note for note in assembly.notes if "all_large" in note]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedsgd"])
@@ -31,10 +30,9 @@ def test_its_size_is_the_plan_s(method: str) -> None:
     (level,) = ff.plan({**SMALL, "method": {"name": method}}).levels
     (whole,) = ff.plan({**SMALL, "method": {"name": "all_large"}}).levels
     assert level.parameters < whole.parameters / 5
-    assert notes(method) == [
-        f"{method} {SAID}, {format_count(level.parameters)} of {format_count(whole.parameters)} parameters. "
-        "Use all_large to ignore budgets."
-    ]
+    (note,) = notes(method)
+    assert note.startswith(method)
+    assert f"{format_count(level.parameters)} of {format_count(whole.parameters)}" in note
 
 
 def test_full_clients_need_no_note() -> None:
@@ -54,4 +52,4 @@ def test_a_comparison_says_it_once_for_all_seeds(tmp_path: Path) -> None:
     file.write_text(tomli_w.dumps({**SMALL, **tiny, "compare": {"row": rows, "grid": {"seed": [0, 1]}}}))
     _, *streams = run_verb("compare", file, "--out", tmp_path / "out", code=0)
     output = " ".join("".join(streams).split())
-    assert output.count(SAID) == 1 and output.count("Use all_large to ignore budgets") == 1
+    assert output.count("all_large") == 1

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import Expected, raises
+from support import Expected, check_error, raises
 
 from fleetfit.cost import WIDTHS, Conditions, Grid, compute_cost, cost_grid
 from fleetfit.errors import ConfigError, PlanError
@@ -277,9 +277,7 @@ def test_nothing_fits_names_the_nearest_and_the_tolerance() -> None:
     grid = cost_grid(resnet(depth=20), CIFAR)
     with pytest.raises(PlanError) as caught:
         search(grid, QUARTERS, "depth")
-    text = str(caught.value)
-    assert "level 2: 4 of 9 blocks at width 1.00 costs 0.236 for 0.25" in text
-    assert "A tolerance of 0.37 would admit them" in text
+    check_error(caught.value, "level 2", "4 of 9", 0.236, 0.25, 0.37)
     search(grid, Targets(QUARTERS.ratios, (0.37,) * 4), "depth")
     with pytest.raises(PlanError):
         search(grid, Targets(QUARTERS.ratios, (0.36,) * 4), "depth")

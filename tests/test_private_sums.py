@@ -284,7 +284,7 @@ def test_a_server_that_shrinks_the_cohort_gets_no_sum(monkeypatch: pytest.Monkey
     after, report = run_round(assembly.federation, engine, settings, server)
     assert not watched.replies and torch.equal(concat_state(after.state), concat_state(server.state))
     reasons = [failure["reason"] for failure in report["failures"]]
-    assert len(reasons) == 2 and all("the cohort has 2 members, and at least 3" in reason for reason in reasons)
+    assert len(reasons) == 2 and all("2 members" in reason and "3" in reason for reason in reasons)
     after, report = run_round(
         assembly.federation, engine, assembly.settings, server
     )  # and one that is honest asks nobody
@@ -482,5 +482,5 @@ def test_more_clients_than_sums_can_hold_are_refused() -> None:
 
 def test_a_cohort_that_is_often_too_small_is_noted() -> None:
     notes = assemble(load_experiment(merge_tables(BOTH, {"cohort": {"fraction": 0.5}}))).notes
-    assert any("In 69% of the rounds fewer than 3 clients of level 3 are drawn" in note for note in notes)
-    assert not any("fewer than 3 clients" in note for note in assemble(load_experiment(BOTH)).notes)
+    assert any("69%" in note and "3 clients of level 3" in note for note in notes)
+    assert not any("3 clients of level" in note for note in assemble(load_experiment(BOTH)).notes)

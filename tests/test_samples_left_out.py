@@ -51,7 +51,7 @@ def test_writers_that_were_not_drawn(tmp_path: Path) -> None:
     run = ff.run({**FAST, "data": data}, out=tmp_path / "run")
     assert run.columns["static"]["global_samples"] == 20
     assert "(20 of 50 samples)" in total(run)["local accuracy %"]
-    assert any("30 of 50 test samples belong to no client" in n and "partition" in n for n in run.notes)
+    assert any("30 of 50" in n and "partition" in n for n in run.notes)
 
 
 def test_a_division_of_ones_own_that_drops_samples(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_a_division_of_ones_own_that_drops_samples(tmp_path: Path) -> None:
     data = {"path": place, "partition": {"kind": f"{tmp_path}/own.py:own", "clients": 3}}
     run = ff.run({**FAST, "data": data}, out=tmp_path / "run")
     assert "(20 of 30 samples)" in total(run)["global accuracy %"]
-    assert any("10 of 30 test samples belong to no client" in n and "partition" in n for n in run.notes)
+    assert any("10 of 30" in n and "partition" in n for n in run.notes)
 
 
 def test_some_clients_are_evaluated(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_some_clients_are_evaluated(tmp_path: Path) -> None:
     data = {"path": place, "partition": {"kind": "iid", "clients": 4}}
     run = ff.run({**FAST, "data": data, "evaluate": {"clients": 1}}, out=tmp_path / "run")
     assert "(10 of 40 samples)" in total(run)["global accuracy %"]
-    assert any("1 of 4 clients ([evaluate] clients)" in note for note in run.notes)
+    assert any("1 of 4" in note and "[evaluate] clients" in note for note in run.notes)
     whole = ff.run({**FAST, "data": data}, out=tmp_path / "whole")
     assert "samples" not in total(whole)["global accuracy %"] and not any("no client" in n for n in whole.notes)
 

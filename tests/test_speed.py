@@ -170,7 +170,7 @@ def test_fast_avoids_emulated_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(*HELD)
     settings = images(tmp_path / "b", {"speed": "fast"})
     assert set(settings.experiment.engine.chosen.values()) == {"fp32 channels_last"}
-    assert any("uses fp32: this machine has no bf16 instructions" in note for note in settings.assembly.notes)
+    assert any("fp32" in note and "bf16" in note for note in settings.assembly.notes)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_bf16_is_a_capability_of_the_processor(flag: str, expected: bool, monkey
 def test_explicit_bf16_is_emulated_with_note(fast: ff.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(*HELD)
     settings = images(tmp_path, {"precision": "bf16"})
-    assert any("computes in bf16, and this machine has no" in note for note in settings.assembly.notes)
+    assert any("bf16" in note and "slower" in note for note in settings.assembly.notes)
     again = ff.load(fast.folder)
     assert any("as on the machine that started it" in note for note in again.assembly.notes)
     assert again.experiment.engine.chosen == fast.experiment.engine.chosen

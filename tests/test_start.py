@@ -54,7 +54,7 @@ def test_first_state_is_last_of_other_run(backbone: ff.Run, tmp_path: Path) -> N
     run = ff.run(TINY, out=tmp_path / "run", start=backbone.folder, seed=7, method="fedavg")
     assert_same_bits(first_state(run), backbone.server.state)
     assert run.experiment.start == str(backbone.folder)
-    assert f"The model starts from {backbone.folder} after round 2." in run.notes
+    assert any(f"{backbone.folder} after round 2." in note for note in run.notes)
     assert not has_same_bits(run.server.state, backbone.server.state)
     drawn = initial_state(backbone.assembly.federation.problem, 7)
     assert not has_same_bits(drawn, backbone.server.state), "the seeds give one state, so the test proves nothing"
@@ -71,7 +71,7 @@ def test_missing_classifiers_are_drawn(backbone: ff.Run, tmp_path: Path) -> None
     for name, tensor in begun.items():
         assert torch.equal(tensor, theirs[name] if name in theirs else drawn[name]), name
     early = ", ".join(f"heads.{e}" for e in exits[:-1])
-    assert f"The model starts from {backbone.folder} after round 2; new, at least in part: {early}." in run.notes
+    assert any(f"{backbone.folder} after round 2;" in note and f": {early}." in note for note in run.notes)
 
 
 def test_only_classifiers_of_other_classes_are_drawn(backbone: ff.Run, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_only_classifiers_of_other_classes_are_drawn(backbone: ff.Run, tmp_path:
         "heads.3.weight", "heads.3.bias",
     }  # fmt: skip
     assert tuple(begun["heads.3.weight"].shape) == (7, 8)
-    assert any("new, at least in part: heads.3." in note for note in run.notes)
+    assert any(f"{backbone.folder} after round 2;" in note and ": heads.3." in note for note in run.notes)
 
 
 def test_decoupled_gives_its_largest_model(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_resume_without_start(backbone: ff.Run, tmp_path: Path) -> None:
     shutil.rmtree(moved)
     again = ff.resume(tmp_path / "cut")
     assert_same_bits(again.server.state, whole.server.state)
-    assert f"The model began as {moved}, which is not there any more." in again.notes
+    assert any(str(moved) in note for note in again.notes)
 
 
 def test_refused_starts(backbone: ff.Run, tmp_path: Path) -> None:
@@ -215,4 +215,4 @@ def test_custom_architecture_with_checkpoint(tmp_path: Path) -> None:
     run = ff.run(TINY, out=tmp_path / "run", method="fedavg", model=Begun(), data={"name": tiny_data()})
     begun = first_state(run)
     assert all(bool((begun[f"blocks.{i}.0.weight"] == 0.25).all()) for i in range(3))
-    assert any("The model starts from Begun." in note for note in run.notes)
+    assert any("Begun" in note for note in run.notes)
