@@ -71,7 +71,7 @@ def test_an_accepted_model_raises_larger_ones_too() -> None:
     assert credit_update(np.ones(7), L1, L1).tolist() == [1, 1, 1, 1, 1, 1, 4]
 
 
-def test_a_pruned_model_raises_smaller_and_lowers_larger_ones() -> None:
+def test_a_pruned_model_raises_smaller_ones() -> None:
     """Lines 20 to 25: S1 came back for L1. S1: 1 + 3 - 0, M3: 1 - 1, M2: max(1 - 2, 0), and so on.
 
     From scores of 5: S1 is 8, then 5 - 1, 5 - 2, 5 - 3, 5 - 4.
@@ -117,7 +117,7 @@ def test_a_refusal_lowers_without_credit() -> None:
     assert lower_scores(np.full(7, 5.0), M3).tolist() == [5, 5, 5, 5, 4, 3, 2]
 
 
-def test_the_curiosity_table_counts_types_sent_and_received() -> None:
+def test_the_curiosity_table_counts_types() -> None:
     """Lines 12 and 13: S3, S2, S1 are type S; L1 is type L."""
     column = np.ones(3)
     for model in (S3, S1, M2, L1, L1):
@@ -203,7 +203,7 @@ def test_the_levels_are_the_pool() -> None:
     assert [m.name for m in make_pool(federation.problem.architecture, p=1)] == ["S1", "M1", "L1"]
 
 
-def test_each_slot_draws_a_model_and_a_client_of_its_own() -> None:
+def test_each_slot_draws_a_model_and_a_client() -> None:
     federation, _ = fleet()
     server = start(federation)
     models: Counter[int] = Counter()
@@ -276,7 +276,7 @@ def test_the_pool_is_not_nested() -> None:
     assert not pool["S1"].inside(pool["M3"]) and pool["S3"].inside(pool["M3"])
 
 
-def test_a_device_may_take_the_server_s_largest_fitting_model() -> None:
+def test_devices_take_the_largest_fitting_model() -> None:
     """The authors' rule, for every model sent and budgets around each cost: nothing of containment, m_i at most.
 
     What M3 is sent with has S1's further channels, and they are the server's.
@@ -412,7 +412,7 @@ def decoupled_fleet(cohort: int, **options: Any) -> tuple[Federation, Simulation
     return replace(federation, method=method, method_spec=spec, levels=levels, clients=reporting), simulation
 
 
-def test_decoupled_trains_each_model_on_all_who_afford_it() -> None:
+def test_decoupled_trains_on_all_who_afford() -> None:
     """S1, M1 and L1 of the pool; a cohort for each, no client twice, and over the rounds everybody who is able."""
     federation, simulation = decoupled_fleet(cohort=2)
     ours = {model.name: model.submodel for model in make_pool(federation.problem.architecture)}

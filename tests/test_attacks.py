@@ -65,7 +65,7 @@ def test_beyond_the_core_the_sign_is_flipped() -> None:
 
 
 @pytest.mark.parametrize(("kind", "keys"), [("little_is_enough", {"z": 0.7}), ("inner_product", {"scale": 2.0})])
-def test_colluders_use_the_moments_of_an_element_s_coverers(kind: str, keys: dict[str, float]) -> None:
+def test_colluders_use_moments_of_coverers(kind: str, keys: dict[str, float]) -> None:
     """Three updates: of the middle sub-model, the full one (but for two tensors) and the core."""
     untrained = ("stem.weight", "heads.2.bias")
     _, forgery, _ = forged(kind, MIDDLE, untrained=untrained, **keys)
@@ -124,7 +124,7 @@ def test_noise_has_the_given_length_and_repeats() -> None:
     assert float((concat_state(hidden.state) - sent).norm()) == pytest.approx(0.1 * float(trained.norm()), rel=1e-3)
 
 
-def test_each_round_and_each_client_has_noise_of_its_own() -> None:
+def test_noise_differs_by_round_and_client() -> None:
     job = make_job(FULL, 1)
     attackers, honest = hostile("noise"), make_update(FULL, 1, job)
     later = replace(job, round=2)
@@ -181,7 +181,7 @@ def hostile(kind: str, clients: tuple[int, ...] = (1, 3), **keys: Any) -> Attack
 
 
 @pytest.mark.parametrize(("keys", "wrong"), [({}, lambda y: 3 - y), ({"target": 2}, lambda y: 0 * y + 2)])
-def test_label_flip_changes_labels_of_hostile_clients_only(keys: dict[str, int], wrong: Any) -> None:
+def test_label_flip_spares_honest_clients(keys: dict[str, int], wrong: Any) -> None:
     data = tiny_data()
     parts = tiny_parts(data, 5)
     poisoned, dealt = hostile("label_flip", **keys).poison(data, parts)
@@ -399,7 +399,7 @@ SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     "method", ["adaptivefl", *(pytest.param(m, marks=SLOW) for m in ("scalefl", "fedrolex", "decoupled"))]
 )
-def test_updates_of_attacks_pass_validation_or_are_rejected(method: str) -> None:
+def test_attacks_pass_validation_or_are_rejected(method: str) -> None:
     """Beside methods with channels that move, pieces that devices cut, and models of their own for each level."""
     from fleetfit.rounds import run_round, start
 

@@ -128,7 +128,7 @@ def test_it_survives_the_way_to_another_process() -> None:
 # ---- rounds -------------------------------------------------
 
 
-def test_who_goes_away_brings_nothing_and_remembers_nothing() -> None:
+def test_leaving_clients_remember_nothing() -> None:
     """FedDyn's clients remember; bytes down count, bytes up do not."""
     there = Availability(6, leave=0.5, seed=0)
     federation, simulation = coming({"name": "scalefl", "plus": {"feddyn": {}}}, there, cohort=6)
@@ -216,7 +216,7 @@ def stubborn() -> Method:
     return Method(choose=choose)
 
 
-def test_whoever_is_chosen_without_being_there_is_a_failure() -> None:
+def test_absent_chosen_clients_are_failures() -> None:
     trace = np.array([[True, False, True]])
     federation, simulation = coming({"name": stubborn}, Availability(3, trace=trace), cohort=2)
     _, report = run_round(federation, local(simulation), SETTINGS, start(federation))
@@ -414,7 +414,7 @@ def test_classes_are_told_where_clients_agree() -> None:
     assert assemble(load_experiment({}, SMALL)).federation.clients.labels is None
 
 
-def test_a_table_of_another_choice_takes_the_old_keys_along() -> None:
+def test_another_choice_drops_the_old_keys() -> None:
     base = {"cohort": {"choose": {"name": "loss", "candidates": 20}}}
     assert load_experiment(base, ["cohort.choose.candidates=5"]).cohort.choose == {"name": "loss", "candidates": 5}
     assert load_experiment(base, ["cohort.choose={name='size'}"]).cohort.choose == {"name": "size"}
@@ -422,7 +422,7 @@ def test_a_table_of_another_choice_takes_the_old_keys_along() -> None:
     assert load_experiment({}, ["cohort.choose={name='size'}"]).cohort.choose == {"name": "size"}
 
 
-def test_statistics_and_evaluation_do_not_ask_who_is_there() -> None:
+def test_evaluation_ignores_availability() -> None:
     from fleetfit.training import run_job
 
     federation, simulation = coming({"name": "scalefl"}, only(1), cohort=3)

@@ -85,7 +85,7 @@ def test_levels_of_every_method_need_the_further_costs(method: str) -> None:
         assert (small == {"exclusivefl": -1, "fedavg": 0}.get(method, 0)).all()
 
 
-def test_a_batch_of_all_samples_counts_the_largest_client() -> None:
+def test_whole_batches_count_the_largest_client() -> None:
     assembly = assemble(load_experiment({**FLEET, "local": {"batch_size": "all"}}))
     assert assembly.fleet.conditions.batch_size == max(len(p["train"]) for p in assembly.simulation.parts)
     assert assemble(load_experiment(FLEET)).fleet.conditions.batch_size == 8

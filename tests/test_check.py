@@ -107,13 +107,13 @@ def attention_of_fixed_heads() -> Made:
     return Made({"hidden": Axis(12), "classes": Axis(3, scaled=False)}, lambda s: Grouped(s["hidden"], s["classes"]))
 
 
-def test_a_size_derived_by_rounding_is_refused_by_the_shapes() -> None:
+def test_rounded_sizes_are_refused() -> None:
     check(squeeze(own_axis=False, granule=4))  # a quarter of the channels, in granules of four: whole
     with raises(ModelError, '"between.', "(2, 2)", "(1, 2)"):
         check(squeeze(own_axis=False, granule=1))
 
 
-def test_one_tensor_under_two_names_is_refused_unless_declared() -> None:
+def test_shared_tensors_must_be_declared() -> None:
     with raises(ModelError, '"down.weight"', '"up.weight"'):
         check(shared(declared=False))
 
@@ -124,7 +124,7 @@ def test_blocks_behind_the_last_exit_must_be_absent() -> None:
         check_layout(Deep(keeps_all=True), input_shape=(5,))
 
 
-def test_norms_over_channels_take_the_full_models_numbers() -> None:
+def test_channel_norms_take_full_numbers() -> None:
     """A layer norm written out, one without weights and one over the first dimension are proved like PyTorch's own."""
 
     class Own(nn.Module):
@@ -178,7 +178,7 @@ def test_inputs_that_do_not_fit_are_refused() -> None:
     assert isinstance(blocked(3), Declaration)
 
 
-def test_an_example_batch_serves_models_that_take_no_floats() -> None:
+def test_example_batches_serve_other_inputs() -> None:
     class Embedded(Normed):
         def __init__(self, hidden: int, classes: int) -> None:
             super().__init__(hidden, classes, nn.Identity())

@@ -160,7 +160,7 @@ def test_missing_methods_of_a_plain_module_are_listed(report: Report) -> None:
     assert {row[2] for row in table_rows(text)} == {"1/1"}
 
 
-def test_missing_segments_of_a_list_of_logits_are_listed(report: Report) -> None:
+def test_missing_segments_are_listed(report: Report) -> None:
     start = "def start(self, x):\n        return self.stem(x)"
     listed = STACK.replace("(ExitModel)", "(nn.Module)").replace(start, """\
 def forward(self, x):

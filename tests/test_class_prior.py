@@ -98,7 +98,7 @@ def test_frequencies_count_scored_positions() -> None:
     assert compute_class_frequencies(tokens).tolist() == pytest.approx([2 / 7, 4 / 7, 1 / 7], rel=1e-15)
 
 
-def test_the_offset_is_tau_times_the_difference_of_logarithms() -> None:
+def test_the_offset_is_tau_times_log_ratios() -> None:
     """tau 0.5, p_k = (3/4, 1/4): 0.5 ln((3/4) / (1/2)) = 0.5 ln 1.5 = 0.20273; relative to (3/4, 1/4) it is zero."""
     own = torch.tensor([0.75, 0.25], dtype=torch.float64)
     expected = [0.2027325541, 0.5 * math.log(0.5)]
@@ -193,7 +193,7 @@ def test_the_default_prior_is_uniform() -> None:
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scalefl", "heterofl", "depthfl", "reefl"])
-def test_with_tau_0_a_job_is_the_method_s_own_bit_for_bit(name: str) -> None:
+def test_tau_0_changes_no_bit(name: str) -> None:
     federation, simulation = skewed(name, 0.0)
     job = replace(make_job(federation, 2, 2, local=LOCAL), prior=PRIOR_BY_HAND)
     without = replace(job, method={"name": name})
@@ -239,7 +239,7 @@ def rounds_of(federation: Federation, engine: Any, rounds: int = 2) -> list[Any]
     return list(run(federation, engine, Settings(rounds, plain(lr=0.1, batch_size=8)), start(federation)))
 
 
-def test_the_mean_of_all_answers_goes_with_every_training_job() -> None:
+def test_every_training_job_has_the_mean_prior() -> None:
     federation, simulation = skewed("scalefl")
     engine = RecordingEngine(simulation)
     first, second = rounds_of(federation, engine)
@@ -415,7 +415,7 @@ def secured(drop: secure_engine.Dropout = secure_engine.drop_none) -> tuple[Fede
     return assembly.federation, SecureEngine(engine.engine, layout, secure, parties)
 
 
-def test_a_secure_sum_is_the_plain_mean_up_to_half_a_step() -> None:
+def test_a_secure_sum_is_nearly_the_mean() -> None:
     """Of 22 bits: 1 / (2^21 - 1) / 2 = 2.4e-7."""
     federation, engine = secured()
     server = start(federation)
@@ -429,7 +429,7 @@ def test_a_secure_sum_is_the_plain_mean_up_to_half_a_step() -> None:
 
 
 @pytest.mark.parametrize("phase", ["keys", "shares", "update"])
-def test_a_client_that_drops_out_of_a_secure_sum_is_left_out(phase: str) -> None:
+def test_dropouts_are_left_out_of_a_secure_sum(phase: str) -> None:
     federation, engine = secured(lambda p, r, c: p == phase and c in (1, 6))
     frequencies = sum_class_frequencies(federation, engine, start(federation))
     rows = [r.state[FREQUENCIES] for r in engine.engine.run(iter_label_jobs(federation, start(federation)))]
@@ -544,7 +544,7 @@ TABLE: dict[str, Any] = {**TINY, "method": {"name": "scalefl", "plus": PRIOR}}
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
-def test_a_resumed_run_ends_with_the_bits_of_an_unbroken_one(after: int, tmp_path: Any, monkeypatch: Any) -> None:
+def test_a_resumed_run_has_equal_bits(after: int, tmp_path: Any, monkeypatch: Any) -> None:
     """Stopped after the answers and before the first round, and after a round, of which one has a checkpoint."""
     table = {**TABLE, "rounds": 3, "checkpoint": {"every": 2}}
     base = ff.run(table, out=tmp_path / "unbroken")

@@ -126,7 +126,7 @@ def spoilt(update: Update, name: str, scale: Any) -> State:
     return {**update.scales, name: scale}
 
 
-def test_compressed_updates_pass_validation_or_are_named() -> None:
+def test_compressed_updates_are_validated() -> None:
     job, update = job_and_update()
     half, _ = compress(update, job, LAYOUT, "float16", None)
     small, _ = compress(update, job, LAYOUT, "int8", None)
@@ -224,7 +224,7 @@ def test_the_size_of_an_update_is_counted_as_it_travels() -> None:
 
 
 @pytest.mark.parametrize("kind", [None, *KINDS])
-def test_the_size_of_an_update_is_known_before_there_is_one(kind: str | None) -> None:
+def test_update_sizes_are_known_beforehand(kind: str | None) -> None:
     """To the byte, but for what it counts and reports."""
     job, update = job_and_update(level=2)
     job = replace(job, local=job.local.replace(compress=kind))

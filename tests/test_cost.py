@@ -214,7 +214,7 @@ class Table(nn.Module):
         return self.fc(x) + table.sum() + self.scale.sum()
 
 
-def test_modules_without_a_rule_are_counted_at_every_width() -> None:
+def test_modules_without_a_rule_are_counted() -> None:
     architecture = zoo.Made({"a": Axis(9), "classes": Axis(3, scaled=False)}, lambda s: Table(s["a"], s["classes"]))
     grid = cost_grid(architecture, (5,), "multiply_adds")
     for width in (0.2, 0.5, 1.0):
@@ -238,7 +238,7 @@ def test_grids_and_costs_are_cached_by_the_parameters() -> None:
     assert cost_grid(cnn(classes=3), (1, 8, 8)) is not cost_grid(cnn(classes=4), (1, 8, 8))
 
 
-def test_an_architecture_that_cannot_be_hashed_is_measured() -> None:
+def test_unhashable_architectures_are_measured() -> None:
     class Loose(Deep):
         __hash__ = None  # type: ignore[assignment]
 

@@ -96,7 +96,7 @@ def test_shallower_update_is_in_time() -> None:
 
 
 @pytest.mark.parametrize("late", ["stop", "shallower"])
-def test_training_stops_at_the_last_step_that_ends_in_time(late: Any) -> None:
+def test_training_stops_in_time(late: Any) -> None:
     """Steps by hand: each costs 3 x forward x batch; the state is that of a training of so many steps."""
     federation, simulation = tiny_federation({"name": "heterofl", "plus": {"in_time": {}}})
     federation = replace(federation, levels=tuple(replace(v, submodel=replace(v.submodel, exits=(3,)))

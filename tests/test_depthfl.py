@@ -53,7 +53,7 @@ def contents(x: dict[str, Tensor], exits: tuple[int, ...]) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("share", "temperature", "alpha"), [(1.0, 1.0, 0.0), (0.6, 2.0, 0.0), (0.0, 1.0, 0.0), (1.0, 1.0, 0.1)]
 )
-def test_rounds_are_the_exits_losses_with_the_ramp_and_feddyn(share: float, temperature: float, alpha: float) -> None:
+def test_rounds_equal_a_plain_loop(share: float, temperature: float, alpha: float) -> None:
     """Three rounds with a ramp of two: weights exp(-5), exp(-5/4) and 1, times the share; clients are counted.
 
     FedDyn (Acar et al., Algorithm 1): a client's loss has -<g_k, w> + alpha/2 ||w - x||^2 too, with g_k <- g_k - alpha

@@ -132,7 +132,7 @@ SETTLED = {
 
 @pytest.mark.parametrize("name", SETTLED)
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.spectral_norm` is deprecated:FutureWarning")
-def test_vectors_of_spectral_norms_are_settled_after_each_load(name: str) -> None:
+def test_spectral_vectors_settle_after_loading(name: str) -> None:
     """A level divides by the norm of its own weight: no state has the vectors."""
     assert check(SETTLED[name])
     assert not [tensor for tensor in infer_layout(SETTLED[name]).complete.tensors if tensor.endswith(("_u", "_v"))]

@@ -306,7 +306,7 @@ def declining_statistics(job: Job, device: Device) -> Job | None:
     return None if job.kind == "statistics" else job
 
 
-def test_a_static_column_is_never_made_of_batch_statistics() -> None:
+def test_static_columns_use_no_batch_statistics() -> None:
     """Where no client could run its statistics job, the headline must say so or be empty, not use each batch's own
     moments.
     """
@@ -317,7 +317,7 @@ def test_a_static_column_is_never_made_of_batch_statistics() -> None:
     assert static != batch or "failures" in columns
 
 
-def test_a_client_whose_statistics_job_failed_is_reported() -> None:
+def test_failed_statistics_are_reported() -> None:
     """One training sample cannot go through batch norm: its statistics are missing, and the columns say so."""
     federation, simulation = tiny_federation({"name": "scalefl"})
     parts = [dict(p) for p in simulation.parts]
@@ -335,7 +335,7 @@ def test_one_test_sample_fails_under_batch_statistics() -> None:
     assert {f["client"] for f in columns["failures"]} == {3}
 
 
-def test_a_client_without_training_data_still_is_evaluated() -> None:
+def test_clients_without_training_data_are_evaluated() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"})
     counts = federation.clients.num_examples.copy()
     counts[4] = 0
@@ -405,7 +405,7 @@ def test_each_device_shuffles_its_data_by_itself() -> None:
     assert len(drawn) == len({seed for _, seed in drawn}) == 7
 
 
-def test_at_most_so_many_clients_the_same_ones_each_time() -> None:
+def test_the_evaluated_clients_stay_the_same() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"}, clients=12)
     scope = replace(WANTED, clients=5)
     first, again = (columns_of(federation, simulation, scope)["static"]["per_client"] for _ in range(2))
@@ -427,7 +427,7 @@ def test_devices_tell_local_from_global_evaluations() -> None:
     assert sorted((f["client"], f["level"]) for f in columns["failures"]) == [(2, 3), (2, 3), (3, 1), (3, 1)]
 
 
-def test_a_client_at_the_largest_level_is_evaluated_once() -> None:
+def test_full_clients_are_evaluated_once() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"})
     engine = RecordingEngine(simulation)
     evaluate(federation, engine, start(federation), replace(WANTED, norms=("batch",), whole=False))

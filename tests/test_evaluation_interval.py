@@ -72,7 +72,7 @@ def test_a_part_is_a_tenth_of_the_work(cohort: int, clients: int, client_samples
     assert clients * client_samples == pytest.approx(max((tenth - 360) / 9, 100), abs=10)
 
 
-def test_fewer_clients_are_asked_where_each_has_few_samples() -> None:
+def test_small_clients_reduce_the_evaluation() -> None:
     """359 test samples: of 60 clients each has 6, of 6 each has 60; a part has 100 of them."""
     for clients, part in ((60, (17, 6)), (6, (6, 17))):
         data = {**TABLE["data"], "partition": {"kind": "iid", "clients": clients}}
@@ -131,7 +131,7 @@ def test_the_evaluated_part_stays_the_same(tmp_path: Path, engine: str) -> None:
         assert evaluation["static"]["per_client"] == earlier[0]["static"]["per_client"]
 
 
-def test_the_final_numbers_are_of_the_complete_evaluation(tmp_path: Path) -> None:
+def test_final_numbers_are_complete(tmp_path: Path) -> None:
     stopped_run(LEVELS, tmp_path / "run", after=5)
     text = (tmp_path / "run" / "config.toml").read_text()
     assert "every = 1" in text and "[evaluate.between]" in text

@@ -42,7 +42,7 @@ def test_every_model_has_a_size_for_tests() -> None:
 
 
 @pytest.mark.parametrize("name", without(LARGE, MODELS))
-def test_every_width_and_depth_builds_what_the_layout_predicts(name: str) -> None:
+def test_every_width_and_depth_builds(name: str) -> None:
     architecture = architecture_of(name)
     positions = tuple(architecture.positions)
     assert positions == tuple(sorted(set(positions))) and positions[-1] == architecture.blocks
@@ -102,7 +102,7 @@ def two_rounds(federation: Federation, engine: Engine) -> Round:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
-def test_it_trains_with_the_core_methods_and_engines_agree(name: str) -> None:
+def test_engines_agree_on_core_methods(name: str) -> None:
     problem, data = problem_of(name), data_of(name)
     engine = processes(fleet_of(problem, data, "scalefl")[1], workers=1)
     try:

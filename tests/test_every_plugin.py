@@ -218,7 +218,7 @@ def test_a_data_set_loads_or_says_what_it_needs(name: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", [name for name in ENGINES if name != "flower"])  # it has nodes, no simulation
-def test_an_engine_answers_every_job_in_order_and_closes_twice(name: str) -> None:
+def test_engines_answer_in_order(name: str) -> None:
     federation, simulation = tiny_federation({"name": "fedavg"})
     values = {"workers": 1} if "workers" in inspect.signature(names.resolve("engines", name)).parameters else {}
     engine = call_factory(names.resolve("engines", name), name, "[engine]", values, simulation=simulation)

@@ -223,7 +223,7 @@ def test_the_settings_are_the_paper_s() -> None:
     )  # fmt: skip
 
 
-def test_the_best_state_is_kept_and_patience_ends_the_training() -> None:
+def test_patience_keeps_the_best_state() -> None:
     """A learning rate that overshoots; the plain run says which check was the best, and when patience was over."""
     lr, every, patience, steps = 0.2, 2, 4, 60
     spec = whole_batches(steps=steps, check_every=every, patience=patience, lr=lr)
@@ -252,7 +252,7 @@ def test_a_student_that_only_gets_worse_stays_the_mean() -> None:
     assert state.metrics["after"] == state.metrics["before"]
 
 
-def test_students_of_all_levels_move_towards_their_teachers() -> None:
+def test_students_move_towards_their_teachers() -> None:
     """On unlabelled data that they were not trained on, each level's model says more what the teachers' mean says."""
     federation, _ = by_width({"name": "feddf", "steps": 200, "check_every": 50, "lr": 0.01, "batch_size": 16})
     updates, problem = received(federation), federation.problem
@@ -372,7 +372,7 @@ def test_feddf_without_server_data_is_refused() -> None:
 # ---- the server's own data -------------------------------------------------
 
 
-def test_unlabelled_data_have_no_labels_and_keep_their_splits() -> None:
+def test_unlabelled_data_keep_their_splits() -> None:
     data = tiny_data()
     unlabelled = drop_labels(data)
     assert set(unlabelled.y.tolist()) == {0} and unlabelled.classes == 1 and unlabelled.groups is None

@@ -34,7 +34,7 @@ def fleetfit(*arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize("engine", ["local", "processes"])
-def test_a_run_has_only_what_it_needs_after_the_first_job(engine: str, tmp_path: Path) -> None:
+def test_a_run_imports_only_what_it_needs(engine: str, tmp_path: Path) -> None:
     """A client's job has begun and ended, in this process and in a worker; digits, the small CNN and SGD."""
     seen, hook = tmp_path / "seen.txt", tmp_path / "hook.py"
     hook.write_text(HOOK.format(file=str(seen)))

@@ -45,7 +45,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_blocks_and_exits_are_found_whatever_they_are_called(name: str) -> None:
+def test_blocks_and_exits_need_no_names(name: str) -> None:
     tensors = infer_layout(FOREIGN[name].build_architecture()).tensors
     assert {key: (tensors[key].block, tensors[key].exit) for key in PLACES[name]} == PLACES[name]
 

@@ -205,7 +205,7 @@ def test_a_proposed_product_is_explained() -> None:
     assert f'product(3, "heads", 8)}} if they are {means} that make 24)' in str(caught.value)
 
 
-def test_products_beside_each_other_are_declared_as_segments() -> None:
+def test_adjacent_products_are_segments() -> None:
     """Grouped queries: as many rows as queries have heads, then as keys have, then as values have."""
     size = lambda s: (s["heads"] + 2 * s["kv"]) * s["dim"]  # noqa: E731
     with raises(ModelError, '"heads"', '"dim"', '"kv"'):
@@ -321,7 +321,7 @@ def names_of(exits: tuple[int, ...]) -> list[str]:
 
 
 @pytest.mark.parametrize("exits", [(1, 2, 3, 4, 5, 6), (2, 4, 6), (3, 6), (2, 5, 6)])
-def test_blocks_and_exits_are_found_by_building_with_fewer(exits: tuple[int, ...]) -> None:
+def test_building_with_fewer_finds_blocks(exits: tuple[int, ...]) -> None:
     """Numbers that names do not tell come from models that end at other places, also between the chosen exits."""
     layout = infer_layout(Staged(names_of), exits)
     places = {name: (t.block, t.exit) for name, t in layout.tensors.items()}
@@ -437,7 +437,7 @@ class Mixed(nn.Module):
         self.attention = nn.MultiheadAttention(channels, width)
 
 
-def test_fixed_groups_are_explained_where_building_fails() -> None:
+def test_fixed_groups_are_explained_by_building() -> None:
     architecture = Made({"wide": Axis(16)}, lambda s: Mixed(s["wide"], 4, 1))
     with raises(ModelError, "GroupNorm", "Mixed", "test_layout.py", FIXED):
         infer_layout(architecture)
@@ -449,7 +449,7 @@ def test_fixed_groups_are_explained_where_building_fails() -> None:
         infer_layout(architecture)
 
 
-def test_fixed_groups_are_explained_at_a_grouped_convolution() -> None:
+def test_fixed_groups_of_convolutions_are_explained() -> None:
     """16 channels in granules of 4: four to a group looks like one input channel per granule."""
     architecture = Made({"wide": Axis(16, 4)}, lambda s: Mixed(s["wide"], 4, 1), {"*in_proj*": blocked(3)})
     with raises(ModelError, '"conv.weight"', 1, "4 groups", "4 channels", "Axis(4)", FIXED):
@@ -511,7 +511,7 @@ def test_running_statistics_are_off_and_never_travel() -> None:
     torch.testing.assert_close(module.train()(x), module.eval()(x))  # the batch's own statistics in both
 
 
-def test_floating_buffers_are_averaged_after_the_parameters() -> None:
+def test_floating_buffers_follow_the_parameters() -> None:
     class Buffered(nn.Module):
         def __init__(self, h: int) -> None:
             super().__init__()

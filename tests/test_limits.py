@@ -79,7 +79,7 @@ def test_early_stopping_keeps_the_best_epoch() -> None:
     assert_close(update.state, states[best], atol=2e-5)
 
 
-def test_check_every_step_equals_every_epoch_of_one_batch() -> None:
+def test_checks_by_step_equal_checks_by_epoch() -> None:
     """Bit for bit, where the first epoch is better than the start, which only a look at every step sees."""
     federation, simulation = tiny_fleet(norm=False)
     device, local = simulation.device(5), at_once(12, momentum=0.9, patience=2)

@@ -96,7 +96,7 @@ def test_messages_are_lost_with_their_probabilities() -> None:
     assert links.draw(7, 5) == LinkFaults(0.2, 0.5, 0.7, seed=3).draw(7, 5)
 
 
-def test_what_is_lost_counts_nowhere_and_costs_what_was_sent() -> None:
+def test_lost_messages_cost_bytes_only() -> None:
     """State and memories are those of a round in which these clients' updates are left out, to the bit."""
     federation, simulation = tiny_federation(REMEMBERING, 30, 30)
     links = LinkFaults(0.3, 0.4, 0.0)
@@ -152,7 +152,7 @@ def test_a_run_without_messages_has_no_usable_update(links: LinkFaults) -> None:
     assert not links.lost_down or not engine.replies
 
 
-def test_rounds_without_an_update_leave_the_server_as_it_was() -> None:
+def test_empty_rounds_leave_the_server() -> None:
     federation, simulation = tiny_federation({"name": "fedavg"}, 6, 3)
     settings = replace(SETTINGS, rounds=8, links=LinkFaults(lost_up=1.0))
     rounds = run(federation, Seen(simulation), settings, start(federation))
@@ -212,7 +212,7 @@ def test_rounds_wait_until_the_quorum() -> None:
     assert all(f["reason"] == UP for f in few.report["failures"])
 
 
-def test_among_those_who_are_equally_fast_chance_decides() -> None:
+def test_chance_decides_between_equally_fast() -> None:
     federation, simulation = timed([1.0] * 12)
     done, _ = rounds_of(federation, simulation, replace(SETTINGS, rounds=12, quorum=4))
     late = Counter(client for _, client in failed(done))
@@ -247,7 +247,7 @@ def unreliable(clients: int) -> tuple[Federation, Simulation]:
     return replace(federation, clients=reporting, connected=there.online), simulation
 
 
-def test_ten_thousand_clients_half_of_whose_messages_are_lost() -> None:
+def test_ten_thousand_clients_with_losses() -> None:
     """Lost, repeated, late, beyond the quorum, away and back: the bits are those of the updates that came in."""
     federation, simulation = unreliable(10_000)
     settings = replace(
@@ -290,7 +290,7 @@ def test_a_run_file_says_it(tmp_path: Path) -> None:
                for m in done.metrics)  # fmt: skip
 
 
-def test_without_a_clock_nobody_is_faster_and_it_is_said() -> None:
+def test_quorums_without_a_clock_are_noted() -> None:
     table = {**TABLE, "fleet": {"groups": [{"budget": 1.0}], "links": {"lost_up": 0.3}}}
     assembly = assemble(load_experiment(table))
     assert {one.key for one in assembly.unused} == {"cohort.quorum", "cohort.over_selection"}
@@ -330,6 +330,6 @@ def test_secure_rounds_refuse_links(more: dict[str, Any]) -> None:
         assemble(load_experiment(table))
 
 
-def test_one_round_without_any_of_it_says_nothing_of_links() -> None:
+def test_reliable_links_leave_no_record() -> None:
     federation, simulation = tiny_federation({"name": "fedavg"}, 4, 2)
     assert "links" not in run_round(federation, local(simulation), SETTINGS, start(federation))[1]

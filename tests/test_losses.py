@@ -47,7 +47,7 @@ def test_self_distillation_is_equation_5(beta: float, printed: bool) -> None:
     assert loss.item() == pytest.approx(plain_eq5(beta, 3.0, printed), rel=1e-12)
 
 
-def test_exit_weights_sum_to_one_and_to_one_half_as_printed() -> None:
+def test_exit_weights_sum_to_one() -> None:
     for exits in range(1, 13):
         assert sum(exit_weights(exits)) == pytest.approx(1.0)
         assert sum(exit_weights(exits, printed=True)) == pytest.approx(0.5)
@@ -67,7 +67,7 @@ def test_one_exit_is_plain_cross_entropy() -> None:
     assert torch.equal(self_distillation([logits], y, classification, 0.5, 3.0), classification.loss(logits, y))
 
 
-def test_masked_cross_entropy_sets_absent_logits_to_zero() -> None:
+def test_masked_cross_entropy_zeroes_absent_logits() -> None:
     """HeteroFL: with class 1 absent, its logit counts as 0."""
     row = [0.2, -1.0, 0.5]
     expected = -math.log(softmax([0.2, 0.0, 0.5])[0])
@@ -78,7 +78,7 @@ def test_masked_cross_entropy_sets_absent_logits_to_zero() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("exits", [1, 2, 3])
-def test_mutual_distillation_is_depthfl_s_sum_over_pairs(share: float, exits: int) -> None:
+def test_mutual_distillation_sums_over_pairs(share: float, exits: int) -> None:
     """sum_i CE_i + share / (l - 1) * sum_i sum_{j != i} KL(exit j || exit i), averaged over the two samples."""
     total = 0.0
     for i in range(exits):

@@ -88,7 +88,7 @@ def problem_of(model: str, shape: Sequence[int], **settings: Any) -> Problem:
 
 
 @pytest.mark.parametrize(("model", "width", "modules"), [("cnn", 1.0, 2), ("cnn", 0.25, 1), ("resnet20", 0.25, 1)])
-def test_a_second_module_is_built_where_evaluation_differs(model: str, width: float, modules: int) -> None:
+def test_evaluation_may_build_a_second_module(model: str, width: float, modules: int) -> None:
     problem = problem_of(model, (1, 12, 12))
     submodel = problem.submodel(width, problem.exits)
     trained, evaluated = (get_local_model(problem, submodel, HOST, training=use) for use in (True, False))
@@ -224,7 +224,7 @@ OWN = {**TABLE, "model": {}, "fleet": {"groups": [{"budget": 0.5}, {"budget": 1.
 
 
 @pytest.mark.parametrize("speed", ["exact", "fast"])
-def test_a_module_with_views_is_computed_in_the_plain_format(tmp_path: Path, speed: str) -> None:
+def test_modules_with_views_stay_plain(tmp_path: Path, speed: str) -> None:
     net = Viewing()
     run = ff.run(OWN, model=net, out=tmp_path / "run", engine={"speed": speed})
     assert run.summary["failures"] == 0 and run.accuracy("global") is not None
@@ -248,7 +248,7 @@ def test_any_error_of_a_forward_pass_counts() -> None:
     assert find_view_error(Viewing(flatten=True), (1, 8, 8)) == "" != find_view_error(Viewing(), (1, 8, 8))
 
 
-def test_channels_last_is_refused_for_a_module_with_views(tmp_path: Path) -> None:
+def test_views_refuse_channels_last(tmp_path: Path) -> None:
     with raises(ConfigError, key="engine.memory_format"):
         ff.run(OWN, model=Viewing(), out=tmp_path / "run", engine={"memory_format": LAST})
     assert not (tmp_path / "run").exists()

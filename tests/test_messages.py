@@ -147,7 +147,7 @@ def sized(*sizes: str) -> str:
     ids=lambda header: f"{header[:40]} ({len(header)})",
 )  # fmt: skip
 @pytest.mark.parametrize("data", [b"", bytes(64)])
-def test_what_a_header_announces_is_held_against_what_there_is(header: str, data: bytes) -> None:
+def test_headers_match_their_content(header: str, data: bytes) -> None:
     with raises(RunError) as refused:
         unpack(raw(header, data), bounded=True)
     assert len(str(refused.value)) < 400 and str(refused.value).isprintable()
@@ -159,7 +159,7 @@ def test_what_a_header_announces_is_held_against_what_there_is(header: str, data
      '{"float32":99999999999999999999}', '{"float32":true}', '{"object":64}', '{"":64}', '{"float32":"16"}',
      '{"int8":8,"int64":7}', '{"float32":8,"float64":4}', '{"int64":2305843009213693951,"float32":18}'],
 )  # fmt: skip
-def test_the_numbers_behind_a_header_are_counted_to_the_byte(counts: str) -> None:
+def test_bytes_behind_a_header_are_counted(counts: str) -> None:
     for header in (f"[{counts},1]", f"[{counts}]", f'{{"a":{counts}}}', counts):
         with raises(RunError):
             unpack(headed(header, bytes(64)), bounded=True)
@@ -173,7 +173,7 @@ def test_the_numbers_behind_a_header_are_counted_to_the_byte(counts: str) -> Non
                 "[[],900]", "[-9999,70000,500]"]
 )  # fmt: skip
 @pytest.mark.parametrize("length", [20_000, 2_000_000])
-def test_a_message_becomes_a_small_multiple_of_its_bytes(element: str, length: int) -> None:
+def test_messages_need_bounded_memory(element: str, length: int) -> None:
     """Also where it is refused: 16 times, and a MiB. Unbounded, it is up to 91 times."""
     elements = ",".join([element] * (length // len(element)))
     refused_small(raw('{"protocol":1,"x":[' + elements + "]}"))

@@ -252,7 +252,7 @@ def with_options(*options: str, name: str = "fedavg", **hooks: Any) -> dict[str,
     return {"name": name, "plus": {f"{HERE}:{o}": {} for o in options}} | ({"hooks": hooks} if hooks else {})
 
 
-def test_an_option_fills_a_hook_that_the_method_left_alone() -> None:
+def test_options_fill_free_hooks() -> None:
     assert build(with_options("counted")).weight is weigh_equally
 
 

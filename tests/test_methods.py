@@ -241,7 +241,7 @@ def scaled(fraction: float) -> Any:
     return moments
 
 
-def test_the_scaler_divides_the_inputs_of_the_norm_layers() -> None:
+def test_the_scaler_divides_inputs_of_norms() -> None:
     """Level 1 keeps 6 of the 12 channels that are normalised, so each norm layer gets twice its input.
 
     Batch norm takes a factor back out, except for its eps; weights a hundredth of the usual size make the eps count.
@@ -318,7 +318,7 @@ def missing_classes(simulation: Simulation, lacking: Mapping[int, set[int]]) -> 
     return replace(simulation, parts=parts)
 
 
-def test_the_class_axis_is_found_by_name_or_by_elimination() -> None:
+def test_the_class_axis_is_found() -> None:
     hidden, classes = Axis(8), Axis(4, scaled=False)
     places = Axis(4, scaled=False, ordered=True)
     assert find_class_axis({"places": places, "a": hidden, "labels": classes}) == "labels"
@@ -367,7 +367,7 @@ def test_label_masked_averaging_of_the_output_rows() -> None:
     assert not torch.equal(after.state["stem.weight"], server.state["stem.weight"])
 
 
-def test_masked_training_sets_logits_of_absent_classes_to_zero() -> None:
+def test_masked_training_zeroes_absent_classes() -> None:
     """One job against the plain loop with the masked cross-entropy; only the rows of its classes come back."""
     federation, simulation = tiny_federation({"name": "heterofl", "masked": True})
     federation = width_levels(federation)
@@ -456,7 +456,7 @@ def test_decoupled_levels_never_mix() -> None:
         assert not torch.equal(states[0][level + "stem.weight"], states[1][level + "stem.weight"])
 
 
-def test_the_initial_state_keeps_tensors_named_like_levels() -> None:
+def test_tensors_named_like_levels_stay() -> None:
     """They are not those of a level's own model, `level1/...`."""
     tensor = torch.zeros(1)
     state = {"level_embedding": tensor, "levels.0.weight": tensor, "level2/levels.0.weight": tensor}
@@ -624,7 +624,7 @@ def test_fedavg_is_the_smallest_width_for_everybody(name: str) -> None:
     assert {slot[1] for slot in federation.method.assign(federation, start(federation), make_numpy_rng(0))} == {0}
 
 
-def test_width_methods_have_one_exit_and_scalefl_one_per_level() -> None:
+def test_exits_of_levels_by_method() -> None:
     exits = {
         name: [level.submodel.exits for level in planned(name)[0].levels]
         for name in ("heterofl", "fedrolex", "decoupled", "scalefl")

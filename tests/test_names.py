@@ -307,7 +307,7 @@ def test_every_entry_has_a_summary_of_one_line(kind: str) -> None:
         assert line and line[0].isupper() and len(line) < 140 and "\n" not in line, name
 
 
-def test_a_file_may_import_its_neighbours_which_shadow_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_import_their_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     (tmp_path / "neighbour_of_own.py").write_text("NUMBER = 3\n")

@@ -73,7 +73,7 @@ def test_a_run_that_goes_on_counts_the_rounds_of_before(tmp_path: Path) -> None:
             ff.resume(tmp_path / "run")
 
 
-def test_one_usable_round_is_enough_and_the_others_are_counted(tmp_path: Path) -> None:
+def test_one_usable_round_is_enough(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "def loss(job, device):\n    def own(module, x, y):\n"
         "        if job.round != 1:\n            raise ValueError('no')\n"
@@ -153,7 +153,7 @@ def test_its_row_fails_and_the_others_finish(compared: Callable[..., Any], tmp_p
     assert not ff.load_comparison(tmp_path / "compared").finished
 
 
-def test_the_command_line_prints_the_table_and_ends_with_3(tmp_path: Path, compared: Callable[..., Any]) -> None:
+def test_compare_prints_its_table_and_ends_with_3(tmp_path: Path, compared: Callable[..., Any]) -> None:
     compared(ROWS)
     printed = run_verb("compare", tmp_path / "c.toml", "--out", tmp_path / "compared", "-q", code=3)
     assert "bad" in printed.err and "good" in printed.out
@@ -192,7 +192,7 @@ def test_evaluations_that_fail_say_why(tmp_path: Path) -> None:
     assert "no such label" in reason
 
 
-def test_the_cause_is_named_and_not_what_follows_from_it(tmp_path: Path) -> None:
+def test_the_first_cause_is_named(tmp_path: Path) -> None:
     run = ff.run({**FAST, "rounds": 1}, out=tmp_path / "run")
     failures = [{"client": n, "reason": f"evaluation: {NO_STATISTICS}"} for n in range(9)] + [{"reason": "a cause"}] * 2
     evaluate = {**run.summary["evaluate"], "failures": failures}
@@ -200,7 +200,7 @@ def test_the_cause_is_named_and_not_what_follows_from_it(tmp_path: Path) -> None
     assert "11 jobs" in reason and "2 of them by a cause" in reason and NO_STATISTICS not in reason
 
 
-def test_jobs_that_fail_are_counted_with_their_main_reason(tmp_path: Path) -> None:
+def test_failed_jobs_are_counted_by_reason(tmp_path: Path) -> None:
     loss = "torch.nn.functional.cross_entropy(module(x)[-1], y)"
     body = f"if job.index % 2 == 0:\n            raise ValueError('an even job')\n        return {loss}"
     run = ff.run(with_loss(tmp_path, body), out=tmp_path / "run")

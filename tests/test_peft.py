@@ -212,7 +212,7 @@ def test_the_layout_of_a_tuned_bert_is_proven(name: str) -> None:
     proven(mode(name, texts()), (7,), (1, 3))
 
 
-def test_lora_on_other_layers_follows_their_declarations() -> None:
+def test_lora_follows_declarations() -> None:
     """With fixed heads the output projection is stacked along its input: A's columns are."""
     architecture = lora(small("fixed"), rank=2, targets=("*.out", "*.in_proj", "*.fc2"))
     proven(architecture, (1, 8, 8), (1, 3))
@@ -305,7 +305,7 @@ def test_engines_agree_on_tuned_models(name: str, tuning: str, pretrained: Path,
     assert all(torch.equal(t, there.server.state[n]) for n, t in here.server.state.items())
 
 
-def test_a_run_goes_on_when_what_it_started_from_is_gone(pretrained: Path, tmp_path: Path) -> None:
+def test_resume_does_not_need_the_start(pretrained: Path, tmp_path: Path) -> None:
     """What is frozen is in the run folder, once."""
     start = tmp_path / "start"
     start.mkdir()

@@ -168,7 +168,7 @@ def test_devices_that_choose_their_own_level_have_it() -> None:
 # ---- jobs and messages -----------------------------------------------------------------------------------------------
 
 
-def test_clients_are_asked_for_it_and_training_does_not_change() -> None:
+def test_asking_clients_changes_no_training() -> None:
     federation, simulation, _ = fleet(steps=0, norm=False)
     engines = [RecordingEngine(simulation) for _ in range(2)]
     settings = [Settings(2, plain(lr=0.1, batch_size=8), scope=scope) for scope in (PERSONAL, PLAIN)]
@@ -188,7 +188,7 @@ def test_clients_are_asked_for_it_and_training_does_not_change() -> None:
     assert "personal" in last.report["evaluate"]["static"] and "personal" not in other.report["evaluate"]["static"]
 
 
-def test_a_job_says_so_in_a_message_only_where_it_is_asked_for() -> None:
+def test_the_request_travels_only_if_set() -> None:
     federation, _, _ = fleet(steps=0)
     layout = federation.problem.layout
     job = make_job(federation, 2, 2, kind="evaluate")
@@ -210,7 +210,7 @@ def test_an_impossible_score_is_refused(lie: Any) -> None:
     assert find_update_error(replace(update, metrics={**update.metrics, "personal": lie}), job, federation) is not None
 
 
-def test_a_prior_of_other_classes_is_the_client_s_failure() -> None:
+def test_priors_of_other_classes_fail() -> None:
     federation, simulation, server = fleet(steps=0, norm=False)
     columns, _ = evaluate(federation, local_engine(simulation), replace(server, prior=(0.5, 0.5)), PERSONAL)
     assert {failure["client"] for failure in columns["failures"]} >= set(range(CLIENTS))
@@ -251,7 +251,7 @@ def test_a_run_reports_it_beside_local(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 1])
-def test_a_resumed_run_has_the_records_of_an_unbroken_one(after: int, tmp_path: Path) -> None:
+def test_a_resumed_run_has_equal_records(after: int, tmp_path: Path) -> None:
     table = {**TABLE, "evaluate": {**TABLE["evaluate"], "every": 1}}
     base = ff.run(table, out=tmp_path / "unbroken")
     stop_before_round(table, tmp_path / "broken", after)
@@ -260,7 +260,7 @@ def test_a_resumed_run_has_the_records_of_an_unbroken_one(after: int, tmp_path: 
     assert resumed.accuracy("personal") == base.accuracy("personal")
 
 
-def test_with_privacy_it_is_withheld_and_the_run_says_so(tmp_path: Path) -> None:
+def test_privacy_withholds_it(tmp_path: Path) -> None:
     pytest.importorskip("opacus", reason="the accountant is an extra: fleetfit[privacy]")
     privacy = {"clip": 0.3, "noise": 1.0, "key_file": str(tmp_path / "key")}
     table = {**TABLE, "model": {"name": "tiny:tiny", "norm": False}, "privacy": privacy}

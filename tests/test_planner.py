@@ -116,9 +116,7 @@ def test_search_equals_plain_loops(grid: Grid, count: int, seed: int, mode: str,
     strict=st.booleans(),
 )
 @settings(deadline=None, max_examples=300)
-def test_search_stays_under_the_ceilings_of_further_costs(
-    grid: Grid, count: int, seed: int, mode: str, strict: bool
-) -> None:
+def test_search_respects_further_costs(grid: Grid, count: int, seed: int, mode: str, strict: bool) -> None:
     """The further cost is another grid of the same shape; its ceilings shut out some pairs, and sometimes all."""
     rng = np.random.default_rng(seed)
     shape = grid.trunk.shape
@@ -213,7 +211,7 @@ def test_ties_are_broken_by_shallower_small_levels() -> None:
     assert pairs(search(grid, targets, "depth")) == by_loops(grid, targets, "depth") == [(1, 1.0), (4, 1.0), (5, 1.0)]
 
 
-def test_resnet_20_solves_together_where_one_by_one_does_not() -> None:
+def test_resnet_20_needs_a_joint_search() -> None:
     """Alone, r_1 takes 6 blocks at 0.65, after which nothing deeper is near 0.25; together 4, 5 and 6 blocks fit."""
     grid = cost_grid(resnet(depth=20), CIFAR)
     assert pairs((find_one_level(grid, 0.125),)) == [(6, 0.65)]
@@ -242,7 +240,7 @@ def test_resnet_110_at_the_papers_exits() -> None:
     assert all(abs(s.share / r - 1) <= 0.1 for s, r in zip(given_depths, QUARTERS.ratios, strict=True))
 
 
-def test_width_only_takes_the_nearest_cost_at_full_depth() -> None:
+def test_width_only_is_nearest_at_full_depth() -> None:
     grid = cost_grid(resnet(), CIFAR)
     solution = search(grid, QUARTERS, "width")
     assert all(s.exits == (54,) for s in solution)
@@ -273,7 +271,7 @@ def test_strict_stays_under_every_budget() -> None:
     assert any(s.share > r for s, r in zip(search(grid, QUARTERS), QUARTERS.ratios, strict=True))
 
 
-def test_nothing_fits_names_the_nearest_and_the_tolerance() -> None:
+def test_nothing_fits_names_the_nearest() -> None:
     grid = cost_grid(resnet(depth=20), CIFAR)
     with pytest.raises(PlanError) as caught:
         search(grid, QUARTERS, "depth")
@@ -330,7 +328,7 @@ def test_clustering_survives_missed_budgets(clients: int) -> None:
     assert make_targets(np.where(np.arange(clients) == 7, 0.5, 0.25)).ratios[-1] == 1.0
 
 
-def test_many_budgets_are_clustered_and_the_smallest_counts() -> None:
+def test_many_budgets_are_clustered() -> None:
     rng = np.random.default_rng(0)
     groups = [0.1, 0.3, 1.0]
     budgets = np.concatenate([g * np.exp(rng.uniform(0, 0.2, 400)) for g in groups])
@@ -360,7 +358,7 @@ def test_ratios_may_be_given() -> None:
             make_targets([0.1, 1.0], wrong)
 
 
-def test_a_levels_tolerance_is_the_smallest_of_its_clients() -> None:
+def test_a_levels_tolerance_is_its_smallest() -> None:
     budgets, slack = [0.25, 0.25, 0.5, 1.0], [0.3, 0.2, 0.05, 0.1]
     assert make_targets(budgets, "cluster", slack).tolerances == (0.2, 0.05, 0.1)
     assert make_targets(budgets, [0.25, 0.5, 0.75], slack).tolerances == (0.2, 0.05, 0.05, 0.1)  # nobody at 0.75
@@ -378,7 +376,7 @@ def test_a_levels_tolerance_is_the_smallest_of_its_clients() -> None:
         (([1.0], "cluster", -0.1), Expected(0, -0.1, key="tolerance")),
     ],
 )
-def test_invalid_budgets_levels_and_tolerances_are_refused(arguments: tuple[Any, ...], expected: Expected) -> None:
+def test_invalid_budgets_are_refused(arguments: tuple[Any, ...], expected: Expected) -> None:
     with raises(PlanError, expected):
         make_targets(*arguments)
 
@@ -387,7 +385,7 @@ def test_budgets_above_one_are_absolute() -> None:
     assert as_fractions([0.5, 1.0, 500, 2000], 1000).tolist() == [0.5, 1.0, 0.5, 2.0]
 
 
-def test_a_ceiling_is_the_smallest_budget_of_a_levels_clients() -> None:
+def test_a_ceiling_is_the_smallest_budget() -> None:
     budgets, bytes_ = [0.25, 0.25, 0.5, 1.0], [0.4, 0.3, np.inf, 1.0]
     targets = make_targets(budgets, further={"size_bytes": bytes_})
     assert targets.ratios == (0.25, 0.5, 1.0)

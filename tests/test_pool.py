@@ -66,7 +66,7 @@ def test_early_axes_are_whole_and_deeper_ones_floored(width: float, whole: int) 
     assert sizes["classes"] == 10
 
 
-def test_a_shared_axis_is_narrowed_from_its_first_block_on() -> None:
+def test_shared_axes_narrow_from_their_first_block() -> None:
     """The small CNN's stages begin with blocks 0 and 3."""
     axes = cnn().axes
     second = next(name for name, axis in axes.items() if axis.block == 3)

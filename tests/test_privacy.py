@@ -188,7 +188,7 @@ def noise_in(assembly: Any, privacy: Privacy, round: int = 0) -> torch.Tensor:
     return concat_state(after.mean) - concat_state(server.state)
 
 
-def test_every_round_has_the_promised_noise_on_each_element(assembly: Any) -> None:
+def test_each_element_has_the_promised_noise(assembly: Any) -> None:
     """Also where nobody came: sigma C / D_j, over many rounds."""
     privacy = private(clip=2.0, noise=1.5, rate=0.5)
     drawn = torch.stack([noise_in(assembly, privacy, round) for round in range(400)])
@@ -373,7 +373,7 @@ def test_a_resumed_run_keeps_the_noise_of_its_budget(tmp_path: Path) -> None:
     assert len(resumed.metrics) == max_rounds(noise, 0.5, 0.01, 5.0, 40)
 
 
-def test_a_round_that_is_undone_is_paid_for_all_the_same(tmp_path: Path) -> None:
+def test_undone_rounds_are_paid_for(tmp_path: Path) -> None:
     assembly = assemble(load_experiment(table(tmp_path)))
     privacy = assembly.settings.privacy
     assert privacy is not None
@@ -412,7 +412,7 @@ def test_rounds_without_clients_add_noise_and_continue(tmp_path: Path) -> None:
     assert (moved != 0).all()
 
 
-def test_a_run_whose_clients_all_fail_stops_and_names_none(tmp_path: Path) -> None:
+def test_a_private_failing_run_names_no_client(tmp_path: Path) -> None:
     settings = table(tmp_path, rounds=9, local={"epochs": 2, "batch_size": 8, "lr": 1e30}, cohort={"fraction": 1.0})
     with raises(NoUsableUpdates, 5) as result:
         ff.run(settings, out=tmp_path / "run")
@@ -575,7 +575,7 @@ def test_settings_without_a_guarantee_are_refused(change: dict[str, Any], expect
         assemble(load_experiment(settings))
 
 
-def test_an_empty_section_is_private_and_names_what_is_missing(tmp_path: Path) -> None:
+def test_an_empty_section_names_what_is_missing(tmp_path: Path) -> None:
     """As `[secure]` is on when it is empty: a header without keys must not run without privacy."""
     (tmp_path / "a.toml").write_text("rounds = 1\n[privacy]\n")
     with raises(ConfigError, key="privacy.clip"):
@@ -593,7 +593,7 @@ def test_what_averages_plainly_runs(method: str, plus: dict[str, Any], tmp_path:
     assert run.summary["rounds"] == 2 and run.columns["static"]["full"] is not None
 
 
-def test_promises_of_the_threat_model_name_existing_tests() -> None:
+def test_the_threat_model_names_existing_tests() -> None:
     text = (ROOT / "SECURITY.md").read_text().partition("## Differential privacy of clients")[2].partition("\n## ")[0]
     named = re.findall(r"`(?:(tests/[\w/]+\.py): )?(test_\w+)`", text)
     assert len(named) > 12

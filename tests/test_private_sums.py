@@ -144,7 +144,7 @@ def sum_by_hand(assembly: Any, server: Any, watched: WatchedEngine) -> torch.Ten
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.6])
-def test_a_round_is_the_quantised_sum_over_fixed_denominators(silent: None, fraction: float) -> None:
+def test_a_round_is_the_quantised_sum(silent: None, fraction: float) -> None:
     assembly = assembly_of({"cohort": {"fraction": fraction}})
     round = full_round(assembly)
     server, after, report, watched = round_of(assembly, round=round)
@@ -155,7 +155,7 @@ def test_a_round_is_the_quantised_sum_over_fixed_denominators(silent: None, frac
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.6])
-def test_a_round_equals_the_plain_private_one_up_to_a_step(fraction: float) -> None:
+def test_a_round_nearly_equals_the_plain_private_one(fraction: float) -> None:
     change = {"cohort": {"fraction": fraction}}
     both, plain = assembly_of(change), assembly_of(change)
     plain = replace(plain, settings=replace(plain.settings, secure=None))
@@ -187,7 +187,7 @@ def test_every_element_of_a_sum_gets_the_promised_noise() -> None:
     assert report["secure"]["hidden"] > 0 and bool((concat_state(after.state) != concat_state(server.state)).all())
 
 
-def test_a_client_that_could_not_train_sends_zeros_and_stays(silent: None) -> None:
+def test_untrained_clients_send_zeros(silent: None) -> None:
     """Else, of a block with three members, the other two's sum would be seen or not by what the third has."""
 
     class Broken(WatchedEngine):
@@ -217,7 +217,7 @@ def test_dropouts_count_as_without_privacy() -> None:
 # ---- who does not keep to it -----------------------------------------------------------------------------------------
 
 
-def test_a_client_that_does_not_clip_is_bounded_by_the_range(silent: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_range_bounds_unclipped_clients(silent: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of twelve sends the range in each element, and moves each by that over the denominator, beside the others."""
     honest = round_of(assembly_of())[1]
     shortened, calls = Quantiser.quantise_clipped, []
@@ -238,7 +238,7 @@ def summed_of(sums: list[int], counts: list[int]) -> RoundSums:
     return RoundSums((make_block([0, 2], sums, counts, 4),), 0.1, ())
 
 
-def test_a_hostile_number_moves_a_sum_by_the_whole_range() -> None:
+def test_hostile_numbers_move_a_sum_by_the_range() -> None:
     """It is cut off, and not refused: whether a sum is too large may be what somebody else has sent."""
     privacy = Privacy(1.0, 1.0, 0.5, 1e-3, None, "none")
     held = privacy.clamp_sums(summed_of([10**9, -(10**9)], [4, 4]), 7)
@@ -305,7 +305,7 @@ def test_epsilon_of_full_cohorts_is_the_accountants(noise: float, rounds: int, d
     assert known_cohorts <= compute_epsilon(noise, 1.0, rounds, delta) <= known_cohorts + 0.03
 
 
-def test_epsilon_of_known_cohorts_follows_the_definition() -> None:
+def test_epsilon_of_known_cohorts() -> None:
     """Delta is the mean over the cohorts, by integrating the Gaussians of those who were drawn n times."""
     noise, rate, rounds, delta = 1.5, 0.4, 3, 1e-3
     epsilon = compute_epsilon(noise, rate, rounds, delta, known_cohorts=True)
@@ -333,7 +333,7 @@ def test_known_cohorts_cost_more_than_hidden_ones() -> None:
 # ---- a run -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_reports_its_budget_and_nothing_that_sums_hide(tmp_path: Path) -> None:
+def test_reports_hide_what_sums_hide(tmp_path: Path) -> None:
     run = ff.run(table(tmp_path), out=tmp_path / "run")
     for number, report in enumerate(run.metrics, 1):
         assert {key: report[key] for key in WITHHELD} == WITHHELD and "secure" not in report and "undone" not in report
@@ -381,7 +381,7 @@ def test_resume_skips_a_begun_round_that_was_paid_for(
     assert payload["begun"] == 3 and payload["epsilon"] == compute_epsilon(1.0, 1.0, 3, 0.01, known_cohorts=True)
 
 
-def test_rounds_for_which_too_few_are_drawn_are_paid_for(tmp_path: Path) -> None:
+def test_too_small_rounds_are_paid_for(tmp_path: Path) -> None:
     assembly = assembly_of({"cohort": {"fraction": 0.25}, "rounds": 6})
     few = [r for r in range(60) if len(choose_clients(assembly, r)) < 3]
     assert few
@@ -411,7 +411,7 @@ def test_a_cohort_that_always_drops_out_ends_the_run(tmp_path: Path, monkeypatch
     assert "withheld" in str(caught.value) and "client 2" not in str(caught.value)
 
 
-def test_a_run_does_not_go_on_without_its_sums_or_with_them(tmp_path: Path) -> None:
+def test_resume_needs_the_same_sums(tmp_path: Path) -> None:
     run = prepare(load_experiment(table(tmp_path)), tmp_path / "run")
     run._take_engine().close()
     config = tmp_path / "run" / "config.toml"
@@ -426,7 +426,7 @@ def test_a_run_does_not_go_on_without_its_sums_or_with_them(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("noise", [True, False])
-def test_no_file_or_line_has_an_update_or_a_sum_without_noise(
+def test_files_and_lines_hide_updates_and_sums(
     noise: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Without noise and masks the same search finds them: sums as the mean that they make, updates as they are sent."""

@@ -64,7 +64,7 @@ def run_watch(clock: Clock, watch: steps.Stopwatch, took: list[float]) -> int:
     return len(took)
 
 
-def test_a_stopwatch_warms_up_then_counts_until_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopwatch_warms_up_first(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(steps, "time", clock)
     watch = steps.Stopwatch(106.0, None)

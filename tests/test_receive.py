@@ -202,7 +202,7 @@ def test_receive_sets_the_order_of_aggregation() -> None:
     assert merged == [3, 0, 4, 1, 5, 2] and server.memory == list(range(6))
 
 
-def test_updates_that_receive_does_not_return_are_left_out() -> None:
+def test_receive_leaves_updates_out() -> None:
     federation, simulation = make_fleet("fedavg", hooks={"receive": lambda f, s, updates: updates[:2]})
     _, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert report["train"]["clients"] == 2

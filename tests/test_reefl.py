@@ -87,7 +87,7 @@ def naive(ree: Ree, queue: list[Tensor], places: list[int], heads: int) -> Tenso
     return torch.stack(every)
 
 
-def test_the_block_is_a_transformer_block_over_the_whole_queue() -> None:
+def test_the_block_reads_the_whole_queue() -> None:
     """Only two tokens' results are computed, and they are those of the whole block (Eq. 2)."""
     torch.manual_seed(0)
     ree = Ree(12, 16, 6, heads=4, bottleneck=8)
@@ -147,7 +147,7 @@ def test_initial_weights_are_truncated_normal() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_modulation_begins_by_moving_a_class_token_a_little(seed: int) -> None:
+def test_modulation_begins_small(seed: int) -> None:
     """Of a token as long as a pretrained MiniLM's (384 numbers of deviation 0.4), at each of its 6 blocks.
 
     With PyTorch's linear layers it is moved by 0.6 to 0.9 of its length, which leaves a frozen backbone at chance; as
@@ -181,7 +181,7 @@ def test_modulation_begins_by_moving_a_class_token_a_little(seed: int) -> None:
     lambda head: vit(5, SHAPE, hidden=16, depth=3, attention_heads=2, patch=4, head=head),
     lambda head: vim(3, SHAPE, depth=3, hidden=8, patch=4, state=2, head=head),
 ])  # fmt: skip
-def test_the_shared_classifier_is_of_the_backbone_s_kind(kind: str, make: Any) -> None:
+def test_the_shared_classifier_is_the_backbones_kind(kind: str, make: Any) -> None:
     """What other methods train at each exit, ReeFL trains once, for all exits: the same tensors, the same function."""
     plain = make(kind)
     shape = (7,) if plain.tokens else SHAPE
@@ -239,7 +239,7 @@ def test_the_forward_pass_is_the_equations(modulate: bool, queue: Any, at: Any, 
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
-def test_without_ree_a_classifier_is_shared_and_nothing_else() -> None:
+def test_without_ree_only_a_classifier_is_shared() -> None:
     """Appendix G."""
     module = module_of(recurrent(backbone(), SHAPE, ree=False), (2, 4))
     x = torch.randn(3, *SHAPE)
@@ -287,7 +287,7 @@ def test_its_layout_is_proven(architecture: Architecture, shape: tuple[int, ...]
     assert not report.not_proved
 
 
-def test_it_begins_as_the_backbone_with_its_last_classifier() -> None:
+def test_ree_begins_as_its_backbone() -> None:
     plain, wrapped = backbone(), recurrent(backbone(), SHAPE)
     theirs = {n: t for n, t, _ in named_tensors(module_of(plain, (2, 4)))}
     adopted = wrapped.rename_tensors(theirs)
@@ -300,7 +300,7 @@ def test_it_begins_as_the_backbone_with_its_last_classifier() -> None:
 # ---- what it refuses -------------------------------------------------
 
 
-def test_a_backbone_whose_state_changes_its_size_is_refused() -> None:
+def test_backbones_of_changing_size_are_refused() -> None:
     with raises(ModelError, "(2, 16, 8, 8)"):
         recurrent(resnet20(channels=1), SHAPE)
     growing = Growing()
@@ -488,7 +488,7 @@ def test_the_teacher_has_the_lowest_estimate() -> None:
     assert batch.metrics()["teachers"] == {"1": 1, "2": 1, "3": 1}
 
 
-def test_a_kept_estimate_is_remembered_from_round_to_round() -> None:
+def test_estimates_are_remembered() -> None:
     job, device, method = job_and_device({"name": "reefl", "estimate": "kept"})
     loss: Any = method.loss(job, device)
     loss(Given([1.0, 2.0, 3.0]), None, torch.tensor([0]))
@@ -507,7 +507,7 @@ def test_a_kept_estimate_is_remembered_from_round_to_round() -> None:
     )
 
 
-def test_a_new_exit_s_estimate_begins_with_its_first_loss() -> None:
+def test_estimates_begin_with_the_first_loss() -> None:
     """A client that afforded two exits so far gets three: at 0 the new one would be the teacher for a long time."""
     job, device, method = job_and_device({"name": "reefl", "estimate": "kept", "ramp": 0})
     estimate = {"exit_losses": {"exits": [1, 2], "losses": torch.tensor([1.0, 2.0])}}

@@ -83,9 +83,7 @@ def test_the_network_puts_the_same_where_sorting_does(count: int) -> None:
 
 @pytest.mark.parametrize("untrained", [(), ("heads.3.weight", "heads.3.bias")])
 @pytest.mark.parametrize("chunk", [7, 64, 1 << 15])
-def test_chunks_hold_each_element_once_with_its_coverers(
-    untrained: tuple[str, ...], chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_hold_each_element_once(untrained: tuple[str, ...], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleetfit.movements._CHUNK", chunk)
     updates = mixed(untrained)
     expected = by_element(updates)
@@ -140,7 +138,7 @@ def ratios(updates: list[Update], least: int = 4, few: int = 32) -> dict[int, fl
     return largest
 
 
-def test_outliers_are_found_by_their_largest_block_distance() -> None:
+def test_outliers_by_block_distance() -> None:
     """One of the full sub-model moves 1.6 times as far, and at each threshold those above it are left out."""
     updates = [*mixed()[:-1], near(FULL, 30, 8, 1.6)]
     expected = ratios(updates)
@@ -239,7 +237,7 @@ def test_the_order_of_untrained_names_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize(("share", "count", "below", "above"), [(0.07, 100, 7, 7), (0.29, 100, 29, 29), (0.3, 7, 2, 3)])
-def test_shares_of_a_number_are_not_a_matter_of_rounding(share: float, count: int, below: int, above: int) -> None:
+def test_shares_round_exactly(share: float, count: int, below: int, above: int) -> None:
     assert (floor_share(share, count), ceil_share(share, count)) == (below, above)
 
 
@@ -289,7 +287,7 @@ def test_a_score_of_krum_is_of_the_nearest_others() -> None:
     assert compute_scores(apart, 2).tolist() == [10.0, 5.0, 13.0, 130.0]
 
 
-def test_krum_keeps_those_with_near_neighbours_in_the_core() -> None:
+def test_krum_keeps_near_neighbours() -> None:
     """Nine clients, two expected hostile: scores are over the five nearest, and seven count."""
     updates = [*mixed()[:-2], near(FULL, 50, 7, -3.0), near(FULL, 51, 8, 4.0)]
     moves = {p: m for p, m in by_element(updates).items() if len(m) == 9}
@@ -322,7 +320,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> float:
 
 
 @pytest.mark.parametrize("kind", ["sign_flip", "noise", "beyond_core"])
-def test_outliers_keeps_the_attackers_out_and_the_accuracy(kind: str, clean: float, tmp_path: Path) -> None:
+def test_outliers_keeps_the_accuracy(kind: str, clean: float, tmp_path: Path) -> None:
     attack = {"kind": kind, "share": 0.2, "among": [2] if kind == "beyond_core" else "each"}
     run = accuracy(tmp_path / "a", attack, {"outliers": {}})
     assert clean > 0.8

@@ -55,7 +55,7 @@ def test_the_order_is_largest_first_then_client() -> None:
         assert [j.level for j in engine.jobs] == [2, 2, 1, 1, 0, 0]
 
 
-def test_the_result_does_not_depend_on_the_order_of_choice() -> None:
+def test_the_order_of_choice_is_irrelevant() -> None:
     states = []
     for chosen in ((0, 1, 2, 3, 4, 5), (5, 0, 3, 2, 1, 4)):
         federation, simulation = make_fleet(choose=choose_always(*chosen))
@@ -186,7 +186,7 @@ def test_a_run_stops_after_patience_diverging_rounds() -> None:
     assert all(r["train"]["loss"] is None and len(r["failures"]) == 6 for r in rounds)
 
 
-def test_a_run_under_attack_stops_only_without_any_update() -> None:
+def test_attacked_runs_stop_only_without_updates() -> None:
     federation, simulation = make_fleet()
     broken = Settings(9, plain(lr=1e30, epochs=4, batch_size=8), patience=3, hostile=frozenset({1}))
     with raises(NoUsableUpdates, 3, DIVERGED):
@@ -199,7 +199,7 @@ def test_a_run_under_attack_stops_only_without_any_update() -> None:
     assert [one.report["round"] for one in again] == [5, 6, 7, 8, 9]
 
 
-def test_a_usable_round_in_between_starts_the_count_again() -> None:
+def test_usable_rounds_restart_the_count() -> None:
     federation, simulation = make_fleet()
     settings = Settings(8, set_schedule(LOCAL.replace(epochs=3), [1e31, 1e31, 1.0] * 3), patience=3)
     reports = [r.report for r in run(federation, local_engine(simulation), settings, start(federation))]

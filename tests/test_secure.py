@@ -227,7 +227,7 @@ def test_sums_are_right_for_any_cohort_and_any_losses(data: st.DataObject) -> No
     assert {b: (one.words.tolist(), one.clients) for b, one in play.sums().items()} == expected
 
 
-def test_a_block_with_too_few_living_members_stays_masked() -> None:
+def test_small_blocks_stay_masked() -> None:
     large = [c for c, piece in MIXED.items() if piece == "14"]
     play = Play(MIXED, {"upload": large[:3]}, rules=SecureRules(3, 0.6), minimum=3)
     sums = play.sums()
@@ -309,7 +309,7 @@ def test_masks_are_never_the_same_twice() -> None:
     assert (one == two).mean() < 0.001
 
 
-def test_pair_keys_differ_by_round_run_block_state_and_pair() -> None:
+def test_pair_keys_differ() -> None:
     base: tuple[Any, ...] = (bytes(32), RUN, 1, 2, 3, 4, b"s")
     other: tuple[Any, ...] = (bytes(31) + b"1", "b", 2, 5, 4, 5, b"t")
     others = [(*base[:place], other[place], *base[place + 1 :]) for place in range(len(base))]
@@ -442,7 +442,7 @@ SURVIVORS: dict[str, tuple[Change, Expected]] = {
 
 
 @pytest.mark.parametrize("lie", SURVIVORS)
-def test_a_client_opens_nothing_for_a_false_list_of_survivors(lie: str) -> None:
+def test_false_survivors_open_nothing(lie: str) -> None:
     change, expected = SURVIVORS[lie]
     play = Play(MIXED)
     survivors = play.upload(play.shares(play.keys()))
@@ -450,7 +450,7 @@ def test_a_client_opens_nothing_for_a_false_list_of_survivors(lie: str) -> None:
         play.clients[MANY[0]].sign(change(survivors))
 
 
-def test_a_client_opens_one_kind_of_secret_of_each_member() -> None:
+def test_clients_open_one_kind_of_secret() -> None:
     play = Play(MIXED, {"upload": [MANY[2]]})
     survivors = play.upload(play.shares(play.keys()))
     client = play.clients[MANY[0]]
@@ -535,7 +535,7 @@ def test_a_signature_of_another_round_does_not_count() -> None:
         client.unmask(Signatures(old))
 
 
-def test_the_server_leaves_signatures_out_that_do_not_fit() -> None:
+def test_unfit_signatures_are_left_out() -> None:
     lying = {("signed", c): lambda s: replace(s, signature=bytes(64)) for c in MANY[:2]}
     sums = Play(MIXED, lies=lying).sums()
     assert {b: one.words.tolist() for b, one in sums.items()} == {b: both[0] for b, both in brute(MIXED, MANY).items()}
@@ -567,7 +567,7 @@ def test_phases_happen_in_order() -> None:
         client.mask(SealedShares(()), {}, SENT)
 
 
-def test_a_server_that_sends_different_states_gets_noise() -> None:
+def test_different_states_give_noise() -> None:
     """Of every block, not only of the one whose state is another: it may have made gradients vanish in the others."""
     odd = next(c for c, piece in MIXED.items() if piece == "14")
     for change in ({f"b{TWO}": digest("another state")}, {"terms": digest("another learning rate")}):
@@ -616,7 +616,7 @@ def test_too_many_tampered_shares_end_the_round() -> None:
         play.sums()
 
 
-def test_a_dealer_whose_shares_give_another_secret_is_named() -> None:
+def test_false_dealers_are_named() -> None:
     """It deals shares of some other seed, with marks that fit them."""
 
     def lying(shares: Shares) -> Shares:
@@ -647,7 +647,7 @@ def test_the_server_refuses_malformed_messages(message: str, lie: Change, expect
         Play(MIXED, lies={(message, MANY[0]): lie}).sums()
 
 
-def test_the_server_accepts_no_member_and_no_update_twice() -> None:
+def test_nothing_is_accepted_twice() -> None:
     play = Play(MIXED)
     roster = play.keys()
     with raises(RunError, key="client"):
@@ -721,7 +721,7 @@ def test_messages_say_how_large_they_are() -> None:
 
 
 @given(st.binary(min_size=32, max_size=32), st.integers(1, 9), st.integers(0, 5), st.randoms(use_true_random=False))
-def test_threshold_shares_give_the_secret_and_fewer_do_not(secret: bytes, t: int, more: int, rng: Any) -> None:
+def test_threshold_shares_give_the_secret(secret: bytes, t: int, more: int, rng: Any) -> None:
     shares = dict(enumerate(split(secret, t, t + more), 1))
     chosen = rng.sample(sorted(shares), t)
     assert join({place: shares[place] for place in chosen}, 32) == secret
@@ -734,7 +734,7 @@ def test_shares_of_one_secret_differ_each_time() -> None:
 
 
 @given(st.lists(st.floats(-3, 3, width=32), min_size=1), st.integers(8, 24), st.sampled_from([0.1, 1.0, 4.0]))
-def test_quantised_numbers_are_the_nearest_within_the_range(values: list[float], bits: int, reach: float) -> None:
+def test_quantised_numbers_are_the_nearest(values: list[float], bits: int, reach: float) -> None:
     grid = Quantiser(reach, bits)
     words, clipped = grid.quantise(np.array(values, dtype=np.float32))
     assert clipped == any(abs(v) > reach + grid.step / 2 for v in values) or any(

@@ -85,7 +85,7 @@ def test_a_round_is_the_plain_one_up_to_half_a_step() -> None:
 
 
 @pytest.mark.parametrize("phase", ["keys", "shares", "update", "sign", "unmask"])
-def test_a_dropout_is_a_failure_unless_its_update_has_come(phase: str) -> None:
+def test_dropouts_before_their_update_fail(phase: str) -> None:
     gone = {1, 6}
     assembly, server, after, report, watched = round_of({}, lambda p, r, c: p == phase and c in gone)
     counts = gone if phase in ("keys", "shares", "update") else set()
@@ -250,7 +250,7 @@ REFUSED: dict[str, tuple[dict[str, Any], Expected]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_hooks_that_need_single_updates_are_refused_at_once(what: str) -> None:
+def test_hooks_on_single_updates_are_refused(what: str) -> None:
     change, expected = REFUSED[what]
     base = {k: v for k, v in TINY.items() if k != "fleet"} if "fleet" in change else TINY
     with raises(ConfigError, expected):
@@ -283,7 +283,7 @@ def test_hostile_clients_stay_within_the_range(tmp_path: Path) -> None:
     assert report["secure"]["clipped"] >= 3
 
 
-def test_an_update_that_is_not_finite_is_its_clients_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_infinite_updates_are_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     run = WatchedEngine.run
 
     def broken(self: WatchedEngine, jobs: Iterator[Job]) -> Iterator[Update | Failure]:

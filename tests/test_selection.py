@@ -132,7 +132,7 @@ def test_a_client_that_fails_has_had_its_turn() -> None:
 # ---- loss -------------------------------------------------
 
 
-def test_loss_takes_the_highest_of_candidates_drawn_by_size() -> None:
+def test_loss_takes_the_highest_candidates() -> None:
     """One of two candidates: client i is chosen where the other one, j, has the lower loss."""
     federation, _ = fleet("loss", 4, 1, candidates=2)
     federation = registered(federation, num_examples=WEIGHTS.astype(int))
@@ -173,7 +173,7 @@ def test_rewards_by_hand() -> None:
     assert rl.compute_rewards(np.array([0, 3, 8]), np.array([0, 3, 2])) == pytest.approx([0.5, 0.5 / 2, 0.3 / 3])
 
 
-def test_rl_draws_by_reward_and_learns_from_what_came_back() -> None:
+def test_rl_draws_by_reward() -> None:
     federation, simulation = fleet("rl", 6, 6)
     simulation.parts[4]["train"] = simulation.parts[4]["train"][:0]
     server = start(federation)
@@ -280,7 +280,7 @@ def test_a_sketch_s_dot_product_is_right_on_average() -> None:
     assert np.std(dots) < math.prod(lengths) * math.sqrt(2 / 16)
 
 
-def test_the_movement_is_what_came_back_less_what_was_sent() -> None:
+def test_movements_are_differences() -> None:
     """Also for a client that returns a smaller part than it got."""
     federation, _ = fleet("diversity")
     layout, server = federation.problem.layout, start(federation)

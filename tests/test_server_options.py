@@ -54,7 +54,7 @@ def test_fedavgm_is_hsu_et_al_s_rule() -> None:
 
 @pytest.mark.parametrize("begins", [None, 0.0, 0.04])
 @pytest.mark.parametrize("option", ["fedadam", "fedyogi"])
-def test_fedadam_and_fedyogi_are_algorithm_2_of_reddi_et_al(option: str, begins: float | None) -> None:
+def test_fedadam_and_fedyogi_are_algorithm_2(option: str, begins: float | None) -> None:
     """m <- b1 m + (1 - b1) d; v <- b2 v + (1 - b2) d^2, or v - (1 - b2) d^2 sign(v - d^2); x <- x + lr m / (sqrt(v) +
     tau); v begins at tau^2 or as told, and there is no bias correction.
     """
@@ -77,7 +77,7 @@ def test_fedadam_and_fedyogi_are_algorithm_2_of_reddi_et_al(option: str, begins:
         assert memory["second"]["w"].tolist() == pytest.approx(v, rel=1e-5)
 
 
-def test_the_server_of_feddyn_is_algorithm_1_of_acar_et_al() -> None:
+def test_feddyns_server_is_algorithm_1() -> None:
     """h <- h - (alpha / K) sum_k (w_k - x); x <- mean - h / alpha, K = 6 clients in all, of which 2 took part.
 
     By hand for the first element in round 1, alpha 0.5: h = -0.5 / 6 * 2 * (1.5 - 1) = -1/12, x = 1.5 + 1/6.
@@ -156,7 +156,7 @@ def test_feddyn_is_algorithm_1() -> None:
     assert_close(server.state, plain_feddyn(federation, simulation, 0.2), atol=2e-5)
 
 
-def test_feddyn_with_weights_by_samples_keeps_the_size_of_h() -> None:
+def test_feddyn_by_samples_keeps_the_size_of_h() -> None:
     """Six clients of 28 samples each: weights by samples say what weights by count say, and so must h."""
     states = []
     for weight in ("by_count", "by_samples"):
@@ -171,7 +171,7 @@ def test_feddyn_with_weights_by_samples_keeps_the_size_of_h() -> None:
     assert_close(second, {name: tensor.double() for name, tensor in first.items()}, atol=2e-5)
 
 
-def test_feddyn_goes_with_levels_and_with_channels_that_move() -> None:
+def test_feddyn_works_with_moving_channels() -> None:
     """A gradient kept for other channels is moved to the new ones; and two parts that both count clients agree."""
     spec = {"name": "scalefl", "hooks": {"channels": "rolling"}, "plus": {"feddyn": {}}}
     federation, simulation = tiny_federation(spec)

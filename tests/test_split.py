@@ -251,7 +251,7 @@ def test_a_module_of_stages_keeps_early_blocks_first() -> None:
     assert [level.width for level in plan.levels[1:]] == [1.0, 1.0, 1.0]
 
 
-def test_a_module_with_a_residual_stream_keeps_whole_blocks() -> None:
+def test_residual_streams_keep_whole_blocks() -> None:
     model = ff.derive(Encoder(), "digits")
     assert find_stage_start(model, model.blocks) == model.blocks - 1  # of the pooler
     assert not has_stages(model)
@@ -367,7 +367,7 @@ def test_fleet_split_reaches_the_method() -> None:
 
 
 @pytest.mark.parametrize("method", [{"name": "scalefl", "split": "both"}, {"name": "heterofl"}, {"name": "depthfl"}])
-def test_a_method_that_splits_itself_refuses_fleet_split(method: dict[str, Any]) -> None:
+def test_self_splitting_methods_refuse_fleet_split(method: dict[str, Any]) -> None:
     with raises(ConfigError, key="fleet.split"):
         plan_of(method, split="depth_first")
 
@@ -417,7 +417,7 @@ def test_non_embedding_parameters_leave_embeddings_out() -> None:
         (1.0, {}, ""),
     ],
 )
-def test_a_run_says_what_whole_early_blocks_cost_to_train(budget: float, split: dict[str, str], ratio: str) -> None:
+def test_whole_early_blocks_have_a_note(budget: float, split: dict[str, str], ratio: str) -> None:
     table = {
         "data": {"name": "digits", "partition": {"clients": 12}},
         "fleet": {"groups": [{"budget": budget}, {"budget": 1.0}], **split},

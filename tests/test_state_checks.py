@@ -170,7 +170,7 @@ def test_a_memory_may_not_lose_a_number(before: Any, after: Any, invalid: str) -
     assert f'"{invalid}"' in (reason or '""')
 
 
-def test_the_largest_tensor_of_an_invalid_state_is_named() -> None:
+def test_the_largest_invalid_tensor_is_named() -> None:
     """One whose square is not finite is named only where none is infinite itself."""
     large, infinite = torch.full((8,), 1e30), torch.full((4,), INF)
     state = {**STATE, "stem.bias": large}
@@ -196,7 +196,7 @@ def undo(reason: str, *reported: tuple[int | None, float | None]) -> dict[str, A
 
 
 @pytest.mark.parametrize("in_a_row", [True, False])
-def test_reasons_are_counted_and_the_most_frequent_are_named(in_a_row: bool) -> None:
+def test_frequent_reasons_are_named(in_a_row: bool) -> None:
     """Five reasons, of which two are beyond the three that a sentence names: 4 rounds, 3 times, 2 times, once."""
     reports = [fail("asleep", "far"), fail("asleep", "far"), fail("asleep", "dull"), fail("lost", "odd")]
     text = explain_empty_rounds(reports, in_a_row)

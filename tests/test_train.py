@@ -334,7 +334,7 @@ def test_one_sample_trains_where_no_norm_needs_more() -> None:
 ALL = EvaluationScope(Evaluation(batch_size=64), statistics_samples=10**6)
 
 
-def test_statistics_of_clients_add_up_to_the_pooled_moments() -> None:
+def test_client_statistics_add_up() -> None:
     """For the first norm layer these are the moments of the pooled data, whatever the batches; for the deeper ones each
     client's batches are normalised by themselves on the way, so that its batches matter (here: one per client)."""
     federation, simulation = tiny_fleet()

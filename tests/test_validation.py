@@ -172,7 +172,7 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], message: str) -> None:
     assert (reply.round, reply.index, reply.client, reply.dispatched) == (3, 2, 4, JOB.submodel)
 
 
-def test_a_larger_sub_model_with_a_fitting_state_is_refused() -> None:
+def test_larger_sub_models_are_refused() -> None:
     """It would be averaged without complaint."""
     piece = FEDERATION.levels[2].submodel
     state = extract(FEDERATION.problem.layout, start(FEDERATION).state, piece)

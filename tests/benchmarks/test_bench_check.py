@@ -103,7 +103,7 @@ def test_a_part_that_raises_keeps_earlier_figures(bench):
     )
 
 
-def test_a_part_without_written_figures_cannot_be_checked(bench):
+def test_parts_without_figures_cannot_be_checked(bench):
     bench.file.write_text("")
     code, output = bench(figures(1.0, 2.0), "--check")
     assert code == 1 and "has no figure of these parts" in output
@@ -142,7 +142,7 @@ def test_unknown_parts_are_refused(bench, capsys):
     assert "there is no part rounds; there are round, " in capsys.readouterr().err
 
 
-def test_sides_alternate_and_the_first_pair_is_not_counted():
+def test_sides_alternate():
     order = []
     assert len(list(alternate(lambda: order.append("a"), lambda: order.append("b"), 3))) == 3
     assert order == ["a", "b"] * 4
@@ -171,7 +171,7 @@ class Hands:
         return work
 
 
-def test_a_ratio_is_the_median_of_its_pairs_without_the_first(monkeypatch):
+def test_a_ratio_is_the_median_of_its_pairs(monkeypatch):
     """The pairs are 9/1 (unmeasured), 2/1, 3/1, 8/2 seconds: quotients 2, 3, 4; medians 3 s and 1 s."""
     hands = Hands()
     monkeypatch.setattr(measuring, "time", hands)

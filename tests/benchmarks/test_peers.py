@@ -13,7 +13,7 @@ from fleetfit.layout import build_module
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_the_plain_model_is_ours_with_its_last_classifier(name, tmp_path):
+def test_the_plain_model_equals_ours(name, tmp_path):
     """The same parameters in the same order give the same logits, bit for bit."""
     task = TASKS[name]
     architecture = names.resolve("models", task.model)(classes=10, channels=task.channels)
@@ -58,7 +58,7 @@ sys.exit(int(sys.argv[1]))
 """
 
 
-def test_children_that_ended_and_orphans_that_live_are_counted(tmp_path):
+def test_ended_children_and_orphans_are_counted(tmp_path):
     side = observe([sys.executable, "-c", FAMILY, "0"], tmp_path)
     assert len(side.rounds) == 1 and side.rounds[0][0] >= 1.0 - 0.03  # three processes, in ticks of 10 ms
     assert side.peak_bytes > 1_000_000

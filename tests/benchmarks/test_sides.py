@@ -20,7 +20,7 @@ def clock(*readings):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_has_four_levels_that_leading_channels_cut(kind):
+def test_every_kind_has_four_levels(kind):
     federation, simulation = fleet(KINDS[kind], 8, 8)
     assert len(federation.levels) == 4
     naive = Naive(federation, simulation)  # raises where its cut is another than ours

@@ -103,7 +103,7 @@ class Compared(nn.Module):
 
 
 @pytest.mark.parametrize(("b", "is_right"), [(3, True), (4, False), (5, True), (12, True)])
-def test_a_level_in_which_sizes_are_equal_by_chance_is_refused(b: int, is_right: bool) -> None:
+def test_sizes_equal_by_chance_are_refused(b: int, is_right: bool) -> None:
     """The proof's narrow models have other widths of b; those of a run are compared, too."""
     torch.manual_seed(0)
     derived = derive_architecture(Compared(), EXAMPLE, axes={"a": "whole"})

@@ -45,7 +45,7 @@ CAUSES = ("its places are in another order elsewhere", "a narrower model compute
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ENTRIES]
 )
-def test_a_module_is_derived_unless_the_table_says_why_not(name: str) -> None:
+def test_modules_are_derived_or_listed(name: str) -> None:
     outcome = find_outcome(name)
     assert outcome == FAILURES.get(name, ("", ""))[0], derive_or_refuse(name)
     derived = derive_or_refuse(name)
@@ -69,7 +69,7 @@ def find_outcome(name: str) -> str:
 
 
 @pytest.mark.slow
-def test_most_modules_are_derived_and_most_of_them_wholly() -> None:
+def test_most_modules_are_derived() -> None:
     outcomes = [find_outcome(name) for name in ENTRIES]
     assert sum(outcome not in (REFUSED, UNCUT) for outcome in outcomes) >= LEAST_PROVED * len(outcomes)
     assert sum(outcome == "" for outcome in outcomes) >= LEAST_SCALING * len(outcomes)

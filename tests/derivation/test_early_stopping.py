@@ -173,7 +173,7 @@ def test_nothing_runs_behind_the_exit_of_a_sure_sample(architecture: DerivedArch
     assert counter.ran == PATH[: 2 * exit + 2]
 
 
-def test_a_batch_runs_once_to_the_exit_of_its_last_sample(architecture: DerivedArchitecture, data: Data) -> None:
+def test_a_batch_runs_to_its_last_exit(architecture: DerivedArchitecture, data: Data) -> None:
     level, _ = build_pair(architecture, 1.0, EXITS)
     x = data.x[:40]
     first = ff.inference.confidence(next(predictions(level, x))).sort().values
@@ -183,7 +183,7 @@ def test_a_batch_runs_once_to_the_exit_of_its_last_sample(architecture: DerivedA
     assert counter.ran == PATH[:4]
 
 
-def test_a_policy_for_another_number_of_exits_is_refused(architecture: DerivedArchitecture) -> None:
+def test_a_policy_of_other_exits_is_refused(architecture: DerivedArchitecture) -> None:
     level, _ = build_pair(architecture, 0.5, (1, 2, 4))
     with raises(ConfigError, 2, 3, key="policy"):
         stop_early(level, torch.zeros(1, *SHAPE), Policy((0.5, 0.0)))
@@ -229,7 +229,7 @@ def test_compiled_levels_stop_where_others_do(
 # ---- exit by exit --------------------------------------------------------------------------------------------------
 
 
-def test_predictions_come_one_by_one_and_cost_nothing_twice(architecture: DerivedArchitecture) -> None:
+def test_predictions_compute_no_block_twice(architecture: DerivedArchitecture) -> None:
     level, _ = build_pair(architecture, 0.5, EXITS)
     x = torch.randn(3, *SHAPE)
     with torch.no_grad():
@@ -253,7 +253,7 @@ def test_a_caller_that_stops_saves_the_rest(architecture: DerivedArchitecture) -
     assert not level.net.blocks[0]._forward_hooks
 
 
-def test_an_error_of_the_forward_pass_reaches_the_caller(architecture: DerivedArchitecture) -> None:
+def test_errors_of_forward_reach_the_caller(architecture: DerivedArchitecture) -> None:
     level, _ = build_pair(architecture, 0.5, EXITS)
     level.net.blocks[1] = nn.Linear(99, 1)
     steps = predictions(level, torch.randn(3, *SHAPE))

@@ -234,7 +234,7 @@ def test_none_has_the_classifier_alone() -> None:
     }
 
 
-def test_named_exits_come_in_the_order_in_which_they_run() -> None:
+def test_named_exits_come_in_running_order() -> None:
     architecture = derive("stages", ("layer3", "conv1", "layer3"))
     assert [point.module for point in architecture.plan.exits] == ["conv1", "layer3"]
     level = architecture.build(architecture.plan.axes, (1,))

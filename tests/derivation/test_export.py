@@ -252,7 +252,7 @@ def test_a_fixed_length_is_found(words: Tensor, tmp_path: Path) -> None:
     assert torch.allclose(torch.stack(program(words[:3])), compute_logits(level, words[:3]), atol=1e-5)
 
 
-def test_what_has_no_row_for_each_sample_makes_no_segments(words: Tensor) -> None:
+def test_segments_need_a_row_per_sample(words: Tensor) -> None:
     torch.manual_seed(0)
     architecture = derive_architecture(Tokens(is_moved=True), words[:2])
     level = make_level(architecture, architecture.positions, words, vocabulary=20, padding=0)

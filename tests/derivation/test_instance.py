@@ -128,7 +128,7 @@ class Switched(nn.Module):
         return self.out(self.up(x) @ self.up.weight @ self.up.weight.T if self.calls > 2 else self.up(x))
 
 
-def test_a_buffer_that_forward_reads_is_counted_and_stays() -> None:
+def test_buffers_that_forward_reads_stay() -> None:
     """Two products for the logits, and with the switch two more."""
     net = Switched()
     derived = derive_architecture(net, torch.randn(2, 5), exits="none")

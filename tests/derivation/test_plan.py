@@ -37,7 +37,7 @@ def test_a_plan_comes_back_as_it_was(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_another_instance_has_the_same_levels_by_the_plan(name: str) -> None:
+def test_a_plan_gives_other_instances_the_same_levels(name: str) -> None:
     _, derived = derive(name)
     restored = restore_architecture(make_instance(name), make_payload(name))
     half = {axis: n if axis == "classes" else (n + 1) // 2 for axis, n in derived.plan.axes.items()}
@@ -48,7 +48,7 @@ def test_another_instance_has_the_same_levels_by_the_plan(name: str) -> None:
     assert_same_bits(*states)
 
 
-def test_axes_of_an_earlier_plan_begin_in_the_first_block() -> None:
+def test_axes_begin_in_the_first_block() -> None:
     """Such a run had levels by that, and keeps them."""
     payload = make_payload("resnet_cifar_option_a")
     assert any(DerivedPlan.from_payload(payload).find_first_blocks().values())
@@ -132,7 +132,7 @@ def test_many_damaged_plans_are_refused_or_plans(name: str) -> None:
         fuzz(name, seed)
 
 
-def test_a_plan_of_another_module_is_refused_with_the_tensor() -> None:
+def test_plans_of_other_modules_are_refused() -> None:
     with raises(ModelError, "layers.0.weight", key="model.name"):
         restore_architecture(make_instance("unet"), make_payload("mlp_batch_norm"))
     assert isinstance(restore_architecture(make_instance("unet"), make_payload("unet")), DerivedArchitecture)

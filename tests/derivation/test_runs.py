@@ -213,7 +213,7 @@ def test_a_class_is_drawn_from_the_seed_of_the_run(tmp_path: Path) -> None:
     assert torch.equal(stems[0], stems[1]) and not torch.equal(stems[0], stems[2])
 
 
-def test_levels_differ_in_width_where_there_are_too_few_exits(tmp_path: Path) -> None:
+def test_few_exits_give_levels_by_width(tmp_path: Path) -> None:
     finished = run(describe(Flat(), rounds=1, method="scalefl"), tmp_path / "run")
     levels = finished.assembly.federation.levels
     assert [level.submodel.exits for level in levels] == [(1,)] * len(levels)
@@ -259,7 +259,7 @@ def test_a_plain_module_has_a_recipe_of_its_own(
     assert assemble(again).settings.local == expected
 
 
-def test_other_models_and_large_modules_have_other_recipes() -> None:
+def test_recipes_depend_on_the_model() -> None:
     def find_local(model: Any, **sections: Any) -> Local:
         data = {"name": "digits", "partition": {"kind": "iid", "clients": 4}}
         table = {"data": data, "model": model, "fleet": {"groups": [{"budget": 1.0}]}, **sections}
@@ -414,9 +414,7 @@ def list_steps(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(("Deriving", "Proving", "fleetfit: Deriving"))]
 
 
-def test_deriving_names_its_steps_where_progress_is_shown(
-    impatient: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_deriving_names_its_steps(impatient: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ff.derive(Residual(8), make_data(), progress=True)
     steps = list_steps(capsys.readouterr().err)
     assert all("Residual" in step for step in steps)

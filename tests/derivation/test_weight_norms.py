@@ -77,7 +77,7 @@ def read_whole_weight(layer: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", SPECTRAL)
-def test_each_level_divides_by_its_own_largest_singular_value(kind: str, tmp_path: Path) -> None:
+def test_levels_have_their_own_spectral_norm(kind: str, tmp_path: Path) -> None:
     run = ff.run(TABLE, model=Normed(kind), out=tmp_path / "run")
     layout = run.assembly.federation.problem.layout
     assert not [name for name in layout.complete.tensors if name.endswith(VECTORS)]

@@ -102,7 +102,7 @@ def test_batch_norm_hides_a_wrong_bias(name: str, is_inert: bool) -> None:
     assert (f"net.{name}" in right.report.inert) == is_inert
 
 
-def test_heads_read_in_the_wrong_order_do_harm_and_are_refused() -> None:
+def test_heads_in_the_wrong_order_are_refused() -> None:
     """Rows (3, heads, 8) taken for (heads, 3, 8): shapes fit at every size."""
     entry, right = derive("vit_fused_qkv")
     dims = {

@@ -53,7 +53,7 @@ def test_a_message_takes_half_a_second_at_most() -> None:
     assert batches.choose_size([jobs["b"]] * 100, 2) == 1
 
 
-def test_long_jobs_before_short_ones_leave_work_for_the_others() -> None:
+def test_long_jobs_leave_work_for_others() -> None:
     """Of 0.4 s of long jobs and 0.16 s of short ones: half of two workers' shares are 0.14 s, so one long one."""
     batches, jobs = knowing(long=0.1, short=0.01)
     assert batches.choose_size([jobs["long"]] * 4 + [jobs["short"]] * 16, 2) == 1
@@ -169,7 +169,7 @@ def test_replies_keep_the_jobs_order() -> None:
     assert max(map(len, pool.messages)) == 9, "half of what each would get of the 39 in sight"
 
 
-def test_large_jobs_are_made_when_a_worker_is_there_for_them() -> None:
+def test_large_jobs_are_made_when_needed() -> None:
     pool = Refusing(fleets({"name": "fedavg"})[1])
     jobs = [replace(job(2000), index=number) for number in range(20)]
     for number, _ in enumerate(pool.run(pool.counted(jobs))):
@@ -177,7 +177,7 @@ def test_large_jobs_are_made_when_a_worker_is_there_for_them() -> None:
     assert max(map(len, pool.messages)) == 1
 
 
-def test_an_error_ends_the_run_and_the_next_one_starts_clean(
+def test_the_run_after_an_error_starts_clean(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pool = Refusing(fleets({"name": "fedavg"})[1])

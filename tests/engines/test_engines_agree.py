@@ -107,7 +107,7 @@ def test_one_worker_gives_the_same_bits() -> None:
 
 
 @pytest.mark.slow
-def test_deadlines_by_simulated_clocks_give_the_same_bits() -> None:
+def test_simulated_deadlines_have_equal_bits() -> None:
     """Slow and fast clients, links that differ by round; deadlines that some miss, in all three ways."""
     federation, simulation = fleets({"name": "depthfl", "plus": {"in_time": {}}})
     clients = len(simulation.parts)

@@ -95,9 +95,7 @@ def test_a_client_that_changes_its_state_harms_no_other(two_actors: Actors) -> N
         apart.close()
 
 
-def test_the_tensors_of_a_level_are_put_into_the_store_once(
-    two_actors: Actors, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensors_enter_the_store_once(two_actors: Actors, monkeypatch: pytest.MonkeyPatch) -> None:
     federation, _ = fleets({"name": "depthfl"})
     federation = replace(federation, cohort=7)
     puts: list[int] = []
@@ -109,9 +107,7 @@ def test_the_tensors_of_a_level_are_put_into_the_store_once(
     assert len(puts) == len(set(puts)) == len({federation.level_of[c] for c in range(7)}) == 3
 
 
-def test_short_jobs_share_a_message_and_a_state_is_sent_once(
-    two_actors: Actors, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_jobs_share_a_message(two_actors: Actors, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
     sent: list[tuple[int, int]] = []
     send = engines_ray._ActorWorker.send

@@ -18,7 +18,7 @@ SHORT = ["rounds=1", "local.epochs=1", "data.name=digits", "data.partition.kind=
 
 
 @pytest.mark.slow
-def test_every_number_that_the_claims_ask_for_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_claimed_number_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """But for the levels: this run has two, those of the claims are 2 and 4."""
     ff.run(out=tmp_path / "run", overrides=SHORT)
     main([str(tmp_path / "run"), "--setting", "x", "--record", str(tmp_path / "kept"), "--turns", "3"])

@@ -253,7 +253,7 @@ def test_rounds_are_compared_as_ratios(repository: Repository) -> None:
     assert verdicts["ten"][-1] == "inconclusive"
 
 
-def test_who_never_reaches_the_target_is_slower_at_least(repository: Repository) -> None:
+def test_missing_the_target_is_at_least_slower(repository: Repository) -> None:
     """250 / 10, 500 / 10 and 500 / 11: the third root of 25 x 50 x 45.45 is 38.4."""
     repository.claims(table(claim("ratio", RATIO.format(""))))
     repository.results([*timed("Slow", [250.0, None, None]), *timed("Fast", [10.0, 10.0, 11.0])])
@@ -360,7 +360,7 @@ def test_the_page_says_what_was_run_and_what_differs(repository: Repository) -> 
     assert "Differs from the paper: ResNet-20 for ResNet-110." in repository.page
 
 
-def test_the_line_of_settings_has_what_each_run_set_and_chose(repository: Repository) -> None:
+def test_settings_of_all_runs_are_shown(repository: Repository) -> None:
     repository.claims(table(above("clear", "Ten")))
     partition = {"kind": "dirichlet", "alpha": 5.0, "clients": 50}
     settings = {"local": {"epochs": 1, "lr": 0.1}, "cohort": {"fraction": 0.2}, "data": {"partition": partition}}
@@ -435,7 +435,7 @@ def test_figures_are_readable_in_dark_mode() -> None:
         assert ground < 0.02
 
 
-def test_levels_are_drawn_where_more_than_one_was_evaluated(repository: Repository) -> None:
+def test_several_evaluated_levels_are_drawn(repository: Repository) -> None:
     repository.claims(table(above("clear", "ScaleFL", "HeteroFL")))
     runs = [*drawable("HeteroFL", 0.0), *drawable("ScaleFL", 10.0)]
 
@@ -454,7 +454,7 @@ def test_levels_are_drawn_where_more_than_one_was_evaluated(repository: Reposito
     assert "small-made-up-levels.svg" in figure_names()
 
 
-def test_exits_of_one_row_are_drawn_where_claims_compare_them(repository: Repository) -> None:
+def test_compared_exits_are_drawn(repository: Repository) -> None:
     runs = [*flat("HeteroFL"), *drawable("ScaleFL", 10.0)]
 
     def exits() -> set[str]:
@@ -509,9 +509,7 @@ def test_later_claims_are_judged_apart(repository: Repository) -> None:
     )
 
 
-def test_a_claim_looked_at_later_needs_an_id_and_a_column_too(
-    repository: Repository, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_later_claims_need_an_id_and_a_column(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
     later = above("one", "Ten").replace("[[table.claim]]", "[[table.also]]")
     repository.claims(table(above("one", "Ten"), later))
     assert main([], repository.root) == 2
@@ -543,7 +541,7 @@ def test_every_row_is_shown_with_what_tuning_chose(repository: Repository) -> No
     assert repository.page.replace("\u00a0", " ").count(expected) == 1, "once, though two tables are judged by it"
 
 
-def test_rows_of_another_experiment_that_are_compared_follow(repository: Repository) -> None:
+def test_compared_rows_of_other_experiments_follow(repository: Repository) -> None:
     other = 'lesser = { row = "Base", file = "small/other.toml" }'
     repository.claims(table(claim("across", f'greater = {{ row = "Ten" }}\n{other}\nrounds_differ = true')))
     tried = [{"values": {"local.lr": lr}, "score": 1.0, "seed": 3} for lr in (0.1, 0.3)]
@@ -559,7 +557,7 @@ def test_rows_of_another_experiment_that_are_compared_follow(repository: Reposit
     assert expected in repository.page.replace("\u00a0", " ") and "Not compared" not in repository.page
 
 
-def test_columns_are_in_order_and_one_row_reads_downwards(repository: Repository) -> None:
+def test_one_row_reads_downwards(repository: Repository) -> None:
     body = """greater = { row = "Ten", column = "exit last" }
               lesser = [{ row = "Ten", column = "exit 10" }, { row = "Ten", column = "exit 9" }]"""
     beside = table().rstrip() + '\nbeside = ["waste", "exit first"]\n'
@@ -630,7 +628,7 @@ def test_what_critiques_suggest_is_counted_apart(repository: Repository) -> None
     assert "Of 2 claims of papers and 1 of critiques, " in page and " 3 are not run yet: " in page
 
 
-def test_numbers_are_of_the_settings_that_claims_compare(repository: Repository) -> None:
+def test_only_compared_settings_are_shown(repository: Repository) -> None:
     even = claim("even", 'setting = "even"\ngreater = { row = "Ten" }\nlesser = { row = "Base" }')
     skewed = even.replace("even", "skewed")
     runs = [one | {"setting": name} for name in ("even", "skewed") for one in (*flat(), *spread("Ten", 10))]

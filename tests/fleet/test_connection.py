@@ -152,7 +152,7 @@ def test_faults_of_servers_that_are_not_superlinks(tmp_path: Path) -> None:
         assert "must run without TLS too" in fault(Connection(f"127.0.0.1:{port}", insecure=True), lasting=False)
 
 
-def test_a_proxy_that_applies_is_named_without_its_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxies_are_named_without_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     authority, closed = Authority(tmp_path), free_port()
     with serving(authority.server("127.0.0.1")) as port, serving(status=403) as proxy:
         connection = Connection(f"127.0.0.1:{port}", authority.file)
@@ -177,7 +177,7 @@ def test_a_proxy_that_applies_is_named_without_its_password(tmp_path: Path, monk
 # ---- addresses, keys, authorities ----------------------------------------------------------------------------------
 
 
-def test_an_ipv6_address_without_brackets_is_refused_with_them() -> None:
+def test_ipv6_addresses_need_brackets() -> None:
     for address, better in (
         ("::1:8000", '"[::1]:8000"'),
         ("2001:db8::1:8000", '"[2001:db8::1]:8000"'),
@@ -190,7 +190,7 @@ def test_an_ipv6_address_without_brackets_is_refused_with_them() -> None:
         check_superlink(right)
 
 
-def test_a_file_that_is_no_key_or_no_authority_is_refused(tmp_path: Path) -> None:
+def test_wrong_key_files_are_refused(tmp_path: Path) -> None:
     make_node_key(tmp_path / "key")
     load_node_key(tmp_path / "key")
     other = rsa.generate_private_key(65537, 2048)
@@ -286,7 +286,7 @@ GONE, WRONG = Fault("nobody listens"), Fault("another authority", lasting=True)
         ([(-9, "")], [], 137),
     ],
 )
-def test_faults_that_end_a_node_and_those_that_are_retried(
+def test_lasting_faults_end_a_node(
     ends: list[tuple[int, str]], faults: list[Fault | None], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []

@@ -146,7 +146,7 @@ def test_callbacks_are_called_on_the_server_only(tmp_path: Path) -> None:
     assert headers and not [header for header in headers if b"heard" in header]
 
 
-def test_nodes_compute_metrics_that_they_allow_and_no_others(tmp_path: Path) -> None:
+def test_nodes_compute_allowed_metrics_only(tmp_path: Path) -> None:
     metric = "own_metric:share"
     model = {"name": "tiny:tiny", "norm": False}  # whose statistics a fleet measures on fewer clients
     table = described({"name": "scalefl"}, rounds=1, model=model, evaluate={"metrics": [metric]})
@@ -158,7 +158,7 @@ def test_nodes_compute_metrics_that_they_allow_and_no_others(tmp_path: Path) -> 
     assert reasons and all(f'names "{metric}"' in reason for reason in reasons)
 
 
-def test_a_level_is_one_flower_object_for_all_of_its_nodes(tmp_path: Path) -> None:
+def test_a_level_is_one_flower_object(tmp_path: Path) -> None:
     lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=1, cohort={"fraction": 1.0}))
     lab.serve()
     states: dict[int, set[str]] = {}
@@ -170,7 +170,7 @@ def test_a_level_is_one_flower_object_for_all_of_its_nodes(tmp_path: Path) -> No
     assert states[0] != states[1]
 
 
-def test_the_models_and_pictures_are_there_without_any_data(tmp_path: Path, runs_draw: None) -> None:
+def test_models_and_pictures_need_no_data(tmp_path: Path, runs_draw: None) -> None:
     lab, base = lab_of(tmp_path, described({"name": "scalefl"}))
     lab.serve()
     loaded = ff.load(tmp_path / "run")
@@ -326,7 +326,7 @@ def without_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_false_sums_are_refused_and_leave_the_state_unchanged(lie: str, without_one: Any, tmp_path: Path) -> None:
+def test_false_sums_leave_the_state(lie: str, without_one: Any, tmp_path: Path) -> None:
     table, budgets, honest = without_one
     lab = Lab(tmp_path, table, budgets)
     reply_twisted(lab, 0, LIES[lie])
@@ -338,7 +338,7 @@ def test_false_sums_are_refused_and_leave_the_state_unchanged(lie: str, without_
     assert run.metrics[1]["train"]["clients"] == CLIENTS and not run.metrics[1]["failures"]
 
 
-def test_a_round_ends_at_the_deadline_without_the_late_answer(without_one: Any, tmp_path: Path) -> None:
+def test_a_round_ends_at_its_deadline(without_one: Any, tmp_path: Path) -> None:
     table, budgets, _ = without_one
     lab = Lab(tmp_path, table, budgets)
     reply_twisted(lab, 0, lambda payload: None)
@@ -475,7 +475,7 @@ def test_a_run_waits_while_no_node_is_connected(tmp_path: Path) -> None:
 # ---- who may take part -------------------------------------------------------------------------------------------
 
 
-def test_a_node_that_does_not_fit_is_left_out_with_its_name(tmp_path: Path) -> None:
+def test_unfit_nodes_are_left_out_by_name(tmp_path: Path) -> None:
     lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=1, cohort={"fraction": 1.0}))
     lab.config(1, reports_budget=False)
     lab.config(2, data={"name": "digits"})
@@ -502,7 +502,7 @@ def test_a_node_with_an_unusable_budget_is_left_out(tmp_path: Path) -> None:
     assert [report["online"] for report in run.metrics] == [4, 4, 4]
 
 
-def test_a_node_that_comes_back_changed_is_asked_until_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_nodes_are_asked_until_they_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleetfit.fleet.client_manager._AGAIN_S", 0.05)
     lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=6, cohort={"fraction": 1.0}))
 
@@ -638,7 +638,7 @@ def test_replies_beyond_the_bound_wait_on_disk(monkeypatch: pytest.MonkeyPatch, 
     assert any(issubclass(kind, Path) for kind in kinds) and bytearray in kinds
 
 
-def test_a_superlink_that_is_away_for_a_moment_is_tried_again(tmp_path: Path) -> None:
+def test_absent_superlinks_are_tried_again(tmp_path: Path) -> None:
     import httpx
 
     lab, base = lab_of(tmp_path, described({"name": "scalefl"}, rounds=2))

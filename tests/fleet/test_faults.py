@@ -170,7 +170,7 @@ class LeavesOut:
         return getattr(self.engine, name)
 
 
-def test_half_of_the_answers_are_lost_and_others_come_twice(lab: Deployment, tmp_path: Path) -> None:
+def test_lost_and_repeated_answers(lab: Deployment, tmp_path: Path) -> None:
     """By the nodes' own notes: the state has the bits of the answers that came in, each counted once."""
     links = Path(lab.folder).parent / "links"
     table = run_file(6, deadline_s=12.0)
@@ -335,7 +335,7 @@ def test_a_lying_node_is_reported_and_changes_nothing(lab: Deployment, tmp_path:
         assert (run.server.state[name] == tensor).all(), name
 
 
-def test_resume_after_a_killed_server_app_has_the_same_bits(lab: Deployment, tmp_path: Path) -> None:
+def test_resume_after_a_kill_has_equal_bits(lab: Deployment, tmp_path: Path) -> None:
     going = Going(lab, "resumed", run_file(6), tmp_path / "run")
     going.has(2)
     ours = psutil.Process(lab.processes["superexec"].pid).children(recursive=True)

@@ -31,7 +31,7 @@ def flowers_modules(path: Path) -> Iterator[str]:
             yield from re.findall(r"\Aflwr\.[\w.]+\Z", node.value)
 
 
-def test_only_the_warm_start_uses_private_names_of_flower() -> None:
+def test_only_warm_uses_flowers_private_names() -> None:
     used = {(str(path.relative_to(PACKAGE)), name) for path in OUTSIDE for name in flowers_modules(path)}
     assert {name for _, name in used} >= PUBLIC, "this test does not see what is imported"
     assert {(path, name) for path, name in used if name not in PUBLIC} == {FOLDER_OF_AN_APP}

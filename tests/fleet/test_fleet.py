@@ -65,7 +65,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 @pytest.mark.parametrize("method", ["scalefl", "adaptivefl"])
-def test_a_fleet_has_the_state_and_accuracy_of_the_simulation(method: str, lab: Deployment, tmp_path: Path) -> None:
+def test_a_fleet_equals_the_simulation(method: str, lab: Deployment, tmp_path: Path) -> None:
     table = run_file(method)
     base = ff.run({**table, "fleet": fleet()}, out=tmp_path / "local")
     began = time.monotonic()
@@ -113,7 +113,7 @@ def test_a_private_fleet_reports_its_budget_and_no_node(lab: Deployment, tmp_pat
     assert secrets_in(lab, tmp_path / "run") == []
 
 
-def test_a_fast_fleet_has_the_state_of_a_fast_simulation(lab: Deployment, tmp_path: Path) -> None:
+def test_a_fast_fleet_equals_the_simulation(lab: Deployment, tmp_path: Path) -> None:
     """On one machine; in bf16 where it has the instructions, which both sides find out by themselves."""
     model = {"name": "vit", "hidden": 96, "depth": 4, "attention_heads": 12, "patch": 2}
     table, engine = run_file("scalefl", model=model), {"name": "flower", "nodes": 4}

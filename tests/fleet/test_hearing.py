@@ -73,7 +73,7 @@ def takes_part(lab: Deployment, name: str, out: Path) -> None:
 
 
 @pytest.mark.parametrize("node", WAYS, indirect=True)
-def test_a_run_is_stopped_while_a_node_confirms_a_message(node: str, lab: Deployment, tmp_path: Path) -> None:
+def test_stopping_during_a_confirmation(node: str, lab: Deployment, tmp_path: Path) -> None:
     """From then on Flower's own node answers each message with the reply to the one before."""
     name, stall = f"confirming-{node}", lab.folder.parent / "stall"
     lab.start_run(name, run_file(500), out=str(tmp_path / "run"))

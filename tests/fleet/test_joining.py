@@ -56,7 +56,7 @@ def own_lines(lab, name):
     [(20, 0, "ahead of", True), (3600, 60, "ahead of", True), (-3600, 60, "behind", True),
      (-86400, 1440, "behind", False)],
 )  # fmt: skip
-def test_a_clock_that_is_off_ends_the_node_with_how_much(lab, seconds, minutes, direction, warm):
+def test_wrong_clocks_end_the_node(lab, seconds, minutes, direction, warm):
     name = f"clock{seconds}"
     node = lab.node(name, lab.key(), clocked(lab, seconds), warm=warm)
     assert node.wait(LIMIT_S) == 2, lab.log(name)
@@ -87,7 +87,7 @@ CERTIFICATES = {
 
 
 @pytest.mark.parametrize("kind", CERTIFICATES)
-def test_a_wrong_certificate_ends_the_node_with_its_fault(lab, kind):
+def test_wrong_certificates_end_the_node(lab, kind):
     make_server, words = CERTIFICATES[kind]
     authority = Authority(lab.folder / kind)
     with serving(make_server(authority)) as port:
@@ -178,7 +178,7 @@ def test_a_key_that_the_superlink_forgets_ends_the_node(lab):
     assert "does not accept this node's signature" in lines[0] and "it is not registered" in lines[-1]
 
 
-def test_wrong_arguments_are_refused_before_a_process_starts(lab, tmp_path):
+def test_wrong_arguments_start_no_process(lab, tmp_path):
     config = tmp_path / "node.toml"
     config.write_text('name = "a"\n[data]\nname = "digits"\n')
     key, ca = lab.new_key(), lab.folder / "server-ca.crt"

@@ -55,7 +55,7 @@ def measured(lab, node, name, messages=4):
     return [first, *rows], wall
 
 
-def test_an_app_that_names_another_client_app_is_refused(lab, warm):
+def test_other_client_apps_are_refused(lab, warm):
     [row] = lab.run_app("other", "warm", client="toy_client:other")
     assert row["code"] == 2
     assert 'runs the client app "toy_client:app" only' in row["reason"] and '"toy_client:other"' in row["reason"]
@@ -78,7 +78,7 @@ def test_only_the_nodes_own_processes_get_its_messages(lab, warm, tmp_path):
             thief.wait()
 
 
-def test_a_message_is_answered_after_its_process_was_killed(lab, warm):
+def test_a_killed_process_is_replaced(lab, warm):
     """Flower would notice within a minute, and not know why."""
     out, started = lab.submit("deadly", "warm", kind="query"), lab.folder / "warm node.toml.started"
     wait_for(lambda: started.exists() and started.read_text(), LIMIT_S, "the job starts")
@@ -147,7 +147,7 @@ def test_an_unregistered_key_is_not_tried_for_ever(lab):
     assert "Next try in" in lab.log("unknown") and "No further try" in lab.log("unknown")
 
 
-def test_a_wrong_authority_or_a_missing_key_ends_the_node(lab):
+def test_a_wrong_authority_ends_the_node(lab):
     stranger = str(lab.folder / "stranger-ca.crt")
     wrong = lab.node("wrong", lab.new_key(), warm=False, root_certificates=stranger)
     keyless = lab.node("keyless", None, warm=False)
@@ -169,7 +169,7 @@ if "fleetfit.fleet.warm.zygote" in " ".join(sys.orig_argv):
 """
 
 
-def test_where_flower_has_changed_the_ordinary_way_is_taken(lab):
+def test_a_changed_flower_starts_ordinarily(lab):
     place = lab.folder / "moved"
     place.mkdir()
     (place / "sitecustomize.py").write_text(MOVED)
@@ -239,7 +239,7 @@ def test_modules_that_start_threads_are_not_forked(lab):
     assert node.wait(LIMIT_S) == 0
 
 
-def test_a_node_ends_with_a_process_that_it_cannot_do_without(lab):
+def test_a_node_ends_with_its_zygote(lab):
     node = lab.node("half", lab.key())
     lab.accepted("half")
     processes = descendants(node)

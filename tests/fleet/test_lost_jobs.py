@@ -109,7 +109,7 @@ def at_work(lab: Lab, seconds: float) -> Callable[[], int]:
     return lambda: sum(map(is_first_job, lab.grid.sent))
 
 
-def test_a_node_at_work_gets_its_job_once_and_fewer_questions(tmp_path: Path) -> None:
+def test_a_busy_node_gets_its_job_once(tmp_path: Path) -> None:
     """Each question lasts until the next one, so that at most one waits for it."""
     lab, base = fleet(tmp_path)
     jobs = at_work(lab, 3.5)

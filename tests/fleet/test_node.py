@@ -226,7 +226,7 @@ def test_a_loss_on_a_node_sees_all_levels(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change", [{"sizes": [[9, 12, 4]]}, {"sizes": [[0, 12, 4]]}, {"exits": [[4]]}, {"exits": [[]]}, {"axes": ["a"]}]
 )
-def test_a_node_refuses_levels_that_are_not_of_the_model(change: dict[str, Any], tmp_path: Path) -> None:
+def test_nodes_refuse_levels_of_other_models(change: dict[str, Any], tmp_path: Path) -> None:
     levels = {"axes": ["a", "b", "classes"], "sizes": [[8, 12, 4]], "exits": [[3]]}
     path = str(config(tmp_path, allow=["tiny:tiny"]))
     for table, key in ((levels, "ready"), ({**levels, **change}, "refused")):
@@ -445,7 +445,7 @@ def test_the_example_of_a_run_file_is_valid(tmp_path: Path) -> None:
     assert make_rules(load_experiment(tmp_path / "app" / "run.toml")).nodes == 2
 
 
-def test_certificates_name_the_hosts_and_secrets_are_secret(tmp_path: Path) -> None:
+def test_certificates_name_their_hosts(tmp_path: Path) -> None:
     make_certificates(tmp_path, ["10.0.0.1", "fleet.example.org"], days=10)
     certificate = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value

@@ -107,7 +107,7 @@ def test_class_frequencies_sum_over_consenting_nodes(reporting: list[int], tmp_p
     assert run.metrics[0]["train"]["clients"] == CLIENTS, "they train all the same"
 
 
-def test_a_node_adds_its_class_frequencies_once_in_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_class_frequencies_are_added_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server is stopped before it keeps the sum; the run goes on with a uniform one."""
     lab = reporting_lab(tmp_path)
     with monkeypatch.context() as patch:
@@ -149,7 +149,7 @@ def test_the_server_gets_and_keeps_no_single_update(
 
 
 @pytest.mark.parametrize("phase", ["keys", "shares", "train", "sign", "unmask"])
-def test_a_node_whose_worker_ends_in_a_phase_has_gone_away(phase: str, tmp_path: Path) -> None:
+def test_a_dead_worker_leaves_the_round(phase: str, tmp_path: Path) -> None:
     lab, ended = lab_of(tmp_path), []
 
     def ends(message: Message, reply: Message) -> Message | None:
@@ -189,7 +189,7 @@ def test_a_member_refuses_to_train_in_the_open(tmp_path: Path) -> None:
     assert len(reasons) == CLIENTS and all("trains in secure rounds only" in reason for reason in reasons)
 
 
-def test_a_node_without_a_members_key_does_not_take_part(tmp_path: Path) -> None:
+def test_nodes_without_a_key_stay_out(tmp_path: Path) -> None:
     lab = lab_of(tmp_path)
     lab.config(1)
     run = lab.serve()
@@ -197,7 +197,7 @@ def test_a_node_without_a_members_key_does_not_take_part(tmp_path: Path) -> None
     assert "has no key of a member" in run.metrics[0]["failures"][0]["reason"]
 
 
-def test_a_node_of_another_authority_is_refused_by_the_others(tmp_path: Path) -> None:
+def test_members_refuse_other_authorities(tmp_path: Path) -> None:
     """The server cannot invent members: nobody goes on with one that the authority has not signed."""
     lab = lab_of(tmp_path)
     (tmp_path / "node-1/own.member").unlink()
@@ -231,9 +231,7 @@ def test_a_node_with_a_new_worker_does_no_round_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("twist", ["range", "bits", "lr"])
-def test_a_server_that_sends_different_settings_gets_noise(
-    twist: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_different_settings_give_noise(twist: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fleetfit.fleet import secure_aggregation
 
     lab, answer, lies = lab_of(tmp_path), secure_aggregation.Member.make_finish, []
@@ -266,7 +264,7 @@ def private_table(folder: Path, **changes: Any) -> dict[str, Any]:
     return {**TABLE, "privacy": privacy, "evaluate": {"every": 0}, **changes}
 
 
-def test_a_private_secure_fleet_has_the_bits_of_the_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_private_secure_fleet_equals_the_simulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one salt for both. Nodes clip themselves, as the simulated clients do."""
     monkeypatch.setattr("secrets.token_hex", lambda size: "5a" * size)
     table = private_table(tmp_path)
@@ -377,7 +375,7 @@ def test_a_quorum_is_refused(tmp_path: Path) -> None:
         lab.serve()
 
 
-def test_a_members_key_is_one_file_that_only_its_owner_reads(tmp_path: Path) -> None:
+def test_member_keys_are_readable_by_their_owner(tmp_path: Path) -> None:
     make_member(tmp_path / "a", tmp_path / "authority")
     make_member(tmp_path / "b", tmp_path / "authority")
     (one, authority), (other, same) = read_member(tmp_path / "a"), read_member(tmp_path / "b")

@@ -195,14 +195,14 @@ def stopped_while_it_is_confirmed(node: Node) -> None:
     node.answer(old, begun[0])
 
 
-def test_a_run_that_is_stopped_while_its_message_is_confirmed(link: SuperLink) -> None:
+def test_a_run_stopped_during_confirmation(link: SuperLink) -> None:
     node = Node(link)
     stopped_while_it_is_confirmed(node)
     hears(node)
     assert len(link.replies) == 1
 
 
-def test_flower_itself_answers_one_message_late_from_then_on(link: SuperLink) -> None:
+def test_flower_alone_answers_late(link: SuperLink) -> None:
     """Why all this is needed; where it fails, Flower has mended it."""
     node = Node(link, ours=False)
     stopped_while_it_is_confirmed(node)
@@ -217,7 +217,7 @@ def test_flower_itself_answers_one_message_late_from_then_on(link: SuperLink) ->
     assert link.replies == [(first.metadata.message_id, "an answer")]
 
 
-def test_a_reply_that_comes_after_its_message_was_given_up(link: SuperLink) -> None:
+def test_replies_after_a_given_up_message(link: SuperLink) -> None:
     node = Node(link)
     old = link.send(OLD, "old")
     link.before_confirm = lambda: link.stopped.add(OLD)
@@ -272,7 +272,7 @@ def test_a_process_that_ends_in_the_middle_of_its_reply(link: SuperLink) -> None
     hears(node)
 
 
-def test_a_server_that_ends_in_the_middle_of_its_message(link: SuperLink) -> None:
+def test_a_server_that_ends_in_its_message(link: SuperLink) -> None:
     node = Node(link)
     message = link.send(NEW, "half", whole=False)
     began = time.monotonic()
@@ -283,7 +283,7 @@ def test_a_server_that_ends_in_the_middle_of_its_message(link: SuperLink) -> Non
     hears(node)
 
 
-def test_a_run_that_is_stopped_while_its_message_is_pulled(link: SuperLink) -> None:
+def test_a_run_stopped_during_a_pull(link: SuperLink) -> None:
     node = Node(link)
     link.send(OLD, "old", whole=False)
     link.stopped.add(OLD)
@@ -291,7 +291,7 @@ def test_a_run_that_is_stopped_while_its_message_is_pulled(link: SuperLink) -> N
     hears(node)
 
 
-def test_a_superlink_whose_database_is_locked_for_a_moment(link: SuperLink) -> None:
+def test_a_locked_database_of_the_superlink(link: SuperLink) -> None:
     node = Node(link)
     link.error = 500
     assert node.take() is None

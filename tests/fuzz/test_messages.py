@@ -28,7 +28,7 @@ def test_no_message_harms_anybody(data: st.DataObject) -> None:
     one(lambda most: data.draw(st.integers(0, most)))
 
 
-def test_a_few_hundred_messages_of_which_half_are_parsed() -> None:
+def test_half_of_hundreds_of_messages_are_parsed() -> None:
     tally = many(300, seed=7)
     assert past_parsing(tally) >= 0.5, tally
     assert min(tally[what] for what in (UNPARSED, "refused", "admitted", "a failure")) > 0, tally

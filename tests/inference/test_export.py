@@ -65,7 +65,7 @@ FAMILIES = ["resnet18", "mobilenetv2", "msdnet", "bert", "vit", "char_lstm", "ml
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_form_has_the_models_logits_at_any_batch_size(name: str, tmp_path: Path) -> None:
+def test_every_form_has_the_models_logits(name: str, tmp_path: Path) -> None:
     level_model = make_level_model(name)
     result = export(level_model, tmp_path / "out")
     out, x = result.folder, level_model.samples("test", 24)[0]
@@ -314,7 +314,7 @@ def test_modules_without_segments_are_exported_whole(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "run.py").exists() and result.variants[1].difference < 1e-5
 
 
-def test_a_graph_that_computes_something_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_graphs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = onnx_form.run_whole
     monkeypatch.setattr(onnx_form, "run_whole", lambda path, x: right(path, x) + 0.01)
     with raises(ModelError, 0.01):

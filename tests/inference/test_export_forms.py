@@ -335,7 +335,7 @@ def test_lost_sizes_are_fixed_with_a_note(
     assert tried == [(8, True), (1, True), (8, False), (1, False)][: len(tried)]
 
 
-def test_a_program_that_is_wrong_at_every_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_programs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     level_model = make_level_model("table")
     monkeypatch.setattr(folder, "check_forms", lambda forms, model: None)
     monkeypatch.setattr(executorch, "write_executorch", lambda graphs, folder, most: folder)
@@ -346,7 +346,7 @@ def test_a_program_that_is_wrong_at_every_size_is_refused(tmp_path: Path, monkey
 
 
 @pytest.mark.slow
-def test_the_batches_of_the_comparison_have_several_sizes(tmp_path: Path) -> None:
+def test_compared_batches_have_several_sizes(tmp_path: Path) -> None:
     pytest.importorskip("executorch", reason="the extra executorch is not installed")
     level_model = make_level_model("table")
     graphs = make_segment_graphs(level_model, examples(level_model))

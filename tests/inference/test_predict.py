@@ -72,7 +72,7 @@ def test_gradients_are_left_as_they_were(module: Any) -> None:
     assert torch.is_grad_enabled()
 
 
-def test_a_module_without_segments_is_told_what_it_lacks() -> None:
+def test_modules_without_segments_are_explained() -> None:
     class Plain(nn.Module):
         def forward(self, x: Any) -> Any:
             return [x]

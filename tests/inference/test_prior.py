@@ -37,7 +37,7 @@ def offset_by_hand(counts: list[float], fleet: tuple[float, ...]) -> list[float]
      {"cat": 4.0, "2": 3.0}],
     ids=str,
 )  # fmt: skip
-def test_counts_in_order_by_name_or_by_number_give_the_offset(counts: Any) -> None:
+def test_counts_in_three_forms_give_the_offset(counts: Any) -> None:
     assert make_offset(counts, FLEET, NAMED, None).tolist() == pytest.approx(offset_by_hand(COUNTS, FLEET), rel=1e-6)
     expected = [math.log(0.5), math.log(0.1), math.log(0.4)]
     uniform = make_offset(counts, (), NAMED, None)

@@ -80,7 +80,7 @@ def test_the_calibration_error_against_a_loop() -> None:
         assert calibration_error(logits, scores.labels) == pytest.approx(total, abs=1e-6)
 
 
-def test_the_fitted_temperature_is_the_one_of_the_likelihood() -> None:
+def test_the_temperature_maximises_the_likelihood() -> None:
     """Labels drawn from softmax(z / 2.5): the temperature is found again, and the calibration error falls."""
     rng = torch.Generator().manual_seed(0)
     logits = 6 * torch.randn(20000, 4, generator=rng)
@@ -220,7 +220,7 @@ def test_who_has_left_is_not_computed_any_more(module: Any, thresholds: tuple[fl
     assert counting.sizes == [n for n in reached if n]
 
 
-def test_a_policy_for_another_number_of_exits_is_refused(module: nn.Module) -> None:
+def test_a_policy_of_other_exits_is_refused(module: nn.Module) -> None:
     with raises(ConfigError, 2, 3, key="policy"):
         stop_early(module, torch.zeros(1, 1, 4, 4), Policy((0.5, 0.0)))
 

@@ -128,14 +128,14 @@ def test_layout_passes_all_parts() -> None:
     assert report.cuts and max([*report.permutation.values(), *report.cuts.values()]) < 1e-12
 
 
-def test_fixed_heads_are_proved_with_the_full_models_scale() -> None:
+def test_fixed_heads_have_the_full_scale() -> None:
     report = check_layout(tiny(heads="fixed"), input_shape=(7,))
     assert set(report.permutation) == {"hidden", "head", "mlp", "classes"}
     assert max([*report.permutation.values(), *report.cuts.values()]) < 1e-12
     assert report.numbers and not report.not_proved
 
 
-def test_a_scale_that_is_taken_from_elsewhere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_scales_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A narrow model that leaves out what the full one does cannot be proved by putting in the full one's numbers."""
     architecture = tiny(heads="fixed")
     attend = functional.scaled_dot_product_attention

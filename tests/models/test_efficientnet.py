@@ -107,7 +107,7 @@ def test_it_trains() -> None:
     trains(small(drop_connect=0.1, head_layers=0), (2, 16, 16), (3, 5, 7))
 
 
-def test_block_and_exit_channels_follow_the_narrowed_stream() -> None:
+def test_channels_follow_the_narrowed_stream() -> None:
     sizes = efficientnet_b4().sizes(0.33)
     assert [sizes[f"stage{s}"] for s in (1, 5, 8)] == [7, 52, 147]
     assert (sizes["expand_stage1"], sizes["squeeze_stage1"], sizes["squeeze_stem"]) == (42, 1, 2)

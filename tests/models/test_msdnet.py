@@ -245,7 +245,7 @@ def job_of(reply: Update, federation: Federation, server: Any) -> Job:
     )
 
 
-def test_a_round_of_one_client_leaves_what_it_did_not_train() -> None:
+def test_untrained_parts_stay_in_a_round() -> None:
     """Only the client of two layers takes part: the finer scales of its last layer keep their bits."""
     federation, simulation = fleet_of_two({"name": "scalefl"})
     alone = replace(federation, clients=Clients(np.array([12, 0]), np.array([0.2, 1.0])))

@@ -102,7 +102,7 @@ def test_padding_does_not_change_logits(tmp_path: Path) -> None:
         close(logits(ours, x), theirs(input_ids=x, attention_mask=(x != 3).long()).logits)
 
 
-def test_early_exits_do_not_touch_the_last_and_begin_anew(tmp_path: Path) -> None:
+def test_early_exits_begin_anew(tmp_path: Path) -> None:
     theirs = hf.BertForSequenceClassification(hf.BertConfig(**BERT, num_labels=5)).eval()
     architecture = bert(5, (7,), 40, 3, saved(theirs, tmp_path / "bert"))
     ours, state = begun(architecture, (1, 2, 3), (7,))
@@ -130,7 +130,7 @@ def test_other_classifiers_begin_anew(tmp_path: Path, kind: Any) -> None:
         plain.to_checkpoint(plain.sizes(1.0), 2, {})
 
 
-def test_a_checkpoint_without_a_classifier_gives_the_rest(tmp_path: Path) -> None:
+def test_checkpoints_need_no_classifier(tmp_path: Path) -> None:
     """BertModel names its tensors without "bert."; its pooler is the last exit's."""
     theirs = hf.BertModel(hf.BertConfig(**BERT)).eval()
     ours, state = begun(bert(5, (9,), 40, 3, saved(theirs, tmp_path / "bert")), (3,), (9,))
@@ -266,7 +266,7 @@ def test_positions_are_resized_as_the_library_does(tmp_path: Path) -> None:
             close(logits(ours, x), theirs(x, interpolate_pos_encoding=True).logits)
 
 
-def test_grey_images_are_read_as_if_repeated_in_each_colour(tmp_path: Path) -> None:
+def test_grey_images_repeat_in_each_colour(tmp_path: Path) -> None:
     theirs = hf.ViTForImageClassification(hf.ViTConfig(**VIT, image_size=8, num_labels=5)).eval()
     ours, _ = begun(vit(5, (1, 8, 8), saved(theirs, tmp_path / "vit")), (3,), (1, 8, 8))
     x = torch.randn(4, 1, 8, 8)
@@ -288,7 +288,7 @@ def test_a_pickle_is_refused(folder: Path) -> None:
         bert(5, (9,), 40, 3, str(folder)).pretrained((3,))
 
 
-def test_a_tensor_that_is_missing_or_of_another_shape_is_named(folder: Path) -> None:
+def test_missing_and_misshapen_tensors_are_named(folder: Path) -> None:
     whole = load_file(folder / "model.safetensors")
     save_file({n: t for n, t in whole.items() if "layer.1.output.dense" not in n}, folder / "model.safetensors")
     with raises(ModelError, '"encoder.layer.1.output.dense"', path="bert"):
@@ -333,9 +333,7 @@ def test_damaged_folders_are_said_so(folder: Path, tmp_path: Path) -> None:
         ({"input_shape": (21,)}, Expected(20, key="data.length")),
     ],
 )
-def test_keys_that_contradict_the_checkpoint_are_refused(
-    folder: Path, keys: dict[str, Any], expected: Expected
-) -> None:
+def test_contradicting_keys_are_refused(folder: Path, keys: dict[str, Any], expected: Expected) -> None:
     with raises(ModelError, expected):
         bert(**{"classes": 5, "input_shape": (9,), "vocabulary": 40, "checkpoint": str(folder), **keys})
 
@@ -353,7 +351,7 @@ def test_other_models_are_refused(folder: Path) -> None:
         bert(5, (9,), 40, checkpoint=str(folder))
 
 
-def test_images_that_the_checkpoint_cannot_take_are_refused(tmp_path: Path) -> None:
+def test_unfit_images_are_refused(tmp_path: Path) -> None:
     folder = saved(hf.ViTModel(hf.ViTConfig(**VIT, image_size=8)), tmp_path / "vit")
     with raises(ModelError, 3, 2, key="input_shape"):
         vit(5, (2, 8, 8), folder)

@@ -52,7 +52,7 @@ def test_the_scan_is_the_recurrence_written_with_loops() -> None:
 
 
 @pytest.mark.parametrize("room", [1, 12, 30, 10**6])
-def test_gradients_of_the_scan_for_any_length_of_a_chunk(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+def test_gradients_of_the_scan(monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     """Seven tokens in chunks of one, two (the last is shorter), five and all of them."""
     monkeypatch.setattr(selective_scan, "_CPU_CHUNK", room)
     inputs = make_inputs(7, 1, 3, 2)
@@ -114,7 +114,7 @@ def mixer_and_library() -> tuple[Mixer, MambaMixer, MambaMixer]:
     return mixer, library_mixer(8, around, mixer.forwards), library_mixer(8, around, mixer.backwards)
 
 
-def test_one_direction_equals_the_library_forward_and_backward() -> None:
+def test_one_direction_equals_the_library() -> None:
     mixer, library, _ = mixer_and_library()
     x = torch.randn(2, 9, 8, requires_grad=True)
     stream, gate = mixer.in_proj(x).chunk(2, dim=-1)
@@ -133,7 +133,7 @@ def test_one_direction_equals_the_library_forward_and_backward() -> None:
         torch.testing.assert_close(parameter.grad, library.get_parameter(name).grad, msg=name)
 
 
-def test_the_whole_model_equals_blocks_of_two_library_mixers() -> None:
+def test_the_model_equals_library_mixers() -> None:
     """Projecting back is linear, so a block is the mean of a mixer on the tokens and one on the flipped tokens."""
     module = redrawn(build_module(TINY, TINY.sizes(1.0), (2, 3)))
     x = torch.randn(2, 3, 8, 8)
@@ -225,7 +225,7 @@ def test_a_wrong_declaration_is_refused(pattern: str) -> None:
         check_layout(architecture, example=torch.randn(2, 3, 8, 8))
 
 
-def test_each_exit_reads_the_class_token_that_saw_every_patch() -> None:
+def test_exits_read_the_class_token() -> None:
     module = redrawn(build_module(TINY, TINY.sizes(1.0), (1,)))
     x = torch.randn(1, 3, 8, 8, requires_grad=True)
     module(x)[0].sum().backward()

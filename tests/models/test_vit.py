@@ -92,7 +92,7 @@ def test_layout_passes_all_parts() -> None:
     assert report.cuts and max([*report.permutation.values(), *report.cuts.values()]) < 1e-12
 
 
-def test_fixed_heads_are_proved_with_the_full_models_scale() -> None:
+def test_fixed_heads_have_the_full_scale() -> None:
     report = check_layout(tiny(heads="fixed"), input_shape=SHAPE)
     assert max([*report.permutation.values(), *report.cuts.values()]) < 1e-12
     assert report.numbers and not report.not_proved

@@ -62,7 +62,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def test_the_wheel_has_all_of_the_package_and_nothing_else() -> None:
+def test_the_wheel_is_the_package() -> None:
     with zipfile.ZipFile(built("*.whl")) as wheel:
         names = set(wheel.namelist())
         metadata = wheel.read(next(n for n in names if n.endswith("/METADATA"))).decode()
@@ -116,7 +116,7 @@ def test_tests_of_the_sdist_run_in_its_own_folder(sources: Path) -> None:
     assert " passed" in printed and "failed" not in printed
 
 
-def test_an_empty_environment_type_checks_against_the_package(empty: Path, tmp_path: Path) -> None:
+def test_an_empty_environment_type_checks(empty: Path, tmp_path: Path) -> None:
     """py.typed is found where the wheel was installed: types of the package are seen by a user's mypy."""
     (tmp_path / "use.py").write_text("import fleetfit\n\nreveal_type(fleetfit.__version__)\n")
     printed = called(sys.executable, "-m", "mypy", "--python-executable", empty, "use.py", at=tmp_path)
