@@ -160,7 +160,7 @@ def test_levels_and_report() -> None:
     levels = [Submodel({"a": range(2), "classes": range(3)}, (1, 2)), Submodel({"a": range(5)}, (1, 2, 3))]
     report = check_layout(Deep(), levels=levels, input_shape=(5,))
     assert report.levels == ("exits 1, 2 and a 2, classes 3", "exits 1, 2, 3 and a 5")
-    assert "axis classes: 3" in str(report) and all(kept in str(report) for kept in report.cuts)
+    assert "axis classes: 3" in str(report) and all(cut in str(report) for cut in report.cuts)
 
 
 def test_reports_are_cached_by_the_parameters() -> None:
