@@ -23,7 +23,7 @@ from fleetfit.api.inference import prepare_export
 from fleetfit.config.toml import read_toml
 from fleetfit.inference.export.onnx import open_session
 from fleetfit.report.results import format_results
-from fleetfit.runs import describe_environment
+from fleetfit.runs.environment import describe_environment
 from fleetfit.runs.schema import ComparisonResults, CurvesRecord, RunResult
 
 FILE = "experiments/small/devices.toml"  # the name by which experiments/claims.toml asks for these numbers

@@ -198,6 +198,12 @@ def _list_imports(source: bytes) -> tuple[str, ...]:
     return tuple(imports)
 
 
+def get_short_name(name: Any) -> str:
+    """Return a name of a run file without the path of its function, or the type of an object."""
+    text = name if isinstance(name, str) else type(name).__name__
+    return text.rpartition(":")[2]
+
+
 def compute_code_digests(file: Path, root: Path | None = None) -> dict[str, str]:
     """Return the SHA-256 of a file of Python and of the files beside it that it imports, by path.
 

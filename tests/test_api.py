@@ -21,7 +21,7 @@ from fleetfit.api.comparison import format_label, plan_comparison
 from fleetfit.config import to_toml
 from fleetfit.errors import ConfigError, ModelError, RunError
 from fleetfit.models.cnn import cnn
-from fleetfit.runs import RunFolder
+from fleetfit.runs.folder import RunFolder
 
 SMALL: dict[str, Any] = {
     "rounds": 3,

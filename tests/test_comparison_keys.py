@@ -16,7 +16,7 @@ from fleetfit.errors import ConfigError, RunError
 from fleetfit.report.page.blocks import Sheet
 from fleetfit.report.page.comparison_page import make_runs_page
 from fleetfit.report.page.run_set import group_runs
-from fleetfit.runs.read import read_run
+from fleetfit.runs.folder import RunFolder
 
 HEAD = """
 rounds = 2
@@ -285,7 +285,7 @@ def test_the_table_says_on_which_data_it_was_measured(tmp_path: Path, split: str
     said = f"Accuracy in percent on {words} data; 1 seed."
     assert found.table.notes[0] == said and said in (tmp_path / "out" / "table.md").read_text()
     several = make_runs_page(
-        group_runs([read_run(group[0].folder) for group in found.runs.values()]), tmp_path / "page"
+        group_runs([RunFolder.open(group[0].folder) for group in found.runs.values()]), tmp_path / "page"
     )
     sheets = [one.table for section in several.sections for one in section.blocks if isinstance(one, Sheet)]
     assert sheets[0].notes[0] == said
@@ -294,7 +294,7 @@ def test_the_table_says_on_which_data_it_was_measured(tmp_path: Path, split: str
 def test_runs_on_different_data_are_told_as_such_on_one_page(tmp_path: Path) -> None:
     places = [compare_text(tmp_path, HEAD + ROWS, out=split, overrides=["rounds=1", f"evaluate.split={split}"])
               for split in ("validation", "test")]  # fmt: skip
-    runs = [read_run(next(iter(found.runs.values()))[0].folder) for found in places]
+    runs = [RunFolder.open(next(iter(found.runs.values()))[0].folder) for found in places]
     several = make_runs_page(group_runs(runs), tmp_path / "page")
     sheets = [one.table for section in several.sections for one in section.blocks if isinstance(one, Sheet)]
     assert sheets[0].notes[0].startswith("Accuracy in percent on test or validation data; 1 seed")

@@ -15,7 +15,8 @@ from fleetfit.config.records import restore_records
 from fleetfit.config.schema import EvaluateSection, EvaluationPartSection
 from fleetfit.errors import ConfigError
 from fleetfit.report.columns import make_accuracy_curve
-from fleetfit.runs.read import explain_partial, read_run
+from fleetfit.report.curves import explain_partial
+from fleetfit.runs.folder import RunFolder
 
 TABLE: dict[str, Any] = {
     "rounds": 40,
@@ -139,14 +140,14 @@ def test_final_numbers_are_complete(tmp_path: Path) -> None:
     complete = ff.run({**LEVELS, "evaluate": {"every": 0}}, out=tmp_path / "complete")
     assert run.summary["evaluate"] == complete.summary["evaluate"]
     assert run.summary["local"] == run.metrics[-1]["evaluate"]["static"]["local"]
-    record = read_run(tmp_path / "run")
+    record = RunFolder.open(tmp_path / "run")
     assert len(record.evaluations) == 11
     assert make_accuracy_curve(record.rounds, "static", "local") == [(11, run.summary["local"])]
     part = run.metrics[0]["evaluate"]["partial"]
     [sentence] = explain_partial([record])
     assert f"{part['clients']} clients with {part['samples']} samples" in sentence
     assert sentence in (tmp_path / "run" / "report.html").read_text()
-    assert explain_partial([read_run(tmp_path / "complete")]) == []
+    assert explain_partial([RunFolder.open(tmp_path / "complete")]) == []
 
 
 def test_an_older_run_keeps_its_interval() -> None:

@@ -18,7 +18,7 @@ import fleetfit as ff
 from fleetfit.data import Data
 from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.models.vit import PatchEmbeddings, VitModule
-from fleetfit.runs import RunFolder
+from fleetfit.runs.folder import RunFolder
 from fleetfit.tasks import classification
 from fleetfit.training import initial_base
 from fleetfit.training.features import _find_prefix, make_lazy_samples

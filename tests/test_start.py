@@ -18,7 +18,7 @@ from fleetfit import rounds
 from fleetfit.config import load_experiment
 from fleetfit.errors import ModelError, RunError
 from fleetfit.layout import Axis, State, default_sizes, infer_layout
-from fleetfit.runs import RunFolder
+from fleetfit.runs.folder import RunFolder
 from fleetfit.tasks import classification
 from fleetfit.training import initial_state
 from fleetfit.training.start import Start, load_start

@@ -20,7 +20,7 @@ from fleetfit.callbacks import HOOKS, RunStart
 from fleetfit.config.components import build_component, find_function, make_signature_stub
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, format_exception, truncate
 from fleetfit.factories import call_factory
-from fleetfit.runs import RunFolder
+from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import CallbacksRecord
 
 FILE = "callbacks.json"

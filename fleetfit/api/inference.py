@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit import evaluate, inference, names
-from fleetfit.api.metadata import COLUMNS, short_name
+from fleetfit.api.metadata import COLUMNS
 from fleetfit.api.progress import RunLike
 from fleetfit.config import Assembly, Experiment, load_experiment
 from fleetfit.config.assemble.data import build_data
@@ -42,7 +42,7 @@ from fleetfit.inference.export.prior import Counts, make_offset
 from fleetfit.layout import make_input
 from fleetfit.planner import Amount, parse_amount
 from fleetfit.report.text import exit_names
-from fleetfit.runs import RunFolder
+from fleetfit.runs.folder import RunFolder
 from fleetfit.training.runtime import prepare_model
 from fleetfit.values import DataDescription, Device, Level, Server
 
@@ -307,8 +307,8 @@ def _read_prepared(run: TrainedRun, section: Mapping[str, Any], path: Path, halv
             return samples.share({"validation": rows[::2], "test": rows[1::2]}) if halves else samples
         if run_section.name != kind:
             raise ConfigError(
-                f"{path} was detected as {kind}, but this run was trained on {short_name(run_section.name)}. Name "
-                "data of the same format.",
+                f"{path} was detected as {kind}, but this run was trained on {names.get_short_name(run_section.name)}. "
+                "Name data of the same format.",
                 key="data",
                 path=path,
             )
@@ -566,8 +566,8 @@ def prepare_export(
     sizes = {**federation.problem.layout.full_sizes, **entry.submodel.sizes}
     calibration = load_calibration(run, level)
     facts = {
-        "model": short_name(experiment.model.name),
-        "method": short_name(experiment.method.name),
+        "model": names.get_short_name(experiment.model.name),
+        "method": names.get_short_name(experiment.method.name),
         "trained": f"{run.server.round} rounds, {len(federation.clients)} clients, seed {experiment.seed}",
         "costs": inference.exit_costs(architecture, sizes, exits, federation.problem.input_shape),
         "calibration": calibration,

@@ -22,7 +22,7 @@ from fleetfit.config.dump import dump_section, find_object_sections
 from fleetfit.data import AbsentData, Data
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import ConfigError, DataError, RunError, did_you_mean, one_line
-from fleetfit.runs import RunFolder
+from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import DataRecord
 from fleetfit.values import NodeDescription
 from fleetfit.values.nodes import parse_node_description
@@ -116,12 +116,6 @@ def find_accuracy(columns: Mapping[str, Any], kind: str, level: int | None, norm
             key="kind",
         )
     return float(values[kind])
-
-
-def short_name(name: Any) -> str:
-    """Return a name of a run file without the path of its function, or the type of an object."""
-    text = name if isinstance(name, str) else type(name).__name__
-    return text.rpartition(":")[2]
 
 
 # ---- the data without their samples --------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from fleetfit.report.figures import (
     draw_run,
     format_cost,
 )
-from fleetfit.runs.read import read_run
+from fleetfit.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -95,9 +95,9 @@ def draw_pictures(run: Run, options: PictureOptions) -> Pictures:
         raise MissingExtra("plots", "Drawing plots")
     result = Pictures()
     if run.finished:
-        record = read_run(run.folder, run.summary)
+        record = RunFolder.open(run.folder)
         result.figures.update(draw_run(record))
-        result.notes.extend(record.problems)
+        result.notes.extend(record.find_problems())
         if not run.files.checkpoints():
             result.notes.append("No figures of early stopping and of accuracy over cost: the run has no checkpoint.")
             return result

@@ -1,7 +1,6 @@
 """`Run`: a run and its folder. It is cheap to open, and reads files on first use."""
 
 import logging
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -39,9 +38,9 @@ from fleetfit.markup import escape_html
 from fleetfit.names import explain_plug_ins
 from fleetfit.planner import Plan
 from fleetfit.report.tables import make_level_table, make_total_table
-from fleetfit.runs import RunFolder
 from fleetfit.runs.checkpoints import CheckpointError
-from fleetfit.runs.schema import FleetRecord, RoundRecord
+from fleetfit.runs.folder import RunFolder
+from fleetfit.runs.schema import RoundRecord
 from fleetfit.state_checks import check_base, check_checkpoint
 from fleetfit.tensor_defaults import isolate_torch_state
 from fleetfit.values import Server
@@ -135,7 +134,7 @@ class Run:
     @property
     def plan(self) -> Plan:
         """The levels with their sizes and costs."""
-        return Plan.from_toml(self.files.text("plan.toml"))
+        return self.files.read_plan()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -384,7 +383,7 @@ class Run:
         if self.files.has(NODES):
             assembly = assemble_fleet(self.experiment, load_planned_nodes(self.files), base or None)
         elif (absent := self._find_absent_data()) is not None:
-            fleet, batch_size = self.files.read("fleet.json", FleetRecord), self.plan.batch_size
+            fleet, batch_size = self.files.read_fleet(), self.plan.batch_size
             assembly = assemble_without_data(self.experiment, absent, fleet.clients or 1, batch_size, base or None)
         else:
             assembly = assemble(self.experiment, base or None)
@@ -444,14 +443,9 @@ def load(folder: str | Path, **sections: Any) -> Run:
         RunError: The folder is not a run folder, or its configuration cannot be read.
     """
     files = RunFolder.open(folder)
-    path = files.path / "config.toml"
-    try:
-        table = tomllib.loads(files.text("config.toml"))
-    except ValueError as error:  # a number with too many digits raises another error than TOMLDecodeError
-        raise RunError(f"{path} is damaged: {error}.", path=path) from None
-    except RecursionError:
-        raise RunError(f"{path} is damaged: it is nested too deeply.", path=path) from None
+    table = files.read_config()
     if not isinstance(table.get("data"), dict):
+        path = files.path / "config.toml"
         raise RunError(f"{path} is damaged: it has no [data].", key="data", path=path)
     if files.has(COLUMNS) and table["data"].get("name") == "table":
         table["data"]["columns"] = str(files.path / COLUMNS)  # the table may have changed since then
@@ -488,11 +482,11 @@ def load(folder: str | Path, **sections: Any) -> Run:
 
 
 def _warn_of_edits(files: RunFolder, experiment: Experiment) -> None:
-    for name in files.find_edited_files():
+    if files.is_edited():
         logging.getLogger("fleetfit").warning(
             "%s has changed since this run started. The new version is used, but the model may have been trained "
             "with other values.",
-            files.path / name,
+            files.path / "config.toml",
         )
     if sentence := find_code_changes(files, experiment):
         logging.getLogger("fleetfit").warning("%s", sentence)

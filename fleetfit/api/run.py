@@ -33,7 +33,6 @@ from fleetfit.api.metadata import (
     format_open,
     format_resume,
     make_fingerprint,
-    short_name,
 )
 from fleetfit.api.outcome import describe_outcome
 from fleetfit.api.progress import Display, ProgressOption, open_display
@@ -53,10 +52,11 @@ from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.planner import Plan
 from fleetfit.privacy import check_key_place, load_key, load_or_create_key
 from fleetfit.privacy.ledger import FILE as LEDGER
-from fleetfit.runs import RunFolder, choose_path, compute_checksums, describe_environment, to_json_value
-from fleetfit.runs.listing import RUNS
+from fleetfit.runs import RUNS
+from fleetfit.runs.environment import describe_environment
+from fleetfit.runs.folder import RunFolder, choose_path, compute_checksum, to_json_value
 from fleetfit.runs.planned import find_comparison
-from fleetfit.runs.read import read_run
+from fleetfit.runs.schema import SummaryRecord
 from fleetfit.runs.summary import add_seconds, make_summary
 from fleetfit.tensor_defaults import isolate_torch_state
 from fleetfit.timekeeper import Timekeeper
@@ -364,7 +364,7 @@ def create_run_folder(
     """
     experiment = assembly.experiment
     config = to_toml(experiment)
-    name = experiment.name or f"{assembly.data.name}-{short_name(experiment.method.name)}"
+    name = experiment.name or f"{assembly.data.name}-{names.get_short_name(experiment.method.name)}"
     path = choose_path(RUNS, name, config) if out is None else Path(out)
     privacy = assembly.settings.privacy
     if privacy is not None:  # before the folder exists
@@ -386,7 +386,8 @@ def create_run_folder(
     facts = describe_environment() | ({} if fingerprint is None else {DATA: fingerprint})
     if code := compute_code_digests(experiment):
         facts[CODE] = code
-    files["environment.json"] = json.dumps({**facts, "sha256": compute_checksums(files)}, indent=2) + "\n"
+    facts["sha256"] = {"config.toml": compute_checksum(files["config.toml"])}
+    files["environment.json"] = json.dumps(facts, indent=2) + "\n"
     if assembly.settings.secure is not None:
         files[SECURE_FILE] = format_secure_file(assembly.settings.secure)
     if privacy is not None:
@@ -457,7 +458,6 @@ def run_remaining_rounds(
         checkpoint = _load_start(target)
         (target.folder / "summary.json").unlink(missing_ok=True)  # of a finished run that trains further rounds
         server: Server = checkpoint["server"]
-        files.read_class_counts()  # drawn at the end
         engine.load(checkpoint["clients"])
         if target.assembly.settings.secure is not None:
             resume_secure_run(target.assembly.settings.secure, files)
@@ -557,8 +557,8 @@ def _write_results(
     experiment, assembly, metrics = target.experiment, target.assembly, target.metrics
     description = {
         "name": experiment.name,
-        "method": short_name(experiment.method.name),
-        "model": short_name(experiment.model.name),
+        "method": names.get_short_name(experiment.method.name),
+        "model": names.get_short_name(experiment.model.name),
         "data": assembly.data.name,
         "seed": experiment.seed,
         "norm": next(norm for norm in experiment.evaluate.norms if norm in target.columns),
@@ -571,7 +571,7 @@ def _write_results(
         on_result(summary)
     title, _ = find_comparison(target.folder)
     if not title:  # a comparison draws all its runs together; `fleetfit pictures` draws a single one
-        record = read_run(target.folder, summary)
+        record = RunFolder(target.folder).replace_contents(stored_summary=SummaryRecord.load(summary))
         with contextlib.suppress(MissingExtra):  # the command line reports missing plots
             save_figures(figures.draw_run(record), make_plots_folder(target.folder))
         page.write_run_page(record)

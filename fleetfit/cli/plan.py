@@ -388,7 +388,7 @@ class LatencyMeter:
         """Describe the measurement of latencies. If the machine was busy, add the ratios in processor time."""
         import torch
 
-        from fleetfit.runs import get_processor_name
+        from fleetfit.runs.environment import get_processor_name
 
         passes = _format_count(self.passes, "pass", "passes")
         threads = _format_count(self.threads, "thread", "threads")

@@ -94,7 +94,7 @@ def evaluate(
 ) -> None:
     """Evaluate the newest checkpoint of a run again. Writes no files."""
     from fleetfit.api.results import load
-    from fleetfit.runs import to_json_value
+    from fleetfit.runs.folder import to_json_value
 
     section: dict[str, Any] = {"split": split} | ({} if batch_size is None else {"batch_size": batch_size})
     sections = {"evaluate": section} | ({} if data is None else {"data": {"name": data}})

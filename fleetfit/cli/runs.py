@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -13,7 +13,10 @@ from fleetfit.cli import output
 from fleetfit.cli.arguments import Folder, OtherData, parse_folder, parse_output_file
 from fleetfit.errors import ConfigError, did_you_mean
 from fleetfit.report.text import Table, format_bytes, format_percent
-from fleetfit.runs.listing import RUNS, RemovedCheckpoints, RunInfo, list_runs, plan_cleanup, remove_checkpoints
+from fleetfit.runs import RUNS
+
+if TYPE_CHECKING:  # imports pydantic
+    from fleetfit.runs.listing import RemovedCheckpoints, RunInfo
 
 _MOST_METHODS = 32
 """Width of the methods of a comparison in a table, in characters."""
@@ -53,6 +56,8 @@ def runs(
     A comparison is one line; pass its folder to list its runs. --clear-checkpoints removes old checkpoints after a
     confirmation. It keeps the newest readable one of a finished run, and all of an unfinished run.
     """
+    from fleetfit.runs.listing import list_runs, plan_cleanup, remove_checkpoints  # imports pydantic
+
     if not clear:
         options = [name for name, is_on in (("last", last), ("unfinished", unfinished), ("yes", yes)) if is_on]
         if options:
@@ -94,7 +99,7 @@ def _print_table_or_title(table: Table) -> None:
             output.print_line(line)
 
 
-def make_run_table(infos: Sequence[RunInfo], folder: Path) -> Table:
+def make_run_table(infos: "Sequence[RunInfo]", folder: Path) -> Table:
     """Return runs of a folder as a table."""
     columns = ("folder", "what", "done", "local / global %", "begun", "size", "in checkpoints")
     if not infos:
@@ -121,7 +126,7 @@ def make_run_table(infos: Sequence[RunInfo], folder: Path) -> Table:
     return Table(columns, tuple(rows), f"Runs in {folder}", tuple(notes))
 
 
-def _format_methods(run: RunInfo) -> str:
+def _format_methods(run: "RunInfo") -> str:
     """Return the method of a run, or the methods of a comparison if they fit, else their number."""
     if run.kind != "comparison":
         return run.method
@@ -134,7 +139,7 @@ def _format_methods(run: RunInfo) -> str:
     return run.method if len(run.method) <= _MOST_METHODS else f"{len(methods)} methods"
 
 
-def make_cleanup_table(cleanup: Sequence[RemovedCheckpoints], folder: Path) -> Table:
+def make_cleanup_table(cleanup: "Sequence[RemovedCheckpoints]", folder: Path) -> Table:
     """Return the checkpoints to remove as a table, with notes on the consequences."""
     rows = tuple(
         (_shorten(run, folder), "finished" if run.finished else "unfinished", str(len(run.files)),
@@ -153,7 +158,7 @@ def make_cleanup_table(cleanup: Sequence[RemovedCheckpoints], folder: Path) -> T
     return Table(("folder", "run", "checkpoints", "size", "left"), rows, title, tuple(notes))
 
 
-def _confirm(cleanup: Sequence[RemovedCheckpoints]) -> None:
+def _confirm(cleanup: "Sequence[RemovedCheckpoints]") -> None:
     """Ask for confirmation to remove checkpoints.
 
     Raises:
@@ -169,13 +174,13 @@ def _confirm(cleanup: Sequence[RemovedCheckpoints]) -> None:
         raise typer.Exit
 
 
-def _format_amount(cleanup: Sequence[RemovedCheckpoints]) -> str:
+def _format_amount(cleanup: "Sequence[RemovedCheckpoints]") -> str:
     count, runs = sum(len(run.files) for run in cleanup), sum(bool(run.files) for run in cleanup)
     total = format_bytes(sum(run.size_bytes for run in cleanup))
     return f"{count} checkpoint{'s' * (count != 1)} of {runs} run{'s' * (runs != 1)}, {total}"
 
 
-def _shorten(run: RunInfo | RemovedCheckpoints, folder: Path) -> str:
+def _shorten(run: "RunInfo | RemovedCheckpoints", folder: Path) -> str:
     """Return a run's folder, relative to `folder` if it is inside."""
     name = str(run.folder.relative_to(folder)) if run.folder.is_relative_to(folder) else str(run.folder)
     return str(run.folder) if name == "." else name

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fleetfit.report.text import exit_names
 from fleetfit.runs.comparison import RowRecord
-from fleetfit.runs.read import RunRecord
+from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import RoundRecord
 
 KINDS = {
@@ -111,7 +111,7 @@ def to_percent(share: float) -> float:
 # ---- of one run ------------------------------------------------------------------------------------------------------
 
 
-def accuracy_curve(run: RunRecord, kind: str, cost: str = "") -> list[Point]:
+def accuracy_curve(run: RunFolder, kind: str, cost: str = "") -> list[Point]:
     """Return an accuracy over rounds, or over the cumulative cost.
 
     Args:
@@ -129,13 +129,13 @@ def accuracy_curve(run: RunRecord, kind: str, cost: str = "") -> list[Point]:
     ]
 
 
-def loss_curve(run: RunRecord) -> list[Point]:
+def loss_curve(run: RunFolder) -> list[Point]:
     """Return the training loss over rounds, as a mean over the clients."""
     losses = {} if run.is_private else {report.round: report.train.loss for report in run.rounds}
     return [Point(number, number, round_digits(loss)) for number, loss in losses.items() if loss is not None]
 
 
-def cost_curve(run: RunRecord, cost: str) -> list[Point]:
+def cost_curve(run: RunFolder, cost: str) -> list[Point]:
     """Return the cumulative cost over rounds. A round that does not report the cost adds nothing.
 
     Args:
@@ -161,7 +161,7 @@ def _get_cost(report: RoundRecord, cost: str) -> float | None:
     return None if report.bytes_down is None or report.bytes_up is None else report.bytes_down + report.bytes_up
 
 
-def level_curves(run: RunRecord) -> list[Series]:
+def level_curves(run: RunFolder) -> list[Series]:
     """Return the local accuracy of each level's clients over rounds."""
     curves: dict[str, list[Point]] = {} if run.is_private else {name: [] for name in run.last.levels}
     for number, accuracies in run.evaluations:
@@ -171,7 +171,7 @@ def level_curves(run: RunRecord) -> list[Series]:
     return [Series(f"level {name}", {run.seed: curve}) for name, curve in curves.items()]
 
 
-def exit_curves(run: RunRecord) -> list[Series]:
+def exit_curves(run: RunFolder) -> list[Series]:
     """Return the accuracy of each exit of the largest level over rounds; with `[privacy]`, on the server's test set."""
     exits = run.summary.levels[-1].exits if run.summary.levels else []
     curves: list[list[Point]] = [[] for _ in exits]
@@ -205,7 +205,7 @@ def accuracy_over_cost(rows: Sequence[RowRecord], kind: str, cost: str) -> list[
     )
 
 
-def _make_series(rows: Sequence[RowRecord], make_curve: Callable[[RunRecord], list[Point]]) -> list[Series]:
+def _make_series(rows: Sequence[RowRecord], make_curve: Callable[[RunFolder], list[Point]]) -> list[Series]:
     return [Series(row.row, {seed: make_curve(run) for seed, run in row.runs}) for row in rows]
 
 
@@ -256,3 +256,16 @@ def fit_unit(cost: str, total: float) -> Unit:
     """Return the largest unit of a cost in which the total is at least two."""
     units = COSTS[cost].units
     return next((unit for unit in units if total >= 2 * unit.size), units[-1])
+
+
+def explain_partial(runs: Sequence[RunFolder]) -> list[str]:
+    """Return a sentence on the evaluations that measured a part of clients and samples; empty if there are none."""
+    parts = [one.evaluate.partial for run in runs for one in run.rounds if one.evaluate and one.evaluate.partial]
+    if not parts:
+        return []
+    clients, samples = (
+        f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
+        for counts in ([part.clients for part in parts], [part.samples for part in parts])
+    )
+    part = f"{clients} clients with {samples} samples" if any(part.clients for part in parts) else f"{samples} samples"
+    return [f"Evaluations before the last one measure the same {part} each time; the last one measures all."]

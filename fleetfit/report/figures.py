@@ -31,6 +31,7 @@ from fleetfit.report.curves import (
     choose_unit,
     cost_curve,
     exit_curves,
+    explain_partial,
     level_curves,
     loss_curves,
     to_percent,
@@ -54,7 +55,7 @@ from fleetfit.report.drawing import (
 from fleetfit.report.order import explain_order, explain_row_order, is_behind
 from fleetfit.report.text import format_count, format_mean, format_percent, get_score_name
 from fleetfit.runs.comparison import RowRecord
-from fleetfit.runs.read import RunRecord, explain_partial
+from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import LevelRecord
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ _WIDTHS = (3.4, 1.8)  # points, so that equal lines (as for one level) are both 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
-def draw_run(run: RunRecord) -> "dict[str, Figure]":
+def draw_run(run: RunFolder) -> "dict[str, Figure]":
     """Draw the figures of a run, and return them by file name.
 
     Raises:
@@ -134,7 +135,7 @@ def draw_comparison(
 # ---- titles ----------------------------------------------------------------------------------------------------------
 
 
-def _describe(run: RunRecord) -> str:
+def _describe(run: RunFolder) -> str:
     seed = "" if run.summary.seed is None else f", seed {run.summary.seed}"
     return f"{run.method} on {run.summary.data}{seed}"
 
@@ -153,14 +154,14 @@ def _get_score(rows: Sequence[RowRecord]) -> str:
     return get_score_name(*(run.summary for row in rows for run in row.records))
 
 
-def _list_main_kinds(runs: Sequence[RunRecord]) -> list[str]:
+def _list_main_kinds(runs: Sequence[RunFolder]) -> list[str]:
     return ["avg", "full"] if all(run.is_private for run in runs) else ["local", "global"]
 
 
 # ---- over rounds -----------------------------------------------------------------------------------------------------
 
 
-def draw_run_accuracy(run: RunRecord) -> "Figure":
+def draw_run_accuracy(run: RunFolder) -> "Figure":
     """Draw the accuracies of a run and its levels over rounds, next to those of its exits."""
     exits = [series for series in exit_curves(run) if any(series.curves.values())]
     panels = 2 if len(exits) > 1 else 1
@@ -243,7 +244,7 @@ def draw_loss(rows: Sequence[RowRecord], title: str = "") -> "Figure | None":
     return figure
 
 
-def _count_rounds(runs: Sequence[RunRecord]) -> int:
+def _count_rounds(runs: Sequence[RunFolder]) -> int:
     return max((report.round for run in runs for report in run.rounds), default=1)
 
 
@@ -376,7 +377,7 @@ def draw_class_counts(class_counts: Sequence[Sequence[int]], data: str, class_na
 # ---- teachers --------------------------------------------------------------------------------------------------------
 
 
-def draw_teachers(run: RunRecord) -> "Figure | None":
+def draw_teachers(run: RunFolder) -> "Figure | None":
     """Draw the number of steps of each exit as teacher, next to the accuracy of the exits (ReeFL, ICML 2024, Figure 7).
 
     Left: accuracy of each exit in the last evaluation. Middle: training steps with each exit as teacher, on the clients
@@ -421,7 +422,7 @@ def draw_teachers(run: RunRecord) -> "Figure | None":
     return figure
 
 
-def _draw_exit_accuracy(axes: "Axes", run: RunRecord) -> None:
+def _draw_exit_accuracy(axes: "Axes", run: RunFolder) -> None:
     """Draw the accuracy of each exit of the largest level in the last evaluation as a bar."""
     heights = [to_percent(share) for share in run.last.exits]
     after = f"after round {run.evaluations[-1][0]}" if run.evaluations else "never evaluated"

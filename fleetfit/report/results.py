@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fleetfit.errors import escape_controls
-from fleetfit.runs import to_json_value
+from fleetfit.runs.folder import to_json_value
 from fleetfit.runs.schema import ComparisonResults, CurvesRecord, Record, RoundRecord
 
 MOST_POINTS = 20

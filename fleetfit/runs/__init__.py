@@ -15,16 +15,7 @@ A folder may be untrusted. Only regular files are read, and links in the folder 
 validates types and ranges of files, and `fleetfit.state_checks` compares tensors with the model.
 """
 
-from fleetfit.runs.checkpoints import FORMAT
-from fleetfit.runs.environment import describe_environment, get_processor_name
-from fleetfit.runs.folder import RunFolder, choose_path, compute_checksums, to_json_value
+from pathlib import Path
 
-__all__ = [
-    "FORMAT",
-    "RunFolder",
-    "choose_path",
-    "compute_checksums",
-    "describe_environment",
-    "get_processor_name",
-    "to_json_value",
-]
+RUNS = Path("runs")
+"""The default folder of run folders."""

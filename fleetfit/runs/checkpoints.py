@@ -12,15 +12,16 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
+from pydantic import Discriminator, Field, Tag
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from fleetfit import files
 from fleetfit.errors import RunError
-
-if TYPE_CHECKING:  # listing run folders does not import PyTorch
-    from torch import Tensor
+from fleetfit.runs.schema import Count, Digits, InvalidRecord, List, Record, Share
+from fleetfit.state import DTYPES, flatten, tensor_bytes, unflatten
 
 FORMAT = 2
 """Version of checkpoints. Others are refused."""
@@ -48,8 +49,6 @@ def write_checkpoint(path: Path, payload: Mapping[str, Any]) -> None:
     Raises:
         RunError: The payload has another kind of value, the disk is full, or the folder cannot be written.
     """
-    from fleetfit.state import flatten, tensor_bytes  # imports PyTorch
-
     try:
         plain, buffers = flatten(payload)
     except ValueError as error:
@@ -75,9 +74,7 @@ def write_checkpoint(path: Path, payload: Mapping[str, Any]) -> None:
         ) from None
 
 
-def _make_header(buffers: "Mapping[str, Sequence[Tensor]]", metadata: Mapping[str, str]) -> bytes:
-    from fleetfit.state import DTYPES  # imports PyTorch
-
+def _make_header(buffers: Mapping[str, Sequence[Tensor]], metadata: Mapping[str, str]) -> bytes:
     entries: dict[str, Any] = {"__metadata__": metadata}
     end = 0
     for name, parts in buffers.items():  # widest dtype first, so that tensors are aligned without gaps
@@ -99,8 +96,6 @@ def read_checkpoint(path: Path) -> Any:
         CheckpointError: The file is damaged.
         RunError: Another version of FleetFit wrote it.
     """
-    from fleetfit.state import DTYPES, unflatten  # imports PyTorch
-
     tensors, metadata = _read_tensors(path)
     version = metadata.get("format", "none")
     if metadata.get("fleetfit") != _KIND or version != str(FORMAT):
@@ -124,7 +119,7 @@ def read_checkpoint(path: Path) -> Any:
         raise CheckpointError(str(error)) from None
 
 
-def _read_tensors(path: Path) -> "tuple[dict[str, Tensor], dict[str, str]]":
+def _read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors and the metadata of a file. Its checksum, if any, is verified."""
     try:
         with files.open_file(path) as file:
@@ -162,6 +157,47 @@ def _read_header(file: BinaryIO) -> tuple[bytes, dict[str, str]]:
     return header, metadata
 
 
+# ---- the structure of a run's checkpoint ---
+
+State = dict[str, Tensor]
+Version = Annotated[int, Field(ge=-1, lt=2**63 - 1)]
+Index = Annotated[int, Field(ge=0)]
+
+
+class ServerRecord(Record):
+    """The server after a round, with the largest level that each client has trained, and the class frequencies."""
+
+    state: State
+    round: Count
+    memory: Any
+    trained: dict[Index, Index] = Field({})
+    prior: List[Share] = Field([])
+
+
+class ClientRecord(Record):
+    """The memory of a client."""
+
+    version: Version
+    memory: Any
+
+
+class VersionsRecord(Record):
+    """Versions of memories that the clients of a real fleet store."""
+
+    versions: dict[Digits, Version]
+
+
+class CheckpointRecord(Record):
+    """A checkpoint. Its tensors are not compared with the model here."""
+
+    server: ServerRecord
+    clients: Annotated[
+        Annotated[dict[Digits, ClientRecord], Tag("is:table")] | Annotated[VersionsRecord, Tag("is:versions")],
+        Discriminator(lambda value: "is:versions" if isinstance(value, dict) and "versions" in value else "is:table"),
+    ]
+    statistics: dict[Index, State] | None
+
+
 def validate_checkpoint(payload: Any, round: int) -> dict[str, Any]:
     """Return a checkpoint after validating its types: server, memories of clients, and the last statistics.
 
@@ -172,9 +208,6 @@ def validate_checkpoint(payload: Any, round: int) -> dict[str, Any]:
     Raises:
         CheckpointError: A type is wrong, or the checkpoint is of another round.
     """
-    from fleetfit.runs.checkpoint_schema import CheckpointRecord  # imports pydantic
-    from fleetfit.runs.schema import InvalidRecord
-
     try:
         CheckpointRecord.load(payload, separator="/")
     except InvalidRecord as error:

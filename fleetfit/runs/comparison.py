@@ -13,8 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fleetfit.errors import RunError
 from fleetfit.files import parse_path
-from fleetfit.runs import RunFolder
-from fleetfit.runs.read import RunRecord, read_run
+from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import ComparisonResults, EntryRecord, RunResult
 
 _TUNING = "tune"
@@ -33,7 +32,7 @@ class RowRecord:
 
     row: str
     setting: str
-    runs: Sequence[tuple[int, RunRecord]]
+    runs: Sequence[tuple[int, RunFolder]]
 
     @property
     def label(self) -> str:
@@ -41,7 +40,7 @@ class RowRecord:
         return ", ".join(filter(None, [self.row, self.setting]))
 
     @property
-    def records(self) -> list[RunRecord]:
+    def records(self) -> list[RunFolder]:
         """The runs."""
         return [run for _, run in self.runs]
 
@@ -95,10 +94,10 @@ def read_comparison(folder: str | Path) -> ComparisonRecord:
         notes = find_notes(files.text("table.md")) if files.has("table.md") else []
     except RunError as error:
         problems.append(f"It is left out: {error}")
-    rows: dict[tuple[str, str], list[tuple[int, RunRecord]]] = {}
+    rows: dict[tuple[str, str], list[tuple[int, RunFolder]]] = {}
     for result, record in _iter_runs(path, results.runs):
         rows.setdefault((result.row, result.setting), []).append((result.seed, record))
-        problems += [f"{result.row}, seed {result.seed}: {sentence}" for sentence in record.problems]
+        problems += [f"{result.row}, seed {result.seed}: {sentence}" for sentence in record.find_problems()]
     records = [RowRecord(*key, runs) for key, runs in rows.items()]
     return ComparisonRecord(path, results, entries, notes, records, tuple(problems))
 
@@ -134,7 +133,7 @@ def read_entries(files: RunFolder) -> list[EntryRecord]:
         ) from None
 
 
-def _iter_runs(folder: Path, results: Sequence[RunResult]) -> Iterator[tuple[RunResult, RunRecord]]:
+def _iter_runs(folder: Path, results: Sequence[RunResult]) -> Iterator[tuple[RunResult, RunFolder]]:
     """Yield the runs whose folders exist and whose configuration has the result's checksum."""
     folders: dict[str, list[Path]] = {}
     for config in sorted(folder.glob("*/**/config.toml")):
@@ -143,7 +142,7 @@ def _iter_runs(folder: Path, results: Sequence[RunResult]) -> Iterator[tuple[Run
     for result in results:
         candidates = folders.get(result.digest, [])
         if candidates:
-            yield result, read_run(candidates.pop(0) if len(candidates) > 1 else candidates[0])
+            yield result, RunFolder.open(candidates.pop(0) if len(candidates) > 1 else candidates[0])
 
 
 def find_notes(markdown: str) -> list[str]:

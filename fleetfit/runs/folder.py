@@ -9,24 +9,40 @@ import logging
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from fleetfit import files
-from fleetfit.errors import COMMAND, RunError
-from fleetfit.runs.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
+from fleetfit.errors import COMMAND, FleetFitError, RunError
+from fleetfit.names import get_short_name
 from fleetfit.runs.environment import describe_environment
+from fleetfit.runs.schema import (
+    NO_ACCURACIES,
+    AccuracyRecord,
+    EnvironmentRecord,
+    EvaluationRecord,
+    FleetRecord,
+    InvalidRecord,
+    NodesRecord,
+    Record,
+    RoundRecord,
+    SummaryRecord,
+)
+from fleetfit.runs.summary import make_levels
 
-if TYPE_CHECKING:  # imports pydantic
-    from fleetfit.runs.schema import InvalidRecord, Record, RoundRecord, SummaryRecord
+if TYPE_CHECKING:  # listing run folders does not import PyTorch
+    from fleetfit.planner import Plan
 
-R = TypeVar("R", bound="Record")
+R = TypeVar("R", bound=Record)
+T = TypeVar("T")
 
 _CHECKPOINT = re.compile(r"round-(\d{6,12})\.safetensors")
 _BASE = "base.safetensors"
-_SUMMED = ("config.toml",)
+_CONFIG, _METRICS, _SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
 _logger = logging.getLogger("fleetfit")
 
 CheckpointCheck = Callable[[Any, int], Any]
@@ -55,13 +71,9 @@ def choose_path(root: Path, name: str, config: str) -> Path:
     return path
 
 
-def compute_checksums(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return the checksums of a new folder's files that determine results, for `environment.json`."""
-    return {name: _compute_checksum(texts[name]) for name in _SUMMED if name in texts}
-
-
-def _compute_checksum(text: str) -> str:
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
+def compute_checksum(config: str) -> str:
+    """Return the checksum of a text of `config.toml`, for `environment.json`."""
+    return hashlib.sha256(config.encode(errors="surrogatepass")).hexdigest()
 
 
 @contextlib.contextmanager
@@ -73,11 +85,43 @@ def _run_errors(path: Path, state: str) -> Iterator[None]:
         raise RunError(f"{path} {state}: {files.format_os_error(error)}.", path=path) from None
 
 
+class StoredFile(Generic[T]):
+    """A file of a run folder as an attribute, read when it is first used.
+
+    A missing file reads as the default, and so does a damaged one, which `RunFolder.find_problems` names.
+    """
+
+    def __init__(self, name: str, read: "Callable[[RunFolder], T]", default: T) -> None:
+        self.name, self._read, self._default = name, read, default
+
+    def __get__(self, folder: "RunFolder", owner: type) -> T:
+        """Return the content."""
+        return self.load(folder)[0]
+
+    def load(self, folder: "RunFolder") -> tuple[T, str]:
+        """Return the content, and its damage as a sentence."""
+        if self.name not in folder._contents:
+            folder._contents[self.name] = self._load(folder)
+        content: tuple[T, str] = folder._contents[self.name]
+        return content
+
+    def _load(self, folder: "RunFolder") -> tuple[T, str]:
+        try:
+            return self._read(folder) if self.name == _CONFIG or folder.has(self.name) else self._default, ""
+        except (FleetFitError, ValueError, RecursionError) as error:
+            return self._default, f"{self.name} cannot be read and is left out: {error}"
+
+
 @dataclass(frozen=True)
 class RunFolder:
-    """A run folder on disk."""
+    """A run folder on disk.
+
+    Methods read a file anew, and raise an error if it is missing or damaged. The attributes `config`, `rounds`,
+    `summary` and others are for pages and lists: each file is read once, as far as it can be read.
+    """
 
     path: Path
+    _contents: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @staticmethod
     def create(path: Path, texts: Mapping[str, str], base: Mapping[str, Any] | None = None) -> "RunFolder":
@@ -101,6 +145,8 @@ class RunFolder:
                     (part / name).write_bytes(text.encode())
                     files.flush_to_disk(part / name)
                 if base:
+                    from fleetfit.runs.checkpoints import write_checkpoint  # imports PyTorch
+
                     write_checkpoint(part / _BASE, base)
                 if target.exists():
                     target.rmdir()
@@ -227,30 +273,45 @@ class RunFolder:
         """
         return model.read(self.path / name, remedy)
 
-    def read_summary(self) -> "SummaryRecord":
+    def read_config(self) -> dict[str, Any]:
+        """Return the tables of `config.toml`, without validation.
+
+        Raises:
+            RunError: The file is missing or damaged.
+        """
+        path = self.path / _CONFIG
+        try:
+            return tomllib.loads(self.text(_CONFIG))
+        except ValueError as error:  # a number with too many digits raises another error than TOMLDecodeError
+            raise RunError(f"{path} is damaged: {error}.", path=path) from None
+        except RecursionError:
+            raise RunError(f"{path} is damaged: it is nested too deeply.", path=path) from None
+
+    def read_plan(self) -> "Plan":
+        """Return the levels with their sizes and costs.
+
+        Raises:
+            FleetFitError: The file is missing or damaged.
+        """
+        from fleetfit.planner import Plan  # imports PyTorch
+
+        return Plan.from_toml(self.text("plan.toml"))
+
+    def read_fleet(self) -> FleetRecord:
+        """Return the clients of the run.
+
+        Raises:
+            RunError: The file is missing or damaged.
+        """
+        return self.read("fleet.json", FleetRecord)
+
+    def read_summary(self) -> SummaryRecord:
         """Return the final numbers of a finished run.
 
         Raises:
             RunError: The file is missing or damaged, or a later version of FleetFit wrote it.
         """
-        from fleetfit.runs.schema import SummaryRecord  # imports pydantic
-
-        return self.read(
-            "summary.json", SummaryRecord, f'Remove it, and "fleetfit resume {self.path}" writes it again.'
-        )
-
-    def read_class_counts(self) -> list[list[int]]:
-        """Return training samples [clients, classes] of the first clients; [] without classes.
-
-        Raises:
-            RunError: `fleet.json` is damaged.
-        """
-        from fleetfit.runs.schema import FleetRecord  # imports pydantic
-
-        if not self.has("fleet.json"):
-            return []
-        remedy = "Only the plot of the partition uses it. Remove it to skip the plot."
-        return self.read("fleet.json", FleetRecord, remedy).first.class_counts or []
+        return self.read(_SUMMARY, SummaryRecord, f'Remove it, and "fleetfit resume {self.path}" writes it again.')
 
     def write(self, name: str, text: str) -> None:
         """Write a file atomically.
@@ -261,30 +322,16 @@ class RunFolder:
         with _run_errors(self.path / name, "cannot be written"):
             files.write_text(files.safe_join(self.path, name), text)
 
-    def find_edited_files(self) -> list[str]:
-        """Return the files that differ from their checksums in `environment.json`; empty without checksums."""
-        sums = self._read_environment().get("sha256")
-        if not isinstance(sums, dict):
-            return []
-        return [name for name in _SUMMED if name in sums and sums[name] != _compute_checksum(self.text(name))]
+    def is_edited(self) -> bool:
+        """Return whether `config.toml` differs from its checksum in `environment.json`."""
+        return self.environment.sha256.get(_CONFIG) not in (None, compute_checksum(self.text(_CONFIG)))
 
     def record_resumption(self, round: int) -> None:
         """Record a resumption after a round, with its environment, in `environment.json`. Failures are ignored."""
-        environment = self._read_environment()
-        before = environment.get("resumed")
-        environment["resumed"] = [
-            *(before if isinstance(before, list) else []), {"round": round, **describe_environment()}
-        ]  # fmt: skip
-        with contextlib.suppress(RunError, ValueError, RecursionError):
+        environment = RunFolder(self.path).environment.dump()
+        environment["resumed"] = [*environment.get("resumed", ()), {"round": round, **describe_environment()}]
+        with contextlib.suppress(RunError):
             self.write("environment.json", json.dumps(environment, indent=2) + "\n")
-
-    def _read_environment(self) -> dict[str, Any]:
-        """Return `environment.json`; empty if damaged, because it only documents the run."""
-        try:
-            environment = self.json("environment.json")
-        except RunError:
-            return {}
-        return environment if isinstance(environment, dict) else {}
 
     # -- metrics
 
@@ -308,27 +355,15 @@ class RunFolder:
         Raises:
             RunError: A line is damaged, or belongs to another round.
         """
-        return [report for report, _ in self._read_reports()]
+        return [files.parse_json(text) for text, _ in self._read_intact_lines()]
 
-    def read_rounds(self) -> "list[RoundRecord]":
+    def read_rounds(self) -> list[RoundRecord]:
         """Return the reports of the rounds. An incomplete last line does not count.
 
         Raises:
             RunError: A line is damaged, or belongs to another round.
         """
-        return [record for _, record in self._read_reports()]
-
-    def _read_reports(self) -> "list[tuple[dict[str, Any], RoundRecord]]":
-        path = self.path / "metrics.jsonl"
-        lines, reason = self._read_lines()
-        if reason:
-            raise RunError(
-                f"{path}, line {len(lines) + 1}, is damaged: {reason}. Remove this line and those after it.", path=path
-            )
-        records, error = self._validate_reports(lines)
-        if error is not None:
-            raise RunError(f"{path}, line {len(records) + 1}, is damaged: {error}.", key=error.key, path=path)
-        return [(report, record) for (_, report), record in zip(lines, records, strict=True)]
+        return [record for _, record in self._read_intact_lines()]
 
     def count_reports(self) -> int:
         """Return the number of rounds before the first damaged line.
@@ -336,51 +371,34 @@ class RunFolder:
         Raises:
             RunError: The file cannot be read.
         """
-        return len(self._validate_reports(self._read_lines()[0])[0])
+        return len(self._read_lines()[0])
 
-    def find_damaged_end(self) -> str:
-        """Describe the damage of the last line of `metrics.jsonl`, which `metrics` leaves out; "" if intact.
+    def _read_intact_lines(self) -> list[tuple[str, RoundRecord]]:
+        lines, error, is_incomplete = self._read_lines()
+        if error is None or is_incomplete:
+            return lines
+        path, number = self.path / _METRICS, len(lines) + 1
+        key = error.key if isinstance(error, InvalidRecord) else None
+        remedy = "" if key else " Remove this line and those after it."
+        raise RunError(f"{path}, line {number}, is damaged: {error}.{remedy}", key=key, path=path)
 
-        A line without a line end is still being written, and not damaged.
-        """
-        good = len(self._read_lines()[0])
-        is_damaged = self.has("metrics.jsonl") and self._read_metrics().count(b"\n") > good
-        return f"line {good + 1}, the last one, is damaged" if is_damaged else ""
-
-    def _read_metrics(self) -> bytes:
-        return files.read_bytes(self.path / "metrics.jsonl", RunError)
-
-    def _read_lines(self) -> tuple[list[tuple[str, dict[str, Any]]], str]:
-        """Return the intact lines of `metrics.jsonl` as text and report, and the damage of the next line."""
-        if not self.has("metrics.jsonl"):
-            return [], ""
-        *lines, remainder = self._read_metrics().split(b"\n")
-        reports: list[tuple[str, dict[str, Any]]] = []
-        for number, line in enumerate(lines, 1):
+    def _read_lines(self) -> tuple[list[tuple[str, RoundRecord]], ValueError | None, bool]:
+        """Return the lines of `metrics.jsonl` before the first damaged one, its damage, and whether it is the last."""
+        if not self.has(_METRICS):
+            return [], None, False
+        *texts, remainder = files.read_bytes(self.path / _METRICS, RunError).split(b"\n")
+        lines: list[tuple[str, RoundRecord]] = []
+        for number, line in enumerate(texts, 1):
             try:
                 text = line.decode()
-                report = files.parse_json(text)
-                if not isinstance(report, dict) or type(report.get("round")) is not int or report["round"] != number:
+                record = RoundRecord.load(files.parse_json(text))
+                if record.round != number:
                     raise ValueError(f"it is not of round {number}")
             except ValueError as error:
-                return reports, "" if number == len(lines) and not remainder else str(error)
-            reports.append((text, report))
-        return reports, ""
-
-    @staticmethod
-    def _validate_reports(
-        lines: list[tuple[str, dict[str, Any]]],
-    ) -> "tuple[list[RoundRecord], InvalidRecord | None]":
-        """Return the reports before the first invalid one, and its error."""
-        from fleetfit.runs.schema import InvalidRecord, RoundRecord  # imports pydantic
-
-        records: list[RoundRecord] = []
-        for _, report in lines:
-            try:
-                records.append(RoundRecord.load(report))
-            except InvalidRecord as error:
-                return records, error
-        return records, None
+                is_last = number == len(texts) and not remainder
+                return lines, error, is_last and not isinstance(error, InvalidRecord)
+            lines.append((text, record))
+        return lines, None, False
 
     def has_rounds(self) -> bool:
         """Return whether a round was written, completely or partly."""
@@ -410,6 +428,8 @@ class RunFolder:
         Raises:
             RunError: The file is damaged or has an unknown format.
         """
+        from fleetfit.runs.checkpoints import CheckpointError, read_checkpoint  # imports PyTorch
+
         path = self.path / _BASE
         if not self.has(_BASE):
             return {}
@@ -432,6 +452,8 @@ class RunFolder:
         Raises:
             RunError: The file cannot be written, or the folder of checkpoints is a link.
         """
+        from fleetfit.runs.checkpoints import write_checkpoint  # imports PyTorch
+
         name = _format_checkpoint(round)
         with _run_errors(self.path / name, "cannot be written"):
             path = files.safe_join(self.path, name)
@@ -451,6 +473,8 @@ class RunFolder:
         Raises:
             RunError: A checkpoint has an unknown format, or none is usable.
         """
+        from fleetfit.runs.checkpoints import CheckpointError, read_checkpoint  # imports PyTorch
+
         paths = self.checkpoints()
         skipped: list[tuple[Path, Exception | str]] = []
         if paths and _parse_round(paths[-1]) < due:
@@ -473,6 +497,152 @@ class RunFolder:
                 path=self.path / "checkpoints",
             )
         return None
+
+    # -- for pages and lists: files as far as they can be read
+
+    config = StoredFile[Mapping[str, Any]](_CONFIG, read_config, {})
+    environment = StoredFile(
+        "environment.json", lambda self: self.read("environment.json", EnvironmentRecord), EnvironmentRecord()
+    )
+    fleet = StoredFile[FleetRecord | None]("fleet.json", read_fleet, None)
+    nodes = StoredFile("nodes.json", lambda self: self.read("nodes.json", NodesRecord), NodesRecord())
+    rounds = StoredFile[Sequence[RoundRecord]](_METRICS, read_rounds, [])
+    plan = StoredFile["Plan | None"]("plan.toml", read_plan, None)
+    stored_summary = StoredFile[SummaryRecord | None](_SUMMARY, read_summary, None)
+
+    def find_problems(self, *names: str) -> tuple[str, ...]:
+        """Return sentences on files that cannot be read: all of the attributes, or those that are named."""
+        stored = [file for file in vars(RunFolder).values() if isinstance(file, StoredFile)]
+        problems = [file.load(self)[1] for file in stored if not names or file.name in names]
+        if not names and not any(one.startswith(_METRICS) for one in problems):
+            lines, _, is_incomplete = self._read_lines()
+            if is_incomplete:
+                problems.append(f"{_METRICS}: line {len(lines) + 1}, the last one, is damaged and left out.")
+        return tuple(filter(None, problems))
+
+    def replace_contents(self, **contents: Any) -> "RunFolder":
+        """Return the folder with other contents of attributes, such as a summary that is not written yet."""
+        names = {key: vars(RunFolder)[key].name for key in contents}
+        return RunFolder(self.path, {**self._contents, **{names[key]: (value, "") for key, value in contents.items()}})
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has its final numbers."""
+        return self.stored_summary is not None
+
+    @cached_property
+    def is_private(self) -> bool:
+        """Whether the run withholds participation, as with `[privacy]`."""
+        reported = any(record.privacy is not None for record in self.rounds)
+        return reported or "privacy" in self.config or bool(self.stored_summary and self.stored_summary.privacy)
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether the run withholds the clients' losses, as with `[secure]`."""
+        return "secure" in self.config or any(record.secure is not None for record in self.rounds)
+
+    @cached_property
+    def norm(self) -> str:
+        """The main batch-norm policy: "static" or "batch"."""
+        if self.stored_summary is not None:
+            return self.stored_summary.norm
+        norms = self.get_setting("evaluate", "norms", default=())
+        evaluations = [record.evaluate for record in self.rounds if record.evaluate is not None]
+        for norm in norms if isinstance(norms, list) else ("static", "batch"):
+            if isinstance(norm, str) and any(one.accuracies(norm) for one in evaluations):
+                return norm
+        return "static"
+
+    @cached_property
+    def evaluations(self) -> list[tuple[int, AccuracyRecord]]:
+        """The evaluated rounds, with accuracies by the main batch-norm policy."""
+        pairs = [(one.round, one.evaluate.accuracies(self.norm)) for one in self.rounds if one.evaluate is not None]
+        return [(number, accuracies) for number, accuracies in pairs if accuracies is not None]
+
+    @property
+    def last(self) -> AccuracyRecord:
+        """The accuracies of the last evaluation; empty if there is none."""
+        return self.evaluations[-1][1] if self.evaluations else NO_ACCURACIES
+
+    @property
+    def class_counts(self) -> Sequence[Sequence[int]]:
+        """Training samples [clients, classes] of the first clients; empty without classes."""
+        return (self.fleet.first.class_counts or []) if self.fleet is not None else []
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """A name for each class of `class_counts`; its number where the run has no names."""
+        classes = len(self.class_counts[0]) if self.class_counts else 0
+        names = self.fleet.first.class_names if self.fleet is not None else []
+        return names if len(names) == classes else [str(c) for c in range(classes)]
+
+    def get_setting(self, *keys: str, default: Any = "") -> Any:
+        """Return a value of the configuration by its keys."""
+        value: Any = self.config
+        for key in keys:
+            value = value.get(key, default) if isinstance(value, Mapping) else default
+        return value
+
+    @property
+    def name(self) -> str:
+        """The name of the run, or of its folder."""
+        return self.summary.name or self.path.resolve().name
+
+    @property
+    def method(self) -> str:
+        """The method's name."""
+        return self.summary.method or "a method"
+
+    @property
+    def seed(self) -> int:
+        """The run's seed; 0 if unknown."""
+        return self.summary.seed or 0
+
+    @cached_property
+    def summary(self) -> SummaryRecord:
+        """The final numbers, or those of the rounds so far."""
+        if self.stored_summary is not None:
+            return self.stored_summary
+        evaluate = next(
+            (one.evaluate for one in reversed(self.rounds) if one.evaluate and one.evaluate.accuracies(self.norm)),
+            EvaluationRecord(),
+        )
+        accuracies = {name: {"local": level.local} for name, level in self.last.levels.items()}
+        seed = self.get_setting("seed", default=0)
+        return SummaryRecord.model_construct(
+            name=str(self.get_setting("name")),
+            method=get_short_name(str(self.get_setting("method", "name"))),
+            model=get_short_name(str(self.get_setting("model", "name"))),
+            data=self._name_data(),
+            seed=seed if type(seed) is int else 0,
+            norm=self.norm,
+            rounds=len(self.rounds),
+            levels=[] if self.plan is None else make_levels(self.plan, accuracies),
+            global_=self.last.global_,
+            local=self.last.local,
+            evaluate=evaluate,
+            bytes_down=self.sum_bytes("bytes_down"),
+            bytes_up=self.sum_bytes("bytes_up"),
+            waste=None,
+            failures=None,
+            seconds=sum(record.seconds for record in self.rounds),
+            notes=[],
+        )
+
+    def _name_data(self) -> str:
+        """Return the name of the data as a summary has it: for data from files, the name of the file or folder."""
+        name = str(self.get_setting("data", "name"))
+        path = self.get_setting("data", "file") or self.get_setting("data", "folder")
+        if name not in ("table", "images", "sounds", "arrays", "text") or not isinstance(path, str):
+            return get_short_name(name)
+        is_folder = name == "images" or (name != "arrays" and Path(path).is_dir())
+        return Path(path).name if is_folder else Path(path).stem
+
+    def sum_bytes(self, key: Literal["bytes_down", "bytes_up"]) -> int | None:
+        """Return the bytes of all rounds; None if a round withholds them."""
+        values: list[int | None] = [getattr(record, key) for record in self.rounds]
+        counts = [value for value in values if value is not None]
+        return sum(counts) if counts and len(counts) == len(values) and not self.is_private else None
 
 
 def _format_checkpoint(round: int) -> str:

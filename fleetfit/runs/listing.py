@@ -6,24 +6,18 @@ followed. Listing does not import PyTorch; only `clear_checkpoints` reads checkp
 
 import dataclasses
 import os
-import re
 import stat
-import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fleetfit import files
 from fleetfit.errors import FleetFitError, RunError
+from fleetfit.runs import RUNS
+from fleetfit.runs.folder import RunFolder
 
-if TYPE_CHECKING:  # imports pydantic
-    from fleetfit.runs.schema import AccuracyRecord, SummaryRecord
-
-RUNS = Path("runs")
-"""The default folder of run folders."""
 _RUN_FILES = {"plan.toml", "metrics.jsonl", "summary.json"}  # other programs have a config.toml, too
 _COMPARISON_FILES = {"results.json", "compare.json"}
-_CHECKPOINT = re.compile(r"round-(\d{6,12})\.safetensors")
 _MOST_FOLDERS = 4  # levels between the listed folder and a run; a comparison has three
 _MOST_CHARACTERS = 80  # of a name
 
@@ -126,25 +120,31 @@ def _list_names(folder: Path) -> set[str]:
 # ---- one folder ------------------------------------------------------------------------------------------------------
 
 
-def _read_run(folder: Path) -> RunInfo:
-    checkpoints = list_checkpoints(folder)
-    values: dict[str, Any] = {
-        "kind": "fleet" if _is_file(folder / "nodes.json") else "run",
-        "begun": _read_start(folder),
-        "size_bytes": _sum_sizes(folder),
-        "checkpoints": len(checkpoints),
-        "checkpoints_bytes": _sum_sizes(folder / "checkpoints"),
-    }
-    damage = []
-    for read in (_read_config, _read_rounds, _read_summary):
-        try:
-            values |= read(folder)
-        except OSError as error:
-            name = Path(str(error.filename or "")).name or "a file"
-            damage.append(f"{name} cannot be read: {files.format_os_error(error)}")
-        except (FleetFitError, ValueError, RecursionError) as error:
-            damage.append(str(error)[:200] or type(error).__name__)
-    return RunInfo(folder, **values, damage="; ".join(damage))
+def _read_run(path: Path) -> RunInfo:
+    folder, checkpoints = RunFolder(path).replace_contents(plan=None), list_checkpoints(path)  # its import is slow
+    problems = folder.find_problems("config.toml", "summary.json")
+    if not folder.is_finished:  # the numbers of a finished run are in its summary
+        problems += folder.find_problems("metrics.jsonl")
+    summary, rounds = folder.summary, folder.get_setting("rounds")
+    if folder.config and type(rounds) is not int:
+        problems += ("config.toml is damaged: it has no number of rounds",)
+    return RunInfo(
+        path,
+        kind="fleet" if _is_file(path / "nodes.json") else "run",
+        method=summary.method[:_MOST_CHARACTERS],
+        model=summary.model[:_MOST_CHARACTERS],
+        data=summary.data[:_MOST_CHARACTERS],
+        rounds=summary.rounds,
+        asked=rounds if type(rounds) is int else 0,
+        finished=folder.is_finished,
+        local=summary.local,
+        global_=summary.global_,
+        begun=folder.environment.time[:25],
+        size_bytes=_sum_sizes(path),
+        checkpoints_bytes=_sum_sizes(path / "checkpoints"),
+        checkpoints=len(checkpoints),
+        damage="; ".join(problem.rstrip(".")[:200] for problem in problems),
+    )
 
 
 def _read_comparison(folder: Path) -> RunInfo:
@@ -176,101 +176,6 @@ def _join_names(names: Iterable[str]) -> str:
     return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    try:
-        table = tomllib.loads(_read_text(folder / "config.toml"))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"config.toml is damaged: {error}") from None
-    sections = {key: table.get(key) for key in ("method", "model", "data")}
-    if type(table.get("rounds")) is not int:
-        raise ValueError("config.toml is damaged: it has no number of rounds")
-    names = {
-        key: _shorten_name(section.get("name") if isinstance(section, Mapping) else section)
-        for key, section in sections.items()
-    }
-    if isinstance(sections["data"], Mapping):
-        names["data"] = _name_data_files(sections["data"]) or names["data"]
-    return names | {"asked": table["rounds"]}
-
-
-def _name_data_files(data: Mapping[str, Any]) -> str:
-    """Return the summary's name for data from files; "" for a named data set."""
-    path = data.get("file") or data.get("folder")
-    if data.get("name") not in ("table", "images", "sounds", "arrays", "text") or not isinstance(path, str):
-        return ""
-    is_folder = data["name"] == "images" or (data["name"] != "arrays" and Path(path).is_dir())
-    return (Path(path).name if is_folder else Path(path).stem)[:_MOST_CHARACTERS]
-
-
-def _read_rounds(folder: Path) -> dict[str, Any]:
-    """Read `metrics.jsonl` backwards to the last evaluation. An incomplete last line does not count."""
-    from fleetfit.runs.schema import RoundRecord  # imports pydantic
-
-    if not _is_file(folder / "metrics.jsonl"):
-        return {}
-    lines = files.read_bytes(folder / "metrics.jsonl").split(b"\n")[:-1]
-    accuracies: dict[str, Any] = {}
-    for number, line in zip(range(len(lines), 0, -1), reversed(lines), strict=True):
-        try:
-            report = files.parse_json(line.decode())
-            record = RoundRecord.load(report)
-            if record.round != number:
-                raise ValueError(f"it is not of round {number}")
-            if record.evaluate is not None:
-                norms = [norm for norm in report["evaluate"] if record.evaluate.accuracies(norm) is not None]
-                if not norms:
-                    raise ValueError("its evaluation is empty")
-                accuracies = _get_accuracies(record.evaluate.accuracies(norms[0]))
-                break
-        except ValueError as error:
-            raise ValueError(f"metrics.jsonl is damaged in line {number}: {error}") from None
-    return {"rounds": len(lines), **accuracies}
-
-
-def _read_summary(folder: Path) -> dict[str, Any]:
-    from fleetfit.runs.schema import SummaryRecord  # imports pydantic
-
-    if not _is_file(folder / "summary.json"):
-        return {}
-    try:
-        summary = SummaryRecord.load(files.parse_json(_read_text(folder / "summary.json")))
-    except ValueError as error:
-        raise ValueError(f"summary.json is damaged: {error}") from None
-    names = {"method": summary.method, "model": summary.model, "data": summary.data}
-    return {
-        **{key: _shorten_name(name) for key, name in names.items()},
-        "finished": True,
-        "rounds": summary.rounds,
-        **_get_accuracies(summary),
-    }
-
-
-def _get_accuracies(record: "AccuracyRecord | SummaryRecord | None") -> dict[str, float | None]:
-    return {} if record is None else {"local": record.local, "global_": record.global_}
-
-
-def _read_start(folder: Path) -> str:
-    from fleetfit.runs.schema import EnvironmentRecord  # imports pydantic
-
-    try:
-        return EnvironmentRecord.load(files.parse_json(_read_text(folder / "environment.json"))).time[:25]
-    except (OSError, ValueError):
-        return ""
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return files.read_text(path)
-    except FileNotFoundError:
-        raise ValueError(f"{path.name} is missing") from None
-    except UnicodeDecodeError:
-        raise ValueError(f"{path.name} is damaged: it is not UTF-8 text") from None
-
-
-def _shorten_name(name: object) -> str:
-    return str(name or "").rpartition(":")[2][:_MOST_CHARACTERS]
-
-
 def _is_file(path: Path) -> bool:
     """Return whether a path is a regular file, and not a link to one."""
     try:
@@ -293,16 +198,11 @@ def _sum_sizes(root: Path) -> int:
     return total
 
 
-def list_checkpoints(folder: Path) -> list[Path]:
+def list_checkpoints(path: Path) -> list[Path]:
     """Return the checkpoints of a run folder, oldest first; links are left out."""
-    inner = folder / "checkpoints"
-    try:
-        if not stat.S_ISDIR(inner.lstat().st_mode):
-            return []
-        paths = [inner / name for name in _list_names(inner) if _CHECKPOINT.fullmatch(name)]
-    except OSError:
+    if (path / "checkpoints").is_symlink():
         return []
-    return sorted((path for path in paths if _is_file(path)), key=lambda path: int(path.name[6:].split(".")[0]))
+    return [checkpoint for checkpoint in RunFolder(path).checkpoints() if _is_file(checkpoint)]
 
 
 # ---- removing checkpoints --------------------------------------------------------------------------------------------
@@ -401,8 +301,6 @@ def remove_checkpoints(plan: RemovedCheckpoints) -> RemovedCheckpoints:
     """Remove checkpoints of a run while its folder is locked, and return the removed ones."""
     if not plan.files:
         return plan
-    from fleetfit.runs import RunFolder  # imports PyTorch
-
     removed: list[Path] = []
     reason = ""
     try:

@@ -506,8 +506,17 @@ class ResumedRecord(Record):
     time: str = ""
 
 
+class FingerprintRecord(Record):
+    """A run's data: number of samples, shape of one, samples by split, checksum of the labels."""
+
+    samples: Count
+    shape: List[Count]
+    splits: dict[str, Count]
+    labels: str
+
+
 class EnvironmentRecord(Record):
-    """The environment of a run's start, `environment.json`: machine, versions, commits. Old versions wrote less.
+    """The environment of a run's start, `environment.json`: machine, versions, commits.
 
     Attributes:
         time: When it began, ISO 8601 in UTC.
@@ -517,6 +526,9 @@ class EnvironmentRecord(Record):
         fleetfit_commit: Commit of FleetFit, "-dirty" if the package was changed.
         git_commit: Commit of the working folder; `git_changes` if it was changed.
         resumed: The times at which the run was resumed.
+        sha256: The checksum of `config.toml`, by its name.
+        data: The fingerprint of the data; None for private and secure runs and for data on nodes.
+        code: The SHA-256 of the user's code, by path.
     """
 
     time: str = ""
@@ -534,6 +546,9 @@ class EnvironmentRecord(Record):
     git_commit: str | None = None
     git_changes: bool = False
     resumed: List[ResumedRecord] = []
+    sha256: dict[str, str] = {}
+    data: FingerprintRecord | None = None
+    code: dict[str, str] = {}
 
 
 class ClientsRecord(Record):

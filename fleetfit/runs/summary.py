@@ -2,16 +2,18 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fleetfit.planner import Plan
 from fleetfit.runs.schema import LevelRecord, RoundRecord, SummaryRecord
+
+if TYPE_CHECKING:  # listing run folders does not import PyTorch
+    from fleetfit.planner import Plan
 
 _MOST_REASONS = 5  # of failed jobs
 
 
 def make_summary(
-    description: Mapping[str, Any], plan: Plan, reports: Sequence[Mapping[str, Any]], notes: Sequence[str]
+    description: Mapping[str, Any], plan: "Plan", reports: Sequence[Mapping[str, Any]], notes: Sequence[str]
 ) -> dict[str, Any]:
     """Return the final numbers of a run, as in `summary.json`.
 
@@ -56,7 +58,7 @@ def make_summary(
     }
 
 
-def make_levels(plan: Plan, accuracies: Mapping[str, Any]) -> list[LevelRecord]:
+def make_levels(plan: "Plan", accuracies: Mapping[str, Any]) -> list[LevelRecord]:
     """Return the levels of a plan, each with the accuracy of its own clients.
 
     Args:

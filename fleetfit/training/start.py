@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fleetfit.errors import ModelError, RunError
 from fleetfit.layout import Layout, State, TensorLayout
-from fleetfit.runs import RunFolder
 from fleetfit.runs.checkpoints import validate_checkpoint
+from fleetfit.runs.folder import RunFolder
 from fleetfit.values import Problem
 
 LEVEL_PREFIX = re.compile(r"level(\d+)/")  # Decoupled keeps one model per level; the last level's is the full model

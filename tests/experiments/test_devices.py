@@ -8,8 +8,8 @@ import fleetfit as ff
 from experiments.devices import main
 from experiments.verdicts.__main__ import ROOT
 from experiments.verdicts.claims import contrasts, read
-from fleetfit.runs import describe_environment
 from fleetfit.runs.comparison import read_results
+from fleetfit.runs.environment import describe_environment
 
 pytest.importorskip("onnxruntime")
 

@@ -13,7 +13,7 @@ from fleetfit.report.page.blocks import Page, Plots
 from fleetfit.report.page.comparison_page import make_runs_page
 from fleetfit.report.page.run_page import make_run_page
 from fleetfit.runs.comparison import RowRecord
-from fleetfit.runs.read import RunRecord
+from fleetfit.runs.folder import RunFolder
 
 SIZES = {"blocks": 4, "parameters": 100, "multiply_adds": 1000, "clients": 2, "local": None}
 LEVELS = [
@@ -27,7 +27,7 @@ SUMMARY = {
 }  # fmt: skip
 
 
-def make_run(seed: int) -> RunRecord:
+def make_run(seed: int) -> RunFolder:
     """Return a run of five rounds with random numbers, of which every second round was evaluated."""
     rng = random.Random(seed)
     reports = []

@@ -13,7 +13,7 @@ from fleetfit.errors import MissingExtra
 from fleetfit.report import drawing, figures
 from fleetfit.report.curves import COSTS, cost_curve
 from fleetfit.runs.comparison import RowRecord
-from fleetfit.runs.read import RunRecord
+from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import LevelRecord
 
 pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
@@ -44,7 +44,7 @@ def shapes(*levels: Any) -> list[LevelRecord]:
     return list(map(LevelRecord.load, levels))
 
 
-def rows_of(rows: dict[str, list[RunRecord]], setting: str = "") -> list[RowRecord]:
+def rows_of(rows: dict[str, list[RunFolder]], setting: str = "") -> list[RowRecord]:
     return [RowRecord(row, setting, list(enumerate(runs))) for row, runs in rows.items()]
 
 

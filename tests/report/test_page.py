@@ -26,7 +26,7 @@ from fleetfit.report.page.blocks import Page, Plots
 from fleetfit.report.page.run_page import make_run_page
 from fleetfit.report.text import format_bytes, format_percent
 from fleetfit.runs.comparison import RowRecord
-from fleetfit.runs.read import read_run
+from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import EnvironmentRecord, RoundRecord
 
 ASSETS = Path(page.__file__).parent / "assets"
@@ -186,7 +186,7 @@ def test_who_took_part_who_failed_and_why(finished: Path) -> None:
 
 
 def test_the_pieces_lie_inside_each_other_and_say_what_they_cost(finished: Path) -> None:
-    record = read_run(finished)
+    record = RunFolder.open(finished)
     (section,) = [one for one in make_run_page(record, finished / "report.html").sections if one.name == "plan"]
     small, large = section.blocks[0].rectangles  # type: ignore[union-attr]
     assert list(large.smaller) == [(small.width, small.depth)]
@@ -229,7 +229,7 @@ def test_a_run_keeps_the_names_of_its_classes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("clients", "step"), [(1, 1), (3, 1), (12, 1), (13, None)])
 def test_counts_of_clients_have_whole_ticks(finished: Path, clients: int, step: int | None) -> None:
-    record = read_run(finished)
+    record = RunFolder.open(finished)
     rounds = [
         RoundRecord.load({**one.dump(), "train": {**one.train.dump(), "by_level": {"1": clients}}, "failures": []})
         for one in record.rounds
@@ -478,7 +478,7 @@ def test_the_verb_says_where_the_page_is(copied: Path, capsys: pytest.CaptureFix
 
 def test_large_runs_have_small_pages(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """5,000 rounds, all evaluated, 2,000 clients, and a new reason for every failure."""
-    record = read_run(copied)
+    record = RunFolder.open(copied)
     last = record.rounds[-1].dump()
     many = {str(k): k / 2000 for k in range(2000)}
     columns = {**last["evaluate"]["static"], "per_client": {"local": many, "global": many}}
@@ -500,7 +500,7 @@ def test_large_runs_have_small_pages(copied: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_tables_say_how_many_rows_they_leave_out(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = read_run(copied)
+    run = RunFolder.open(copied)
     for module in (participants, provenance):
         monkeypatch.setattr(module, "_MOST_RUNS", 2)
     for name in ("REASONS", "GROUPS", "PARTITIONS"):
@@ -598,7 +598,7 @@ def test_a_resumed_run_is_said_to_be() -> None:
 
 
 def test_the_caption_mentions_markers_where_lines_have_them(finished: Path) -> None:
-    run = read_run(finished)
+    run = RunFolder.open(finished)
     for count in (plots.MOST_MARKERS, plots.MOST_MARKERS + 1):
         rounds = [RoundRecord.load({**run.rounds[-1].dump(), "round": i}) for i in range(1, count + 1)]
         section = make_run_accuracy_section(replace(run, rounds=rounds))

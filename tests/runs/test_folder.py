@@ -17,8 +17,9 @@ from support import raises
 
 from fleetfit.errors import RunError
 from fleetfit.files import write_text
-from fleetfit.runs import RunFolder, choose_path, describe_environment, to_json_value
 from fleetfit.runs.checkpoints import read_checkpoint, write_checkpoint
+from fleetfit.runs.environment import describe_environment
+from fleetfit.runs.folder import RunFolder, choose_path, to_json_value
 
 FILES = {"config.toml": "seed = 0\n", "environment.json": "{}\n"}
 
@@ -196,7 +197,7 @@ def test_what_is_no_run_folder(tmp_path: Path) -> None:
 
 def test_one_process_at_a_time(folder: RunFolder) -> None:
     program = (
-        "import sys; from pathlib import Path; from fleetfit.runs import RunFolder\n"
+        "import sys; from pathlib import Path; from fleetfit.runs.folder import RunFolder\n"
         "with RunFolder(Path(sys.argv[1])).hold(): pass"
     )
     with folder.hold():
@@ -259,7 +260,7 @@ def test_a_half_written_first_line_is_cut_too(folder: RunFolder) -> None:
 
 def test_a_damaged_line_in_the_middle_is_named(folder: RunFolder) -> None:
     path = folder.path / "metrics.jsonl"
-    path.write_text('{"round": 1}\n{"rou\n{"round": 3}\n')
+    path.write_text(f'{json.dumps(report(1))}\n{{"rou\n{{"round": 3}}\n')
     with raises(RunError, "line 2", path=path):
         folder.metrics()
 

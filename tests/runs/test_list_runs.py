@@ -17,7 +17,7 @@ from support import raises, run_verb
 
 import fleetfit as ff
 from fleetfit.cli import runs as verbs
-from fleetfit.runs import RunFolder
+from fleetfit.runs.folder import RunFolder
 
 TINY = Path(__file__).parents[1] / "tiny.py"
 SECTIONS: dict[str, Any] = {

@@ -10,9 +10,8 @@ from support import raises
 from fleetfit.cost import Cost
 from fleetfit.errors import RunError
 from fleetfit.planner import Plan, PlannedLevel
-from fleetfit.runs import RunFolder
 from fleetfit.runs.comparison import read_comparison
-from fleetfit.runs.read import read_run
+from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import NO_ACCURACIES, AccuracyRecord, RoundRecord, SummaryRecord
 from fleetfit.runs.summary import make_summary
 
@@ -55,11 +54,12 @@ def folder(tmp_path: Path) -> RunFolder:
 
 def test_an_unfinished_run_has_the_numbers_of_its_rounds_so_far(folder: RunFolder) -> None:
     """Those that it has when it ends there."""
-    unfinished = read_run(folder.path)
+    unfinished = RunFolder.open(folder.path)
+    assert not unfinished.is_finished  # each file is read once
     folder.write("summary.json", json.dumps(make_summary(DESCRIPTION, PLAN, REPORTS, [])))
-    finished = read_run(folder.path)
+    finished = RunFolder.open(folder.path)
     assert (unfinished.is_finished, finished.is_finished) == (False, True)
-    assert unfinished.problems == finished.problems == ()
+    assert unfinished.find_problems() == finished.find_problems() == ()
     for name in ("method", "model", "data", "name", "seed", "norm", "rounds", "global_", "local", "levels",
                  "bytes_down", "bytes_up", "seconds"):  # fmt: skip
         assert getattr(unfinished.summary, name) == getattr(finished.summary, name), name
@@ -69,7 +69,7 @@ def test_an_unfinished_run_has_the_numbers_of_its_rounds_so_far(folder: RunFolde
 
 
 def test_a_run_without_rounds_has_no_accuracies(tmp_path: Path) -> None:
-    record = read_run(RunFolder.create(tmp_path / "run", {"config.toml": CONFIG}).path)
+    record = RunFolder.open(RunFolder.create(tmp_path / "run", {"config.toml": CONFIG}).path)
     assert (record.rounds, record.evaluations, record.last, record.plan) == ([], [], NO_ACCURACIES, None)
     assert (record.name, record.method, record.seed, record.summary.bytes_up) == ("mine", "scalefl", 3, None)
 
@@ -77,8 +77,8 @@ def test_a_run_without_rounds_has_no_accuracies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "environment.json", "fleet.json", "nodes.json"])
 def test_a_damaged_file_is_left_out_and_named(folder: RunFolder, name: str) -> None:
     folder.write(name, '{"round": "x", "time": 3, "first": 3, "members": 3}\n')
-    record = read_run(folder.path)
-    (problem,) = record.problems
+    record = RunFolder.open(folder.path)
+    (problem,) = record.find_problems()
     assert problem.startswith(name)
     assert record.config["seed"] == 3 and record.plan == PLAN
 
@@ -86,7 +86,7 @@ def test_a_damaged_file_is_left_out_and_named(folder: RunFolder, name: str) -> N
 def test_a_private_run_withholds_its_sums(folder: RunFolder) -> None:
     privacy = {"epsilon": 1.0, "delta": 1e-3, "noise": 1.0, "clip": 1.0, "rate": 0.1}
     folder.append(report(4, privacy=privacy, bytes_down=None, bytes_up=None))
-    record = read_run(folder.path)
+    record = RunFolder.open(folder.path)
     assert record.is_private and record.summary.bytes_down is None
     summary = make_summary(DESCRIPTION, PLAN, [report(1, privacy=privacy)], [])
     assert (summary["bytes_down"], summary["failures"], summary["privacy"]) == (None, None, privacy)

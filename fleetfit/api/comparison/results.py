@@ -49,8 +49,8 @@ from fleetfit.report.tables import (
     make_tuning_table,
 )
 from fleetfit.report.text import Table, describe_data, get_score_name
-from fleetfit.runs import RunFolder
 from fleetfit.runs.comparison import read_comparison, read_entries, read_results
+from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.planned import list_planned_runs
 from fleetfit.runs.schema import (
     ComparisonResults,
@@ -425,7 +425,7 @@ def load_comparison(folder: str | Path) -> Comparison:
     for group in record.rows:
         for _, run in group.runs:
             try:
-                runs.setdefault((group.row, group.setting), []).append(load(run.folder))
+                runs.setdefault((group.row, group.setting), []).append(load(run.path))
             except FleetFitError as error:
                 logger.warning("Leaving out a run of the comparison: %s", error)
     row_differences, tuning = paired_differences(visible.results, visible.columns), tuple(visible.results.tuning)

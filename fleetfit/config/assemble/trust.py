@@ -19,7 +19,7 @@ from fleetfit.method import FEDAVG, get_round_submodel, keep_prefix, weigh_equal
 from fleetfit.options import fedadam, fedavgm
 from fleetfit.privacy import Ledger, Privacy, count_registered, find_noise, max_rounds
 from fleetfit.rounds import Settings
-from fleetfit.runs import RunFolder
+from fleetfit.runs.folder import RunFolder
 from fleetfit.secure import Quantiser, SecureRules, SecureRun, check_installed
 from fleetfit.submodel import full_submodel, get_slice_plan, rolling
 from fleetfit.values import Federation, Simulation

@@ -7,7 +7,7 @@
     run_page, comparison_page                    the page of one run; of a comparison, or of several folders
     render                                       blocks -> HTML, with the template and plotly.js from `assets/`
 
-Pages only use `fleetfit.runs.read`. Run folders do not contain the numbers that `[privacy]` and `[secure]`
+Pages only use `RunFolder`. Run folders do not contain the numbers that `[privacy]` and `[secure]`
 withhold, and pages would leave them out, too. Text of users and nodes is escaped.
 """
 
@@ -23,7 +23,7 @@ from fleetfit.report.page.render import to_html
 from fleetfit.report.page.run_page import make_run_page
 from fleetfit.report.page.run_set import group_runs
 from fleetfit.runs.comparison import ComparisonRecord, RowRecord, is_comparison, read_comparison
-from fleetfit.runs.read import RunRecord, read_run
+from fleetfit.runs.folder import RunFolder
 
 __all__ = ["NAME", "write_comparison_page", "write_report", "write_run_page"]
 
@@ -72,11 +72,11 @@ def _make_page(folders: Sequence[Path], target: Path) -> tuple[Page, Sequence[st
         comparison = read_comparison(folders[0])
         return make_comparison_page(comparison, target), comparison.problems
     if len(folders) == 1:
-        run = read_run(folders[0])
-        return make_run_page(run, target), run.problems
-    records: list[RunRecord | RowRecord] = []
+        run = RunFolder.open(folders[0])
+        return make_run_page(run, target), run.find_problems()
+    records: list[RunFolder | RowRecord] = []
     for folder in {path.resolve(): path for path in folders}.values():
-        records += read_comparison(folder).rows if is_comparison(folder) else [read_run(folder)]
+        records += read_comparison(folder).rows if is_comparison(folder) else [RunFolder.open(folder)]
     if not records:
         raise RunError(f"no run of {', '.join(map(str, folders))} could be read.", path=folders[0])
     page = make_runs_page(group_runs(records), target)
@@ -86,9 +86,9 @@ def _make_page(folders: Sequence[Path], target: Path) -> tuple[Page, Sequence[st
 # ---- at the end of a run ---------------------------------------------------------------------------------------------
 
 
-def write_run_page(run: RunRecord) -> None:
+def write_run_page(run: RunFolder) -> None:
     """Write the page of a finished run. A failure is logged and does not stop the run."""
-    _write_page(run.folder, lambda: make_run_page(run, run.folder / NAME))
+    _write_page(run.path, lambda: make_run_page(run, run.path / NAME))
 
 
 def write_comparison_page(comparison: ComparisonRecord) -> None:

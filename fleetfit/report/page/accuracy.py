@@ -14,6 +14,7 @@ from fleetfit.report.curves import (
     accuracy_over_cost,
     choose_unit,
     exit_curves,
+    explain_partial,
     level_curves,
     loss_curve,
     loss_curves,
@@ -39,7 +40,7 @@ from fleetfit.report.page.run_set import MAIN_KINDS, PRIVATE_KINDS, RunSet, capi
 from fleetfit.report.tables import make_total_table
 from fleetfit.report.text import Table, exit_names, format_mean, format_percent, get_score_name
 from fleetfit.runs.comparison import RowRecord
-from fleetfit.runs.read import RunRecord, explain_partial
+from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import NO_ACCURACIES, EvaluationRecord, SummaryRecord
 
 _MEANING = (
@@ -55,7 +56,7 @@ _MOST_WORST = 15  # clients listed by name
 # ---- over rounds and costs -------------------------------------------------------------------------------------------
 
 
-def make_run_accuracy_section(run: RunRecord) -> PageSection | None:
+def make_run_accuracy_section(run: RunFolder) -> PageSection | None:
     """Return accuracy and loss of a run over rounds, and accuracy over each cost."""
     if not run.rounds:
         return None
@@ -140,7 +141,7 @@ def _make_cost_axis(rows: Sequence[RowRecord], cost: str) -> PlotAxis:
 # ---- by level and exit -----------------------------------------------------------------------------------------------
 
 
-def make_run_levels_section(run: RunRecord) -> PageSection | None:
+def make_run_levels_section(run: RunFolder) -> PageSection | None:
     """Return the accuracy of a run by level and by exit: over rounds, and of the last evaluation."""
     if not run.evaluations:
         return None
@@ -164,7 +165,7 @@ def make_run_levels_section(run: RunRecord) -> PageSection | None:
     return PageSection("levels", "Levels and exits", blocks)
 
 
-def hide_private_numbers(run: RunRecord) -> SummaryRecord:
+def hide_private_numbers(run: RunFolder) -> SummaryRecord:
     """Return the final numbers of a run without withheld ones."""
     summary = run.summary.model_copy(update={"rounds": len(run.rounds)})
     if not run.is_private:
@@ -175,7 +176,7 @@ def hide_private_numbers(run: RunRecord) -> SummaryRecord:
     return summary.model_copy(update={"levels": levels, "evaluate": evaluate})
 
 
-def _make_level_table(run: RunRecord) -> Table:
+def _make_level_table(run: RunFolder) -> Table:
     """Return the last evaluation by level: on its own clients, of each exit, on the whole test set."""
     levels = {level.level: level.exits for level in run.summary.levels}
     exits = run.summary.levels[-1].exits if levels else []
@@ -294,7 +295,7 @@ def _make_worst_table(runs: RunSet) -> Table | None:
 # ---- by client -------------------------------------------------------------------------------------------------------
 
 
-def make_ranking_section(run: RunRecord) -> PageSection | None:
+def make_ranking_section(run: RunFolder) -> PageSection | None:
     """Return the accuracies of a run's clients from best to worst, and the worst tenth by name."""
     by_client = {"local": run.last.per_client.local, "global": run.last.per_client.global_}
     ranked = {

@@ -41,7 +41,7 @@ def make_runs_page(rows: Sequence[RowRecord], page: Path) -> Page:
         rows: The runs, from `group_runs`. The first row is the baseline.
         page: The file, to which links are relative.
     """
-    problems = [f"{run.folder}: {sentence}" for row in rows for run in row.records for sentence in run.problems]
+    problems = [f"{run.path}: {sentence}" for row in rows for run in row.records for sentence in run.find_problems()]
     return _make_page("Several runs", "", collect_runs(rows), make_runs_provenance_section(rows), page, problems)
 
 
@@ -92,7 +92,7 @@ def make_run_list_section(runs: RunSet, page: Path) -> PageSection | None:
     for row in runs.rows:
         for seed, run in row.runs:
             label = f"{row.label}, seed {seed}"
-            facts.append((label, list_links(run.folder, page)))
+            facts.append((label, list_links(run.path, page)))
             numbers = find_numbers(run.summary, run.rounds, kinds)
             shares = [
                 "withheld" if run.is_private and kind not in PRIVATE_KINDS else format_percent(numbers[kind])

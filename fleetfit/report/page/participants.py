@@ -19,7 +19,7 @@ from fleetfit.report.page.plots import (
 )
 from fleetfit.report.text import Table
 from fleetfit.runs.comparison import RowRecord
-from fleetfit.runs.read import RunRecord
+from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import FleetRecord, MemberRecord, RoundRecord
 
 _MOST_BARS = 200
@@ -38,7 +38,7 @@ _CLIENTS = "Clients and their data"
 # ---- participation of a run ------------------------------------------------------------------------------------------
 
 
-def make_run_participation_section(run: RunRecord) -> PageSection | None:
+def make_run_participation_section(run: RunFolder) -> PageSection | None:
     """Return the participation in a run and its failures; one sentence if these are withheld."""
     if run.is_private:
         text = (
@@ -191,7 +191,7 @@ def make_participation_section(rows: Sequence[RowRecord]) -> PageSection | None:
 # ---- clients ---------------------------------------------------------------------------------------------------------
 
 
-def make_clients_section(run: RunRecord) -> PageSection | None:
+def make_clients_section(run: RunFolder) -> PageSection | None:
     """Return the clients of a run: classes of their samples, groups, nodes of a fleet; None if withheld."""
     if run.is_private:
         return None
@@ -238,7 +238,7 @@ def _identify_partition(row: RowRecord) -> str:
     return repr((seed, run.summary.data, run.is_private, run.class_counts, run.class_names))
 
 
-def plot_partition(run: RunRecord, name: str = "partition") -> Plot | None:
+def plot_partition(run: RunFolder, name: str = "partition") -> Plot | None:
     """Return the classes of the first clients' samples."""
     if run.is_private or not run.class_counts:
         return None

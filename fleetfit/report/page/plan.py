@@ -7,7 +7,7 @@ from fleetfit.report.page.plots import get_level_color
 from fleetfit.report.tables import make_level_table, make_plan_table
 from fleetfit.report.text import format_count, format_percent, get_score_name
 from fleetfit.runs.comparison import RowRecord
-from fleetfit.runs.read import RunRecord
+from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import LevelRecord
 
 _LEGEND = Paragraph(
@@ -18,7 +18,7 @@ _LEGEND = Paragraph(
 _MOST_TITLES = 6
 
 
-def make_plan_section(run: RunRecord) -> PageSection | None:
+def make_plan_section(run: RunFolder) -> PageSection | None:
     """Return the plan of a run; None if its levels are unknown."""
     levels = run.summary.levels
     if not levels:

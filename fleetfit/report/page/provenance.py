@@ -11,7 +11,7 @@ from fleetfit.errors import truncate
 from fleetfit.report.page.blocks import Block, Fact, FactList, Fold, Link, Listing, PageSection, Sheet
 from fleetfit.report.text import Table
 from fleetfit.runs.comparison import ComparisonRecord, RowRecord
-from fleetfit.runs.read import RunRecord
+from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import EnvironmentRecord, FleetRecord
 
 _RUN_FILES = ("config.toml", "metrics.jsonl", "summary.json", "plan.toml", "fleet.json", "environment.json",
@@ -35,7 +35,7 @@ def list_links(folder: Path, page: Path, names: Sequence[str] = _RUN_FILES) -> l
     return [Link(label, address) for label, address in zip(labels, addresses, strict=True)]
 
 
-def make_run_provenance_section(run: RunRecord, page: Path) -> PageSection:
+def make_run_provenance_section(run: RunFolder, page: Path) -> PageSection:
     """Return the provenance of a run."""
     model, data = (run.summary.model, run.summary.data) if run.is_finished else ("", "")
     facts: list[Fact] = [
@@ -46,11 +46,11 @@ def make_run_provenance_section(run: RunRecord, page: Path) -> PageSection:
         ("each round", truncate(", ".join([*_list_keys(run, "cohort"), *_list_keys(run, "local")]), _LONGEST)),
         ("seed", str(run.seed)),
         *describe_machine(run.environment).items(),
-        ("files", list_links(run.folder, page)),
+        ("files", list_links(run.path, page)),
     ]
     blocks: list[Block] = [FactList([(name, value) for name, value in facts if value])]
-    if run.config_text:
-        blocks.append(Listing("config.toml, with every default", run.config_text))
+    if run.config:
+        blocks.append(Listing("config.toml, with every default", run.text("config.toml")))
     return PageSection("what", "Configuration and machine", blocks)
 
 
@@ -98,7 +98,7 @@ def make_runs_provenance_section(rows: Sequence[RowRecord]) -> PageSection:
             more = f"; and {len(values) - _MOST_MACHINES} more" if len(values) > _MOST_MACHINES else ""
             facts.append((key, "; ".join(values[:_MOST_MACHINES]) + more))
     cells = [
-        (label, str(run.folder), machine.get("begun", ""), machine.get("command", ""))
+        (label, str(run.path), machine.get("begun", ""), machine.get("command", ""))
         for label, run, machine in zip(labels, runs, machines, strict=True)
     ]
     rest = len(cells) - _MOST_RUNS
@@ -145,7 +145,7 @@ def format_time(time: str) -> str:
     return time.replace("T", " ").replace("+00:00", " UTC")
 
 
-def _format_section(run: RunRecord, section: str, name: str) -> str:
+def _format_section(run: RunFolder, section: str, name: str) -> str:
     """Return a name with the keys of its section."""
     table = run.get_setting(section, default={})
     if not isinstance(table, Mapping):
@@ -154,7 +154,7 @@ def _format_section(run: RunRecord, section: str, name: str) -> str:
     return truncate(": ".join(filter(None, [name or str(table.get("name", "")), keys])), _LONGEST)
 
 
-def _list_keys(run: RunRecord, section: str) -> list[str]:
+def _list_keys(run: RunFolder, section: str) -> list[str]:
     table, prefix = run.get_setting(section, default={}), "" if section == "local" else f"{section}."
     items = table.items() if isinstance(table, Mapping) else ()
     return [f"{prefix}{key} = {_format_value(value)}" for key, value in items]

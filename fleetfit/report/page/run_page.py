@@ -12,10 +12,10 @@ from fleetfit.report.page.plan import make_plan_section
 from fleetfit.report.page.plots import ROUNDS, Line, PlotAxis, plot_lines
 from fleetfit.report.page.provenance import make_run_provenance_section
 from fleetfit.report.text import Table, format_bytes, format_duration, format_percent, get_score_name
-from fleetfit.runs.read import RunRecord
+from fleetfit.runs.folder import RunFolder
 
 
-def make_run_page(run: RunRecord, page: Path) -> Page:
+def make_run_page(run: RunFolder, page: Path) -> Page:
     """Return the page of a run.
 
     Args:
@@ -41,11 +41,11 @@ def make_run_page(run: RunRecord, page: Path) -> Page:
         truncate(f"{title}, {state}", 240),
         [section for section in sections if section is not None],
         list_tiles(run),
-        [*summary.notes, *run.problems],
+        [*summary.notes, *run.find_problems()],
     )
 
 
-def list_tiles(run: RunRecord) -> list[tuple[str, str, str]]:
+def list_tiles(run: RunFolder) -> list[tuple[str, str, str]]:
     """Return the numbers at the top of the page."""
     summary, score = run.summary, get_score_name(run.summary)
     last = f"after round {run.evaluations[-1][0]}" if run.evaluations else ""
@@ -81,7 +81,7 @@ def list_tiles(run: RunRecord) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def make_costs_section(run: RunRecord) -> PageSection | None:
+def make_costs_section(run: RunFolder) -> PageSection | None:
     """Return bytes, multiply-adds and simulated seconds over rounds, and the wall time by activity."""
     plots = [
         _plot_costs(run, "Cumulative bytes sent", "bytes", {"bytes_down": "down", "bytes_up": "up"}, "sent", 3),
@@ -96,7 +96,7 @@ def make_costs_section(run: RunRecord) -> PageSection | None:
 
 
 def _plot_costs(
-    run: RunRecord, title: str, cost: str, parts: dict[str, str] | None = None, label: str = "", digits: int = 2
+    run: RunFolder, title: str, cost: str, parts: dict[str, str] | None = None, label: str = "", digits: int = 2
 ) -> Plot | None:
     """Return a cumulative cost over rounds.
 
@@ -122,7 +122,7 @@ def _plot_costs(
     return plot_lines(cost.replace("_", "-"), title, lines, ROUNDS, y)
 
 
-def _make_time_table(run: RunRecord) -> Table | None:
+def _make_time_table(run: RunFolder) -> Table | None:
     """Return the wall time of all rounds by activity; folders of earlier versions do not have it."""
     seconds = Counter[str]()
     for report in run.rounds:

@@ -9,7 +9,7 @@ from fleetfit.report.curves import KINDS, to_percent
 from fleetfit.report.tables import make_comparison_table, make_tuning_table
 from fleetfit.report.text import Table, describe_data, get_score_name
 from fleetfit.runs.comparison import ComparisonRecord, RowRecord
-from fleetfit.runs.read import RunRecord
+from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import ComparisonResults, CurvesRecord, EntryRecord, RunResult
 
 MAIN_KINDS = ("local", "global")
@@ -51,7 +51,7 @@ class RunSet:
         return list(dict.fromkeys(run.setting for run in self.results.runs))
 
     @property
-    def records(self) -> list[RunRecord]:
+    def records(self) -> list[RunFolder]:
         """All runs."""
         return [run for row in self.rows for run in row.records]
 
@@ -155,7 +155,7 @@ def collect_runs(rows: Sequence[RowRecord]) -> RunSet:
     return RunSet(rows, results, _choose_columns(rows), notes=notes, has_differences=not unlike)
 
 
-def group_runs(folders: Sequence[RunRecord | RowRecord]) -> list[RowRecord]:
+def group_runs(folders: Sequence[RunFolder | RowRecord]) -> list[RowRecord]:
     """Group runs into rows: runs whose configurations differ only in seeds and name are one row.
 
     A row has the name of its runs, or of their method if the runs have different names. Rows of comparisons keep their
@@ -165,13 +165,13 @@ def group_runs(folders: Sequence[RunRecord | RowRecord]) -> list[RowRecord]:
         folders: Runs, and the rows of comparisons in their settings.
     """
     names: dict[str, list[str]] = {}
-    runs: dict[str, list[tuple[int, RunRecord]]] = {}
+    runs: dict[str, list[tuple[int, RunFolder]]] = {}
     for number, one in enumerate(folders):
         if isinstance(one, RowRecord):
             key, name, members = f"row {number}", one.label, list(one.runs)
         else:
             config = {name: value for name, value in one.config.items() if name != "name"}
-            key, name, members = repr(_remove_seeds(config)) if config else str(one.folder), one.name, [(one.seed, one)]
+            key, name, members = repr(_remove_seeds(config)) if config else str(one.path), one.name, [(one.seed, one)]
         names.setdefault(key, []).append(name)
         runs.setdefault(key, []).extend(members)
     pending = [
@@ -182,7 +182,7 @@ def group_runs(folders: Sequence[RunRecord | RowRecord]) -> list[RowRecord]:
         row, count = label, 2
         while row in rows:
             row, count = f"{label} ({count})", count + 1
-        by_seed: dict[int, RunRecord] = {}
+        by_seed: dict[int, RunFolder] = {}
         copies = [(seed, run) for seed, run in group if by_seed.setdefault(seed, run) is not run]
         rows[row] = RowRecord(row, "", sorted(by_seed.items(), key=lambda pair: pair[0]))
         if copies:  # the same run in another folder is another row
@@ -202,7 +202,7 @@ def _remove_seeds(value: Any, names: Collection[str] = ("seed",)) -> Any:
     return value
 
 
-def _make_result(row: RowRecord, seed: int, run: RunRecord) -> RunResult:
+def _make_result(row: RowRecord, seed: int, run: RunFolder) -> RunResult:
     if run.is_finished:
         final = make_final_numbers(run.summary, run.rounds, (), "global")
     else:
