@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit import evaluate, inference, names
-from fleetfit.api.metadata import COLUMNS
 from fleetfit.api.progress import RunLike
 from fleetfit.config import Assembly, Experiment, load_experiment
 from fleetfit.config.assemble.data import build_data
@@ -42,6 +41,7 @@ from fleetfit.inference.export.prior import Counts, make_offset
 from fleetfit.layout import make_input
 from fleetfit.planner import Amount, parse_amount
 from fleetfit.report.text import exit_names
+from fleetfit.runs.data import COLUMNS
 from fleetfit.runs.folder import RunFolder
 from fleetfit.training.runtime import prepare_model
 from fleetfit.values import DataDescription, Device, Level, Server

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
-from fleetfit.api.metadata import format_resume
+from fleetfit.api.commands import format_resume
 from fleetfit.config import Experiment
 from fleetfit.errors import COMMAND, Interrupt, ScriptInterrupt, make_printable, truncate
 from fleetfit.markup import escape_html

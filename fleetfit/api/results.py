@@ -11,19 +11,8 @@ from torch import Tensor, nn
 
 from fleetfit import rounds
 from fleetfit.api.callbacks import NamedCallback, make_callbacks
-from fleetfit.api.metadata import (
-    COLUMNS,
-    DERIVED,
-    FACTS,
-    NODES,
-    find_accuracy,
-    find_code_changes,
-    find_data_changes,
-    format_resume,
-    load_planned_nodes,
-    read_sample_shape,
-    restore_facts,
-)
+from fleetfit.api.code import find_code_changes
+from fleetfit.api.commands import format_resume
 from fleetfit.api.progress import Display, ProgressOption, RoundFacts, format_html, open_display
 from fleetfit.config import Assembly, Experiment, load_experiment
 from fleetfit.config.assemble.data import build_data
@@ -32,14 +21,15 @@ from fleetfit.config.detect import wrap_in_memory_data
 from fleetfit.config.dump import find_object_sections
 from fleetfit.data import AbsentData, Data, DataInMemory
 from fleetfit.data.files.folders import resolve_folder
-from fleetfit.errors import COMMAND, FleetFitError, RunError
+from fleetfit.errors import COMMAND, ConfigError, FleetFitError, RunError, did_you_mean
 from fleetfit.layout import predictions
 from fleetfit.markup import escape_html
 from fleetfit.names import explain_plug_ins
 from fleetfit.planner import Plan
 from fleetfit.report.tables import make_level_table, make_total_table
 from fleetfit.runs.checkpoints import CheckpointError
-from fleetfit.runs.folder import RunFolder
+from fleetfit.runs.data import CHANGED, COLUMNS, FACTS, format_difference, make_fingerprint, restore_facts
+from fleetfit.runs.folder import NODES, RunFolder
 from fleetfit.runs.schema import RoundRecord
 from fleetfit.state_checks import check_base, check_checkpoint
 from fleetfit.tensor_defaults import isolate_torch_state
@@ -49,6 +39,10 @@ if TYPE_CHECKING:
     from fleetfit.inference import Calibration, Measure, Mode
     from fleetfit.inference.export import Export
     from fleetfit.inference.export.prior import Counts
+
+
+DERIVED = "derived.json"
+"""What was derived from a plain module, in the folder of a run of one."""
 
 
 class Run:
@@ -381,7 +375,7 @@ class Run:
         """The objects of the run: data, problem, federation, devices, settings."""
         base = self.files.load_base()
         if self.files.has(NODES):
-            assembly = assemble_fleet(self.experiment, load_planned_nodes(self.files), base or None)
+            assembly = assemble_fleet(self.experiment, self.files.read_planned_nodes(), base or None)
         elif (absent := self._find_absent_data()) is not None:
             fleet, batch_size = self.files.read_fleet(), self.plan.batch_size
             assembly = assemble_without_data(self.experiment, absent, fleet.clients or 1, batch_size, base or None)
@@ -430,6 +424,53 @@ class Run:
         return checkpoint
 
 
+def find_accuracy(columns: Mapping[str, Any], kind: str, level: int | None, norm: str) -> float:
+    """Return one accuracy of an evaluation's columns (see `Run.accuracy`).
+
+    Raises:
+        ConfigError: The columns do not have the number.
+    """
+    if norm not in columns:
+        norms = ", ".join(name for name in ("static", "batch") if name in columns)
+        raise ConfigError(f'this run has no "{norm}" columns. Its evaluate.norms are {norms}.', key="norm")
+    values = columns[norm]
+    if level is not None:
+        if kind != "local" or str(level) not in values["levels"]:
+            raise ConfigError(
+                f'accuracy by level needs kind "local" and a level of {", ".join(values["levels"])}; got kind '
+                f'"{kind}" and level {level}.',
+                key="level",
+            )
+        values = values["levels"][str(level)]
+    if kind in values and values[kind] is None:
+        failed = len(columns.get("failures", ()))
+        cause = f": {failed} jobs of the evaluation failed" if failed else ""
+        raise ConfigError(f'the "{kind}" accuracy has no number{cause}. The page of the run says why.', key="kind")
+    if not isinstance(values.get(kind), int | float):
+        numbers = [key for key, value in values.items() if isinstance(value, int | float)]
+        raise ConfigError(
+            f'no such accuracy: "{kind}". The accuracies are {", ".join(numbers)}.{did_you_mean(kind, numbers)}',
+            key="kind",
+        )
+    return float(values[kind])
+
+
+def find_data_changes(files: RunFolder, assembly: Assembly) -> tuple[str, ...]:
+    """Return a sentence if the data of a resumed run have changed since its start."""
+    before, data = files.environment.data, assembly.data
+    if before is None or not isinstance(data, Data):
+        return ()
+    changes = format_difference(before, make_fingerprint(data))
+    return (
+        (
+            f"{CHANGED} this run began: {changes}. Earlier and later rounds train on different data, and accuracy is "
+            "measured on the new data. Restore the data, or start a new run.",
+        )
+        if changes
+        else ()
+    )
+
+
 @isolate_torch_state()
 @explain_plug_ins()
 def load(folder: str | Path, **sections: Any) -> Run:
@@ -450,18 +491,12 @@ def load(folder: str | Path, **sections: Any) -> Run:
     if files.has(COLUMNS) and table["data"].get("name") == "table":
         table["data"]["columns"] = str(files.path / COLUMNS)  # the table may have changed since then
     _use_derived_plan(files, table, sections)
-    for section in (table["data"], table["data"].get("server")):
-        if isinstance(section, dict) and section.get("name") in ("images", "imagenet"):
-            section.setdefault(
-                "exif_orientation", False
-            )  # the run started before FleetFit applied the EXIF orientation
-    shape = _keep_layout(files, table["data"])
-    engine = table.setdefault("engine", {})
-    if isinstance(engine, dict) and engine.get("speed", "exact") == "exact":
-        engine.setdefault("memory_format", "contiguous")  # the run started before rules chose it
     if "data" in sections:
-        given = wrap_in_memory_data(sections["data"], shape)
-        sections["data"] = _restore_keys(table["data"], given)
+        recorded = files.environment.data
+        shape = (
+            () if recorded is None or len(recorded.shape) == 2 else recorded.shape
+        )  # the channels of series are found
+        sections["data"] = _restore_keys(table["data"], wrap_in_memory_data(sections["data"], shape))
     missing = [section for section in find_object_sections(table) if section not in sections]
     if missing == ["data"] and files.has(FACTS):
         reason = "This run was started from Python with data in memory."
@@ -490,21 +525,6 @@ def _warn_of_edits(files: RunFolder, experiment: Experiment) -> None:
         )
     if sentence := find_code_changes(files, experiment):
         logging.getLogger("fleetfit").warning("%s", sentence)
-
-
-def _keep_layout(files: RunFolder, data: dict[str, Any]) -> tuple[int, ...]:
-    """Return the shape of a sample whose channels come first; () if the layout is to be detected.
-
-    In runs from before `data.json` the second dimension of series has the channels, and `channels_last` moves them.
-    """
-    shape = read_sample_shape(files)
-    if len(shape) != 2:
-        return shape
-    if files.has(FACTS):
-        return ()
-    if data.get("name") == "arrays":
-        data["channels_last"] = "move" if data.get("channels_last") else False
-    return shape
 
 
 def _restore_keys(recorded: Mapping[str, Any], section: Any) -> Any:

@@ -22,21 +22,11 @@ from torch import nn
 
 from fleetfit import files, names, rounds
 from fleetfit.api.callbacks import CallbackRunner, make_callbacks, split_callbacks
-from fleetfit.api.metadata import (
-    CODE,
-    COLUMNS,
-    DATA,
-    DERIVED,
-    compute_code_digests,
-    describe_facts,
-    find_data_changes,
-    format_open,
-    format_resume,
-    make_fingerprint,
-)
+from fleetfit.api.code import compute_code_digests
+from fleetfit.api.commands import format_open, format_resume
 from fleetfit.api.outcome import describe_outcome
 from fleetfit.api.progress import Display, ProgressOption, open_display
-from fleetfit.api.results import Run, load, load_usable_checkpoint
+from fleetfit.api.results import DERIVED, Run, find_data_changes, load, load_usable_checkpoint
 from fleetfit.config import Assembly, Experiment, load_experiment, to_toml
 from fleetfit.config.assemble.data import build_data
 from fleetfit.config.assemble.local import describe_training
@@ -53,6 +43,7 @@ from fleetfit.planner import Plan
 from fleetfit.privacy import check_key_place, load_key, load_or_create_key
 from fleetfit.privacy.ledger import FILE as LEDGER
 from fleetfit.runs import RUNS
+from fleetfit.runs.data import COLUMNS, describe_facts, make_fingerprint
 from fleetfit.runs.environment import describe_environment
 from fleetfit.runs.folder import RunFolder, choose_path, compute_checksum, to_json_value
 from fleetfit.runs.planned import find_comparison
@@ -382,10 +373,11 @@ def create_run_folder(
     derived = find_derived(assembly.federation.problem.architecture)
     if derived is not None:
         files[DERIVED] = json.dumps(derived.plan.to_payload()) + "\n"
-    fingerprint = make_fingerprint(assembly)
-    facts = describe_environment() | ({} if fingerprint is None else {DATA: fingerprint})
+    facts = describe_environment()
+    if isinstance(assembly.data, Data) and privacy is None and assembly.settings.secure is None:
+        facts["data"] = make_fingerprint(assembly.data).dump()
     if code := compute_code_digests(experiment):
-        facts[CODE] = code
+        facts["code"] = code
     facts["sha256"] = {"config.toml": compute_checksum(files["config.toml"])}
     files["environment.json"] = json.dumps(facts, indent=2) + "\n"
     if assembly.settings.secure is not None:

@@ -172,11 +172,11 @@ def resume(
     ] = "",
 ) -> None:
     """Continue a stopped run of a fleet from its last checkpoint. Run this on the SuperLink's machine."""
-    from fleetfit.api.metadata import open_fleet_run
     from fleetfit.cli import output
     from fleetfit.fleet.app_folder import write_app
+    from fleetfit.runs.folder import RunFolder
 
-    path = open_fleet_run(folder).path.resolve()
+    path = RunFolder.open_fleet(folder).path.resolve()
     flwr = Path(sys.executable).parent / "flwr"
     if not flwr.is_file():
         raise MissingExtra("flower", "Resuming a fleet's run")

@@ -20,7 +20,6 @@ from flwr.common.config import get_project_dir
 from flwr.serverapp import Grid, ServerApp
 
 from fleetfit.api.callbacks import make_callbacks
-from fleetfit.api.metadata import NODES, load_planned_nodes, open_fleet_run
 from fleetfit.api.progress import TaskProgress
 from fleetfit.api.results import Run, load
 from fleetfit.api.run import (
@@ -52,6 +51,7 @@ from fleetfit.method import build
 from fleetfit.planner import find_budget_error
 from fleetfit.report.text import format_percent, format_privacy
 from fleetfit.rounds import Engine
+from fleetfit.runs.folder import NODES, RunFolder
 from fleetfit.secure_engine import SecureEngine
 from fleetfit.state_checks import format_rollback
 from fleetfit.values import DataDescription, Federation, NodeDescription
@@ -337,8 +337,8 @@ class _FleetRun:
     @staticmethod
     def resume(transport: Transport, config: ServerAppConfig, say: Callable[[str], None]) -> "_FleetRun":
         """Continue a run: its nodes keep their numbers, the levels stay."""
-        run = load(open_fleet_run(config.resume).path)
-        rules, planned = make_rules(run.experiment), load_planned_nodes(run.files)
+        run = load(RunFolder.open_fleet(config.resume).path)
+        rules, planned = make_rules(run.experiment), run.files.read_planned_nodes()
         manager = make_manager(transport, run.experiment, say)
         try:
             table = run.files.json(NODES)

@@ -36,6 +36,7 @@ from fleetfit.runs.summary import make_levels
 
 if TYPE_CHECKING:  # listing run folders does not import PyTorch
     from fleetfit.planner import Plan
+    from fleetfit.values import NodeDescription
 
 R = TypeVar("R", bound=Record)
 T = TypeVar("T")
@@ -43,6 +44,8 @@ T = TypeVar("T")
 _CHECKPOINT = re.compile(r"round-(\d{6,12})\.safetensors")
 _BASE = "base.safetensors"
 _CONFIG, _METRICS, _SUMMARY = "config.toml", "metrics.jsonl", "summary.json"
+NODES = "nodes.json"
+"""The nodes of a fleet's run."""
 _logger = logging.getLogger("fleetfit")
 
 CheckpointCheck = Callable[[Any, int], Any]
@@ -109,7 +112,8 @@ class StoredFile(Generic[T]):
         try:
             return self._read(folder) if self.name == _CONFIG or folder.has(self.name) else self._default, ""
         except (FleetFitError, ValueError, RecursionError) as error:
-            return self._default, f"{self.name} cannot be read and is left out: {error}"
+            reason = str(error).replace(str(folder.path / self.name), self.name)
+            return self._default, reason if reason.startswith(self.name) else f"{self.name} cannot be read: {reason}"
 
 
 @dataclass(frozen=True)
@@ -210,6 +214,21 @@ class RunFolder:
                 raise RunError(f"{path} is not a run folder: it has no config.toml.{hint}", path=path)
         return RunFolder(path)
 
+    @staticmethod
+    def open_fleet(path: str | Path) -> "RunFolder":
+        """Return the folder of a fleet's run, which may be continued.
+
+        Raises:
+            RunError: The folder is missing, or is not of a fleet's run.
+        """
+        folder = RunFolder.open(path)
+        if not folder.has(NODES):
+            raise RunError(
+                f"{folder.path} is not a fleet's run; continue it with: fleetfit resume {folder.path}.",
+                path=folder.path,
+            )
+        return folder
+
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
         """Lock the folder for other processes during the block. The lock ends with the process.
@@ -304,6 +323,19 @@ class RunFolder:
             RunError: The file is missing or damaged.
         """
         return self.read("fleet.json", FleetRecord)
+
+    def read_planned_nodes(self) -> "list[NodeDescription]":
+        """Return the descriptions of the nodes that the levels of a fleet's run were planned for.
+
+        Raises:
+            RunError: The file is damaged.
+        """
+        from fleetfit.values.nodes import parse_node_description  # imports PyTorch
+
+        try:
+            return [parse_node_description(node) for node in self.json(NODES)["planned"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(f"{self.path / NODES} is damaged: {error}.", path=self.path / NODES) from None
 
     def read_summary(self) -> SummaryRecord:
         """Return the final numbers of a finished run.
@@ -505,7 +537,7 @@ class RunFolder:
         "environment.json", lambda self: self.read("environment.json", EnvironmentRecord), EnvironmentRecord()
     )
     fleet = StoredFile[FleetRecord | None]("fleet.json", read_fleet, None)
-    nodes = StoredFile("nodes.json", lambda self: self.read("nodes.json", NodesRecord), NodesRecord())
+    nodes = StoredFile(NODES, lambda self: self.read(NODES, NodesRecord), NodesRecord())
     rounds = StoredFile[Sequence[RoundRecord]](_METRICS, read_rounds, [])
     plan = StoredFile["Plan | None"]("plan.toml", read_plan, None)
     stored_summary = StoredFile[SummaryRecord | None](_SUMMARY, read_summary, None)

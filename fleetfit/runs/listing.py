@@ -122,9 +122,7 @@ def _list_names(folder: Path) -> set[str]:
 
 def _read_run(path: Path) -> RunInfo:
     folder, checkpoints = RunFolder(path).replace_contents(plan=None), list_checkpoints(path)  # its import is slow
-    problems = folder.find_problems("config.toml", "summary.json")
-    if not folder.is_finished:  # the numbers of a finished run are in its summary
-        problems += folder.find_problems("metrics.jsonl")
+    problems = folder.find_problems("config.toml", "metrics.jsonl", "summary.json")
     summary, rounds = folder.summary, folder.get_setting("rounds")
     if folder.config and type(rounds) is not int:
         problems += ("config.toml is damaged: it has no number of rounds",)

@@ -38,7 +38,6 @@ from fleetfit.api.comparison.plan import (
     make_tables,
 )
 from fleetfit.api.comparison.results import ResultsFile, Runs
-from fleetfit.api.metadata import CHANGED, Fingerprint, format_difference, read_fingerprint
 from fleetfit.api.progress import ComparisonProgress
 from fleetfit.api.results import Run, load
 from fleetfit.api.run import OnRound, prepare, run_remaining_rounds
@@ -50,8 +49,9 @@ from fleetfit.config.records import restore_records
 from fleetfit.errors import ConfigError, FleetFitError, NoUsableUpdates, RunError, refuse_on_windows, truncate
 from fleetfit.machine import PARENT
 from fleetfit.report.columns import ROUNDS, find_rounds_to, keep_best, make_accuracy_curve
-from fleetfit.runs import compute_checksums
-from fleetfit.runs.schema import TuningCandidate, TuningResult
+from fleetfit.runs.data import CHANGED, format_difference
+from fleetfit.runs.folder import compute_checksum
+from fleetfit.runs.schema import FingerprintRecord, TuningCandidate, TuningResult
 
 _ENGINES_WITH_WORKERS = ("processes", "ray")
 _STOP_S = 20.0  # between the interrupt of a process and its kill
@@ -125,7 +125,7 @@ class _FirstUse:
     """The first run of a section `[data]`, and the titles of runs with other data, by difference."""
 
     title: str
-    data: Fingerprint
+    data: FingerprintRecord
     others: dict[str, list[str]] = field(default_factory=dict)
 
 
@@ -138,7 +138,7 @@ class _DataCheck:
 
     def add(self, title: str, run: Run) -> str:
         """Add a run; return the difference from the first run with the same `[data]` as a sentence, or ""."""
-        data = read_fingerprint(run.files)
+        data = run.files.environment.data
         if data is None:
             return ""
         # the partition and the path of the encoded columns differ between runs
@@ -484,7 +484,7 @@ class _Task:
             return run
         table = {**tomllib.loads(run.files.text("config.toml")), "callbacks": experiment.callbacks}
         text = tomli_w.dumps({key: value for key, value in table.items() if key != "callbacks" or value})
-        environment = {**run.files.json("environment.json"), "sha256": compute_checksums({"config.toml": text})}
+        environment = {**run.files.json("environment.json"), "sha256": {"config.toml": compute_checksum(text)}}
         run.files.write("environment.json", json.dumps(environment, indent=2) + "\n")
         run.files.write("config.toml", text)
         return load(self.folder, **objects)

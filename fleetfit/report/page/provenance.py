@@ -109,7 +109,7 @@ def make_runs_provenance_section(rows: Sequence[RowRecord]) -> PageSection:
 
 
 def describe_machine(environment: EnvironmentRecord) -> dict[str, str]:
-    """Return the facts of `environment.json` by label. Folders of earlier versions have fewer."""
+    """Return the facts of `environment.json` by label."""
     cores, threads, commit = environment.processors, environment.threads, environment.git_commit
     machine = [
         environment.processor,

@@ -123,7 +123,7 @@ def _plot_costs(
 
 
 def _make_time_table(run: RunFolder) -> Table | None:
-    """Return the wall time of all rounds by activity; folders of earlier versions do not have it."""
+    """Return the wall time of all rounds by activity."""
     seconds = Counter[str]()
     for report in run.rounds:
         seconds.update(report.seconds_of)
