@@ -9,7 +9,6 @@ import functools
 import inspect
 import json
 import logging
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -141,7 +140,7 @@ class CallbackRunner:
         """Call `on_start`, and the hooks for those of the `done` rounds that a callback has missed."""
         if not self._callbacks:
             return
-        config = tomllib.loads(self._files.text("config.toml"))
+        config = self._files.read_config()
         for entry in list(self._callbacks):
             start = RunStart(self._files.path, self._title, self._group, copy.deepcopy(config), rounds, done)
             self._call(entry, "on_start", start)

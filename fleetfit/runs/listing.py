@@ -13,10 +13,9 @@ from typing import Any
 
 from fleetfit import files
 from fleetfit.errors import FleetFitError, RunError
-from fleetfit.runs import RUNS
+from fleetfit.runs import RUN_FILES, RUNS
 from fleetfit.runs.folder import RunFolder
 
-_RUN_FILES = {"plan.toml", "metrics.jsonl", "summary.json"}  # other programs have a config.toml, too
 _COMPARISON_FILES = {"results.json", "compare.json"}
 _MOST_FOLDERS = 4  # levels between the listed folder and a run; a comparison has three
 _MOST_CHARACTERS = 80  # of a name
@@ -109,7 +108,7 @@ def _iter_folders(root: Path, depth: int) -> Iterator[RunInfo]:
 
 
 def _is_run(names: set[str]) -> bool:
-    return bool(names & _RUN_FILES) or {"config.toml", "checkpoints"} <= names
+    return len(names & {*RUN_FILES, "checkpoints"}) > 1  # other programs have a config.toml, too
 
 
 def _list_names(folder: Path) -> set[str]:

@@ -10,19 +10,18 @@ from urllib.parse import quote
 from fleetfit.errors import truncate
 from fleetfit.report.page.blocks import Block, Fact, FactList, Fold, Link, Listing, PageSection, Sheet
 from fleetfit.report.text import Table
+from fleetfit.runs import RUN_FILES
 from fleetfit.runs.comparison import ComparisonRecord, RowRecord
 from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import EnvironmentRecord, FleetRecord
 
-_RUN_FILES = ("config.toml", "metrics.jsonl", "summary.json", "plan.toml", "fleet.json", "environment.json",
-              "nodes.json", "privacy.json", "secure.json", "plots")  # fmt: skip
 _COMPARISON_FILES = ("results.json", "table.csv", "table.md", "differences.json", "compare.json", "plots")
 _LONGEST = 500  # characters
 _MOST_MACHINES = 4
 _MOST_RUNS = 300
 
 
-def list_links(folder: Path, page: Path, names: Sequence[str] = _RUN_FILES) -> list[Link]:
+def list_links(folder: Path, page: Path, names: Sequence[str] = (*RUN_FILES, "plots")) -> list[Link]:
     """Return links to the existing files of a folder, relative to the page."""
     try:
         path = os.path.relpath(folder.resolve(), page.resolve().parent)
