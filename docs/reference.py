@@ -16,7 +16,6 @@ from fleetfit import names
 from fleetfit.cli import listing
 from fleetfit.cli.main import make_app
 from fleetfit.config.schema import Experiment, GroupSection, LevelSection, PartitionSection
-from fleetfit.data.partition import KINDS
 from fleetfit.values.local import OPTIMISERS, Constant, Cosine, Exponential, Step
 from fleetfit.values.section import OpenSection, Section, Unit
 
@@ -138,7 +137,8 @@ def keys_table(
 
 def partition_rows() -> Iterator[str]:
     """Yield a row for each key of a built-in kind of partition."""
-    for kind, function in KINDS.items():
+    for kind in names.KINDS["partitions"].modules:
+        function = names.resolve("partitions", kind)
         meanings = explained(function.__doc__ or "")
         for key, parameter in [*inspect.signature(function, eval_str=True).parameters.items()][3:]:
             default = "" if parameter.default is None else f"`{written(parameter.default)}`"
@@ -232,7 +232,8 @@ def built_in_page() -> str:
             rows += [f"| `{k}` | {f'`{d}`' if d else ''} | {said} |".replace("\\|", "|") for k, d, said in table.rows]
             parts += [f"### `{name}`", summary, "\n".join(rows) if table.rows else "No keys of its own."]
     parts += ["## Partitions", "Keys beside `data.partition.kind`."]
-    for name, function in KINDS.items():
+    for name in names.KINDS["partitions"].modules:
+        function = names.resolve("partitions", name)
         summary = " ".join(inspect.cleandoc(function.__doc__ or "").partition("\n\n")[0].split())
         parts += [f"### `{name}`", summary, function_keys(function, skip=3)]
     return "\n\n".join(parts) + "\n"

@@ -104,7 +104,7 @@ def _describe_unknown_key(
     if key in context:
         return f'does not take "{key}" here. {remedy}'
     hint = did_you_mean(key, (*keys, *hidden, *context))
-    if hint and hint == did_you_mean(key, context):
+    if hint and hint == did_you_mean(key, context.keys() - {*keys}):
         hint += f" {remedy}"
     return f'has no "{truncate(key)}"; it takes {", ".join(keys) or "nothing"}.{hint}'
 

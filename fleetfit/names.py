@@ -1,6 +1,6 @@
 """Names in a configuration become objects: the one place where a string decides what is imported.
 
-A built-in name is a row of `BUILT_IN`: `resolve("methods", "fedrolex")` is function `fedrolex` of module
+A built-in name is in the row of its kind in `KINDS`: `resolve("methods", "fedrolex")` is function `fedrolex` of module
 `fleetfit.methods.fedrolex`. A plug-in is `package.module:function` or `file.py:function`. Nothing else is ever
 imported; a run file that names a plug-in runs its code (see SECURITY.md).
 """
@@ -19,6 +19,7 @@ import traceback
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,20 +38,45 @@ def _list_modules(kind: str, names: str, tables: Mapping[str, str] | None = None
     return modules
 
 
-BUILT_IN: Mapping[str, Mapping[str, str]] = {
-    "methods": _list_modules("methods", (
+@dataclass(frozen=True)
+class Kind:
+    """A kind of component that a run file names.
+
+    Attributes:
+        keys: The dotted keys that take its names. Further keys of their sections are the component's.
+        modules: The module of each built-in name, which is a function or class in it.
+        context: Parameters that FleetFit passes.
+        shared: Keys of its section that fit any component.
+        example: A name, for messages.
+        noun: The kind in messages; its name by default.
+    """
+
+    keys: tuple[str, ...]
+    modules: Mapping[str, str] = field(default_factory=dict)
+    context: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    example: str = ""
+    noun: str = ""
+
+
+KINDS: Mapping[str, Kind] = {
+    "methods": Kind(("method.name",), _list_modules("methods", (
         "adaptivefl all_large decoupled depthfl exclusivefl fedavg feddf feddropout fedrolex fedsgd fleetfit heterofl "
         "inclusivefl reefl scalefl"
-    )),
-    "options": _list_modules("options", (
+    )), shared=("plus", "hooks"), example="scalefl"),
+    "options": Kind(("method.plus",), _list_modules("options", (
         "class_prior fedadam fedavgm feddyn fedprox fedyogi in_time krum lora_product outliers trimmed_mean"
-    )),
-    "selection": _list_modules("selection", "availability diversity loss rl size uniform"),
-    "attacks": _list_modules("attacks", (
+    ))),
+    "hooks": Kind(("method.hooks",)),
+    "selection": Kind(
+        ("cohort.choose",), _list_modules("selection", "availability diversity loss rl size uniform"),
+        noun="ways of client selection",
+    ),
+    "attacks": Kind(("attack.kind",), _list_modules("attacks", (
         "backdoor beyond_core false_budget false_level false_samples free_rider inner_product label_flip "
         "little_is_enough min_max noise sign_flip"
-    )),
-    "models": _list_modules("models", "bert cnn mlp msdnet resnet vgg16 vim vit", {
+    )), shared=("share", "among"), example="sign_flip"),
+    "models": Kind(("model.name",), _list_modules("models", "bert cnn mlp msdnet resnet vgg16 vim vit", {
         "bert": "bert_base bert_small bert_tiny",
         "fedavg_images": "fedavg_cifar_cnn fedavg_cnn mlp_2nn",
         "inverted": "efficientnet_b0 efficientnet_b4 mobilenetv2",
@@ -59,33 +85,39 @@ BUILT_IN: Mapping[str, Mapping[str, str]] = {
         "resnet": "resnet18 resnet20 resnet32 resnet34 resnet56 resnet110",
         "vim": "vim_ti",
         "vit": "deit_b deit_s deit_ti",
-    }),
-    "peft": _list_modules("peft", "frozen full lora parallel_adapter serial_adapter ssf"),
-    "data": _list_modules("data", "", {
+    }), context=("classes", "channels", "input_shape", "vocabulary", "padding"), example="cnn"),
+    "peft": Kind(
+        ("peft.name",), _list_modules("peft", "frozen full lora parallel_adapter serial_adapter ssf"),
+        context=("architecture",), example="lora", noun="ways of fine-tuning",
+    ),
+    "data": Kind(("data.name", "data.server.name"), _list_modules("data", "", {
         "files.arrays": "arrays", "files.images": "images", "files.plain_text": "plain_text", "files.sounds": "sounds",
         "files.table": "table", "files.text": "text", "sets.cifar": "cifar10 cifar100", "sets.digits": "digits",
         "sets.femnist": "femnist", "sets.imagenet": "imagenet", "sets.mnist": "fashion_mnist mnist",
         "sets.shakespeare": "shakespeare", "sets.short_texts": "ag_news sst2",
         "sets.speech_commands": "speech_commands", "sets.widar": "widar",
-    }),
-    "engines": _list_modules("engines", "flower local processes ray"),
-    "callbacks": _list_modules("callbacks", "tensorboard wandb"),
+    }), shared=("partition", "server"), example="digits"),
+    "partitions": Kind(
+        ("data.partition.kind",), _list_modules("data", "", {"partition": "iid dirichlet shards natural"}),
+        context=("data", "clients", "rng"), example="iid",
+    ),
+    "engines": Kind(
+        ("engine.name",), _list_modules("engines", "flower local processes ray"), context=("simulation",),
+        shared=("device", "speed", "precision", "memory_format", "compile", "features_bytes", "chosen"),
+        example="local",
+    ),
+    "callbacks": Kind(("callbacks",), _list_modules("callbacks", "tensorboard wandb"), context=("report",),
+                      example="tensorboard"),
+    "metrics": Kind(("evaluate.metrics",)),
 }  # fmt: skip
-"""The module of each built-in name, by kind; the name is a function or class in it."""
-_PLURALS = {"selection": "ways of client selection", "peft": "ways of fine-tuning"}
-_KEYS = {
-    "methods": "method.name", "options": "method.plus", "selection": "cohort.choose", "attacks": "attack.kind",
-    "models": "model.name", "peft": "peft.name", "data": "data.name", "engines": "engine.name",
-    "callbacks": "callbacks", "metrics": "evaluate.metrics",
-}  # fmt: skip
-"""The key of a run file that takes names of a kind."""
+"""The kinds of components by name: those of folders of the package, as `fleetfit list` takes them, and three more."""
 _MAX_LENGTH = 200  # characters of a name
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*", re.IGNORECASE)
 
 
 def list_names(kind: str) -> list[str]:
-    """Return the built-in names of a kind, sorted; the kinds are those of `BUILT_IN`."""
-    return sorted(BUILT_IN.get(kind, ()))
+    """Return the built-in names of a kind of `KINDS`, sorted."""
+    return sorted(KINDS[kind].modules)
 
 
 def match_name(kind: str, name: str) -> str:
@@ -111,13 +143,13 @@ def _simplify(name: str) -> str:
 
 def find_source(kind: str, name: str) -> Path:
     """Return the source file of a built-in name."""
-    path = PACKAGE_FOLDER.joinpath(*BUILT_IN[kind][name].split(".")[1:])
+    path = PACKAGE_FOLDER.joinpath(*KINDS[kind].modules[name].split(".")[1:])
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def import_home(kind: str, name: str) -> ModuleType:
     """Return the module of a built-in name."""
-    return importlib.import_module(BUILT_IN[kind][name])
+    return importlib.import_module(KINDS[kind].modules[name])
 
 
 def describe_entry(kind: str, name: str) -> str:
@@ -132,7 +164,7 @@ def resolve(kind: str, name: str, key: str | None = None) -> Callable[..., Any]:
     """Return the function of a name.
 
     Args:
-        kind: As in `BUILT_IN`, or one without built-in names, such as "hooks".
+        kind: As in `KINDS`.
         name: `identifier`, `package.module:function` or `file.py:function`.
         key: The key that has the name, for errors; None for the usual one of the kind.
 
@@ -144,7 +176,7 @@ def resolve(kind: str, name: str, key: str | None = None) -> Callable[..., Any]:
             raise ConfigError(f"a name in {kind} must be text, got {truncate(repr(name))}.")
         return _import_plug_in(kind, name) if ":" in name else _import_built_in(kind, name)
     except ConfigError as error:
-        error.key = error.key or key or _KEYS.get(kind)
+        error.key = error.key or key or KINDS[kind].keys[0]
         raise
 
 
@@ -163,7 +195,7 @@ def _import_built_in(kind: str, name: str) -> Callable[..., Any]:
         )
     if name not in names:
         raise ConfigError(
-            f'"{truncate(name)}" is not among the {_PLURALS.get(kind, kind)}: {", ".join(names)}.'
+            f'"{truncate(name)}" is not among the {KINDS[kind].noun or kind}: {", ".join(names)}.'
             f"{did_you_mean(name.replace('-', '_').lower(), names)}"
         )
     return typing.cast(Callable[..., Any], getattr(import_home(kind, name), name))

@@ -14,7 +14,6 @@ from tiny import plain, tiny_federation
 
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
-from fleetfit.config.dump import dump_section
 from fleetfit.config.trace import read_trace
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
@@ -390,7 +389,7 @@ def test_nobody_ever_there_who_can_take_part(tmp_path: Path) -> None:
     cannot = int(np.flatnonzero(assemble(weak).federation.level_of < 0)[0])
     path = write_csv(tmp_path, f"{cannot},0,4")
     with raises(ConfigError, "online", key="fleet.availability.trace"):
-        assemble(load_experiment(dump_section(weak, only_set=True), [f"fleet.availability.trace={path}"]))
+        assemble(load_experiment(weak, [f"fleet.availability.trace={path}"]))
     with raises(ConfigError, "online", key="fleet.availability.trace", path="trace.csv"):
         assemble(load_experiment({}, [*SMALL, f"fleet.availability.trace={write_csv(tmp_path)}"]))
 

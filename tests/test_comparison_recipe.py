@@ -14,7 +14,6 @@ from fleetfit.api.comparison import plan_comparison
 from fleetfit.api.comparison.plan import PlannedRun
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.method import build_method_spec
-from fleetfit.config.dump import fill_in_defaults
 from fleetfit.method import FEDAVG, build
 
 SMALL: dict[str, Any] = {
@@ -33,13 +32,13 @@ def plan_rows(*rows: dict[str, Any], overrides: tuple[str, ...] = (), **compare:
 
 def get_factors(run: PlannedRun) -> list[float]:
     """Return the factors on the learning rate of four rounds."""
-    schedule = fill_in_defaults(run.experiment).local.schedule
+    schedule = run.experiment.local.schedule
     return [schedule.factor_at(4, round) for round in range(4)]
 
 
 def get_step(run: PlannedRun) -> tuple[str, dict[str, Any]]:
     """Return the name of the function that steps the server, and its arguments."""
-    step = build(build_method_spec(fill_in_defaults(run.experiment))).step
+    step = build(build_method_spec(run.experiment)).step
     assert callable(step)
     return (step.func.__module__, step.keywords) if isinstance(step, partial) else (step.__module__, {})
 

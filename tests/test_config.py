@@ -10,14 +10,15 @@ import torch
 from pydantic import TypeAdapter
 from support import Expected, raises
 
-from fleetfit.config import Experiment, load_experiment, to_toml
+from fleetfit.api.run import run
+from fleetfit.config import Experiment, load, load_experiment, replace_keys, to_table, to_toml
 from fleetfit.config.assemble.fleet import compute_group_sizes
 from fleetfit.config.assemble.levels import format_ranges
 from fleetfit.config.assemble.run import assemble
 from fleetfit.config.dump import find_object_sections
-from fleetfit.config.load import parse_override
+from fleetfit.config.load import expand_sections, parse_override, resolve_paths
 from fleetfit.config.merge import merge_tables
-from fleetfit.config.parse import find_keys
+from fleetfit.config.parse import find_keys, parse_experiment
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, PlanError
 from fleetfit.method import Method, rebuild_problem
@@ -70,7 +71,8 @@ def test_words_lead_to_keys(word: str, keys: list[str]) -> None:
 def test_the_empty_file_is_fleetfit_on_digits() -> None:
     found = load_experiment()
     assert (found.method.name, found.data.name, found.model.name) == ("fleetfit", "digits", "cnn")
-    assert found == Experiment(local={"schedule": {"kind": "cosine", "minimum": 0.01}})  # the method's default
+    assert found == load_experiment(Experiment())
+    assert found.local.schedule.kind == "cosine" and found.method.settings["beta"] == 0.5, "the method's defaults"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +91,10 @@ def test_the_empty_file_is_fleetfit_on_digits() -> None:
         (['local.lr="fast"'], Expected("[local] lr", "'fast'", key="local.lr")),
         (["local.lr=nan"], Expected("[local] lr", "nan", key="local.lr")),
         (["local=3"], Expected("local", 3, key="local")),
-        (["local.schedule={at=[1]}"], Expected("[local] schedule", 'kind = "step"', key="local.schedule")),
+        (
+            ["method.name=fedavg", "local.schedule={at=[1]}"],
+            Expected("[local] schedule", 'kind = "step"', key="local.schedule"),
+        ),
         (["local.schedule.kind=stp"], Expected('"stp"', "cosine", '"step"', key="local.schedule")),
         (
             ["local.schedule={kind='step', at=[1], factr=2}"],
@@ -185,7 +190,7 @@ def test_wrong_keys_and_values(overrides: list[str], expected: Expected) -> None
             ),
         ),
         (["engine.name=cluster"], Expected('"cluster"', "processes", key="engine.name")),
-        (["data.partition.kind=dirichle"], Expected('"dirichlet"', key="data.partition.kind", kind=DataError)),
+        (["data.partition.kind=dirichle"], Expected('"dirichlet"', key="data.partition.kind")),
         (["data.partition.alfa=1"], Expected("dirichlet", '"alfa"', key="data.partition.alfa")),
         (["data.partition.alpha=x"], Expected("dirichlet: alpha", key="data.partition.alpha")),
         (["data.partition.kind=natural"], Expected("digits", key="data.partition.kind", kind=DataError)),
@@ -489,7 +494,8 @@ VIT = {"name": "vit", "hidden": 16, "depth": 4, "attention_heads": 2, "patch": 4
 def test_new_mode_drops_old_keys() -> None:
     base = {"model": VIT, "peft": {"name": "lora", "rank": 8}}
     assert load_experiment(base, ["peft.name=frozen"]).peft.settings == {}
-    assert load_experiment(base, ["peft.alpha=3.0"]).peft.settings == {"rank": 8, "alpha": 3.0}
+    changed = load_experiment(base, ["peft.alpha=3.0"]).peft.settings
+    assert (changed["rank"], changed["alpha"]) == (8, 3.0)
     assert load_experiment(base, peft="ssf").peft.name == "ssf"
 
 
@@ -572,5 +578,33 @@ def test_a_broken_method_fails_while_loading(body: str, tmp_path: Path) -> None:
     """A method that cannot be built would lose the defaults that it declares, and train with other values."""
     file = tmp_path / "broken_method.py"
     file.write_text(f"from fleetfit import Method\ndef broken():\n    {body}\n")
-    with raises(ConfigError, "7" if "7" in body else "penalty"):
+    with raises(ConfigError, "penalty" if "penalty" in body else file):
         load_experiment({"method": f"{file}:broken"})
+
+
+def test_parsing_opens_no_data(tmp_path: Path) -> None:
+    """The data at a path are looked at when defaults are filled in, and not where tables are resolved and validated."""
+    tables = resolve_paths({"data": {"path": "gone.zip"}, "method": "fedavg"}, tmp_path)
+    assert parse_experiment(expand_sections(tables)).data.name == "gone.zip"
+    with raises(DataError, "gone.zip"):
+        load_experiment(tables)
+
+
+def test_a_run_validates_its_configuration_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(load, "parse_experiment", lambda table: calls.append(table) or parse_experiment(table))
+    (tmp_path / "own.py").write_text("def follow(report):\n    pass\n")
+    changes = {"data": {"partition": {"clients": 4}}, "rounds": 1, "local": {"max_steps": 1}}
+    finished = run(changes, out=tmp_path / "run", callbacks=[f"{tmp_path / 'own.py'}:follow"], progress=False)
+    assert sum("data" in table for table in calls) == 1, "the other call is of the sections that make the method"
+    written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert written == to_table(finished.experiment) and len(written["callbacks"]) == 1
+
+
+def test_a_changed_experiment_has_the_defaults_of_the_change() -> None:
+    """What the user wrote stays; what FleetFit filled in for the old method, model and seed goes."""
+    first = load_experiment({"method": {"name": "fleetfit", "beta": 0.2}, "local": {"epochs": 3}, "seed": 1})
+    changed = replace_keys(first, {"method": {"name": "scalefl"}, "model": {"name": "char_lstm"}, "seed": 2})
+    assert changed == load_experiment({"method": "scalefl", "model": "char_lstm", "local": {"epochs": 3}, "seed": 2})
+    assert (changed.local.optimiser, changed.data.partition.seed) == ("adamw", 2)
+    assert load_experiment(first) is first

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 import fleetfit
-from fleetfit.data.partition import KINDS
+from fleetfit import names
 from fleetfit.method import FEDAVG, HOOKS, Method, hooks
 from fleetfit.method.building import DECLARED
 from fleetfit.values.section import Fraction, Section
@@ -98,7 +98,7 @@ def test_a_key_of_a_section_leads_to_its_keys() -> None:
 )
 def test_keys_of_a_partition_are_in_the_table_of_partitions(key: str, kind: str, default: object) -> None:
     part = (DOCS / "keys.md").read_text().partition("## `[data.partition]`")[2].partition("\n## ")[0]
-    assert inspect.signature(KINDS[kind]).parameters[key].default == default
+    assert inspect.signature(names.resolve("partitions", kind)).parameters[key].default == default
     [row] = [line for line in part.splitlines() if line.startswith(f"| `{key}` |")]
     assert json.dumps(default) in row and kind in row
 

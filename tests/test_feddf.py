@@ -511,7 +511,7 @@ def test_paths_are_seen_from_the_run_file(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('[data]\nserver = { name = "mine.py:load", folder = "here" }\n')
     server = load_experiment(tmp_path / "run.toml").data.server
     assert server is not None and server.name == f"{tmp_path / 'mine.py'}:load"
-    assert server.settings == {"folder": str(tmp_path / "here")}
+    assert server.settings["folder"] == str(tmp_path / "here")
 
 
 def test_a_run_that_is_stopped_and_resumed(tmp_path: Path) -> None:

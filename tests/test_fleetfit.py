@@ -20,7 +20,6 @@ import fleetfit as ff
 from fleetfit.aggregate import Aggregate
 from fleetfit.config import load_experiment, to_table
 from fleetfit.config.assemble.run import assemble
-from fleetfit.config.dump import fill_in_defaults
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
 from fleetfit.layout import State
@@ -224,8 +223,7 @@ def test_a_schedule_of_one_s_own_wins(schedule: dict[str, Any]) -> None:
 
 def test_a_record_with_options_in_their_place_has_no_momentum_and_no_tau() -> None:
     """Written out, both would be set; without them a resumed run is the same."""
-    experiment = load_experiment(merge_tables(TINY, {"method": {"name": "fleetfit", "plus": PLUS}}))
-    complete = fill_in_defaults(experiment)
+    complete = load_experiment(merge_tables(TINY, {"method": {"name": "fleetfit", "plus": PLUS}}))
     assert "tau" not in to_table(complete)["method"]
     assert (
         "momentum" not in to_table(complete)["method"] and to_table(complete)["method"]["plus"]["fedadam"]["lr"] == 0.1

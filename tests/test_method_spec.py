@@ -14,6 +14,7 @@ from tiny import plain, tiny_federation
 from torch import Tensor, nn
 
 from fleetfit.config import load_experiment, to_table
+from fleetfit.config.load import restore_experiment
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
@@ -281,7 +282,7 @@ def test_adapts_chain() -> None:
     log = adapted("adapting_a", "adapting_b", "adapting_c")
     assert log is not None and log.seed == 123
     log = adapted("adapting_b", name="fedsgd")
-    assert log is not None and (log.seed, log.local.batch_size) == (2, None)
+    assert log is not None and (log.seed, log.local.batch_size) == (2, "all")
     assert adapted("adapting_a", "declining", "adapting_b") is None
     assert adapted("declining", "adapting_b") is None
 
@@ -468,7 +469,7 @@ def test_defaults_of_a_method_go_with_it() -> None:
     experiment = load_experiment({"method": f"{HERE}:with_defaults"})
     assert load_experiment(experiment, ["method.name=fedavg"]).local.optimiser == "sgd"
     table = {**to_table(experiment), "local": {"lr": 0.25}}
-    assert load_experiment(table, is_complete=True).local.optimiser == "sgd"
+    assert restore_experiment(table).local.optimiser == "sgd"
 
 
 def test_a_default_that_no_run_file_has_is_refused() -> None:

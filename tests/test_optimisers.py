@@ -18,9 +18,8 @@ from fleetfit.config import load_experiment
 from fleetfit.config.assemble.levels import plan_levels
 from fleetfit.config.assemble.rounds import build_settings
 from fleetfit.config.assemble.run import assemble, assemble_fleet
-from fleetfit.config.load import parse_overrides
+from fleetfit.config.load import complete_experiment, parse_overrides
 from fleetfit.config.merge import merge_tables
-from fleetfit.config.parse import parse_experiment
 from fleetfit.cost import training_memory
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
@@ -155,12 +154,12 @@ def test_override_of_optimiser_drops_its_keys() -> None:
     """As those of a method or a data set do; what any optimiser has stays."""
     base = {"local": {"lr": 0.3, "momentum": 0.5, "weight_decay": 0.1, "epochs": 2, "schedule": {"kind": "cosine"}}}
     gone: list[str] = []
-    section = parse_experiment(
+    section = complete_experiment(
         merge_tables(base, parse_overrides(["local.optimiser=adamw", "local.eps=1e-6"]), dropped=gone)
     ).local
     assert (section.lr, section.weight_decay, section.eps, section.epochs) == (1e-3, 1e-2, 1e-6, 2)
     assert section.schedule.kind == "cosine" and gone == ["local.lr", "local.momentum", "local.weight_decay"]
-    sgd_section = parse_experiment(merge_tables(base, parse_overrides(["local.optimiser=sgd"]))).local
+    sgd_section = complete_experiment(merge_tables(base, parse_overrides(["local.optimiser=sgd"]))).local
     assert (sgd_section.lr, sgd_section.momentum) == (0.3, 0.5)
 
 

@@ -12,8 +12,7 @@ import pytest
 from fleetfit import names
 from fleetfit.api.comparison import plan_comparison
 from fleetfit.config.assemble.method import build_method_spec
-from fleetfit.config.load import resolve_paths
-from fleetfit.config.parse import parse_experiment
+from fleetfit.config.load import complete_experiment, resolve_paths
 from fleetfit.config.toml import read_toml
 from fleetfit.method import build, weigh_by_samples, weigh_equally
 
@@ -67,7 +66,7 @@ def experiments(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield every row in every setting, with its label."""
     table = resolve_paths(read_toml(path), path.parent)
     if "compare" not in table:
-        yield path.stem, parse_experiment(table)
+        yield path.stem, complete_experiment(table)
         return
     for entry in plan_comparison(path).runs:
         yield f"{entry.row}, {entry.setting}", entry.experiment

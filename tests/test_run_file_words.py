@@ -31,7 +31,7 @@ SMALL = ["data.name=tiny:tiny_data", "model.name=tiny:tiny", "data.partition.cli
         ("attack.kind = 7", Expected("[attack] kind", '"sign_flip"', 7, key="attack.kind")),
         ("attack.kind = { name = 'noise' }", Expected("[attack] kind", "{'name': 'noise'}", key="attack.kind")),
         ("attack.kind = ['noise']", Expected("[attack] kind", "['noise']", key="attack.kind")),
-        ("data.server.name = 3", Expected("[data] server.name", '"cifar100"', 3, key="data.server.name")),
+        ("data.server.name = 3", Expected("[data] server.name", '"digits"', 3, key="data.server.name")),
         ("method.name = ''", Expected("[method] name", '"scalefl"', "''", key="method.name")),
         (
             "data.partition.cliens = 3",
@@ -144,7 +144,11 @@ def test_an_override_is_one_key(text: str) -> None:
         load_experiment({}, [text])
 
 
-def test_an_override_may_name_a_quoted_key_and_a_section_by_its_name() -> None:
+def test_an_override_may_name_a_quoted_key_and_a_section_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.py").write_text("from fleetfit import Method\ndef option(x=1):\n    return Method()\n")
+    monkeypatch.chdir(tmp_path)
     found = load_experiment({}, ['method.plus."own.py:option".x=3', "model=resnet20"])
     assert found.method.plus == {f"{Path.cwd() / 'own.py'}:option": {"x": 3}}
     assert found.model.name == "resnet20"

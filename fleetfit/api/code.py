@@ -11,9 +11,9 @@ import torch
 
 from fleetfit import names
 from fleetfit.config import Experiment
-from fleetfit.config.dump import dump_section
 from fleetfit.errors import one_line
 from fleetfit.runs.folder import RunFolder
+from fleetfit.values.section import dump_section
 
 
 def compute_code_digests(experiment: Experiment) -> dict[str, str]:
@@ -22,7 +22,7 @@ def compute_code_digests(experiment: Experiment) -> dict[str, str]:
     A class of the running script has the digest of its own text: the rest of a script changes for other reasons.
     """
     digests: dict[str, str] = {}
-    stack: list[Any] = [dump_section(experiment, only_set=True)]
+    stack: list[Any] = [dump_section(experiment)]
     while stack:
         value = stack.pop()
         if isinstance(value, Mapping):

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from fleetfit import evaluate, inference, names
 from fleetfit.api.progress import RunLike
-from fleetfit.config import Assembly, Experiment, load_experiment
+from fleetfit.config import Assembly, Experiment
 from fleetfit.config.assemble.data import build_data
 from fleetfit.config.assemble.levels import find_counted_submodel
 from fleetfit.config.assemble.rounds import build_settings
 from fleetfit.config.assemble.run import assemble
-from fleetfit.config.detect import detect_data_source
-from fleetfit.config.dump import dump_with_defaults
+from fleetfit.config.detect import detect_data
+from fleetfit.config.dump import dump_experiment
+from fleetfit.config.load import restore_experiment
 from fleetfit.cost import submodel_cost
 from fleetfit.data import AbsentData, Data
 from fleetfit.data.files.arrays import prepare_arrays, read_arrays_like
@@ -238,7 +239,7 @@ def load_other_data(run: TrainedRun, name: str, halves: bool = False) -> Data:
     settings = {} if isinstance(run.assembly.data, DataDescription) else run.experiment.data.settings
     label = {"label": settings["label"]} if "label" in settings else {}  # distinguishes texts from a table
     _check_source(name)
-    section = detect_data_source({"name": name, **label}, Path.cwd(), "--data")
+    section = detect_data({"name": name, **label}, "--data")
     if section.get("name") == name:
         data = call_factory(names.resolve("data", name), name, "--data", {})
         if not isinstance(data, Data):
@@ -402,13 +403,13 @@ def _load_evaluation_data(run: TrainedRun, section: Any) -> Data | None:
         _check_source(name)
         if (data := _read_new_samples(run, name)) is not None:
             return data
-    if not isinstance(name, str) or detect_data_source({"name": name}, Path.cwd()).get("name") == name:
+    if not isinstance(name, str) or detect_data({"name": name}).get("name") == name:
         return None
     return load_other_data(run, name)
 
 
 def _change_experiment(run: TrainedRun, sections: Mapping[str, Any]) -> Experiment:
-    return load_experiment(dump_with_defaults(run.experiment), is_complete=True, **sections)
+    return restore_experiment(dump_experiment(run.experiment), **sections)
 
 
 def _evaluate_on(run: TrainedRun, experiment: Experiment, data: Any) -> dict[str, Any]:

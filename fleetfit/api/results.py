@@ -14,11 +14,12 @@ from fleetfit.api.callbacks import NamedCallback, make_callbacks
 from fleetfit.api.code import find_code_changes
 from fleetfit.api.commands import format_resume
 from fleetfit.api.progress import Display, ProgressOption, RoundFacts, format_html, open_display
-from fleetfit.config import Assembly, Experiment, load_experiment
+from fleetfit.config import Assembly, Experiment
 from fleetfit.config.assemble.data import build_data
 from fleetfit.config.assemble.run import assemble, assemble_fleet, assemble_without_data
 from fleetfit.config.detect import wrap_in_memory_data
 from fleetfit.config.dump import find_object_sections
+from fleetfit.config.load import restore_experiment
 from fleetfit.data import AbsentData, Data, DataInMemory
 from fleetfit.data.files.folders import resolve_folder
 from fleetfit.errors import COMMAND, ConfigError, FleetFitError, RunError, did_you_mean
@@ -511,7 +512,7 @@ def load(folder: str | Path, **sections: Any) -> Run:
             key=missing[0],
             path=files.path,
         )
-    experiment = load_experiment(table, is_complete=True, **sections)
+    experiment = restore_experiment(table, **sections)
     _warn_of_edits(files, experiment)
     return Run(files, experiment)
 

@@ -34,8 +34,7 @@ from fleetfit.config.assemble.model import build_problem, find_derived
 from fleetfit.config.assemble.run import assemble
 from fleetfit.config.assemble.trust import SECURE_FILE, format_secure_file, resume_secure_run
 from fleetfit.config.assembly import UnusedKey
-from fleetfit.config.dump import fill_in_defaults
-from fleetfit.config.records import replace_callbacks
+from fleetfit.config.load import add_callbacks
 from fleetfit.data import AbsentData, Data, class_counts
 from fleetfit.derivation import DerivedArchitecture, prove_layout
 from fleetfit.errors import ConfigError, MissingExtra, RunError
@@ -135,7 +134,7 @@ def resume(
         return old_run
     if isinstance(old_run.assembly.data, AbsentData):
         raise old_run.assembly.data.make_error()
-    old_run._callbacks = make_callbacks([*old_run.experiment.callbacks, *_parse_callbacks(entries)], objects)
+    old_run._callbacks = make_callbacks(add_callbacks(old_run.experiment, entries).callbacks, objects)
     with open_display(progress, old_run.folder) as display:
         display.say("Preparing the data, the model and its levels.")
         if progress is False:  # a display shows all notes
@@ -238,12 +237,12 @@ def check_requested_keys(unused: Iterable[UnusedKey], experiment: Experiment) ->
 
     Args:
         unused: The keys that the run does not use.
-        experiment: The experiment before defaults were filled in.
+        experiment: The experiment.
 
     Raises:
         ConfigError: There is such a key.
     """
-    overrides = experiment.overrides.keys
+    overrides = experiment.request.overrides
     for one in unused:
         if one.key.startswith(_CONTRADICTIONS) or any(is_related_key(one.key, key) for key in overrides):
             raise ConfigError(f"{one} Leave it out.", key=one.key)
@@ -257,10 +256,10 @@ def is_related_key(key: str, other: str) -> bool:
 def dropped_key_notes(experiment: Experiment) -> list[str]:
     """Return notes on a default model, and on keys that were dropped because an override replaced their component."""
     by_section: dict[str, list[str]] = {}
-    for key in experiment.overrides.dropped:
+    for key in experiment.request.dropped:
         section, _, inner = key.partition(".")
         by_section.setdefault(section, []).append(inner)
-    model = experiment.overrides.model
+    model = experiment.request.model
     notes = [f'The model is "{model}", chosen for the data. Set [model] name for another.'] if model else []
     return notes + [
         f"[{section}] {', '.join(keys)} of the run file: dropped, because an override names another component."
@@ -288,12 +287,11 @@ def prepare(
     """
     check_single_run(experiment, "run")
     entries, objects = split_callbacks(callbacks)
-    requested = replace_callbacks(experiment, [*experiment.callbacks, *_parse_callbacks(entries)])
-    experiment = fill_in_defaults(requested)
+    experiment = add_callbacks(experiment, entries)
     if experiment.start:
         RunFolder.open(experiment.start)
     assembly = assemble(experiment, say=say)
-    check_requested_keys(assembly.unused, requested)
+    check_requested_keys(assembly.unused, experiment)
     named_callbacks = make_callbacks(experiment.callbacks, objects)
     engine = assembly.engine()  # before the folder, so that a missing device leaves no files
     try:
@@ -305,10 +303,6 @@ def prepare(
     except BaseException:
         engine.close()
         raise
-
-
-def _parse_callbacks(entries: Sequence[Any]) -> list[Any]:
-    return load_experiment({"callbacks": list(entries)}).callbacks
 
 
 _verified: "weakref.WeakSet[Assembly]" = weakref.WeakSet()

@@ -1,25 +1,78 @@
-"""Resolve names in an experiment to functions, check the keys of their sections, and call them."""
+"""The components that an experiment names: list them, resolve their names, check their keys, and call them."""
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from fleetfit import names
 from fleetfit.config.schema import Experiment
 from fleetfit.data import DataInMemory
-from fleetfit.data.partition import KINDS
 from fleetfit.errors import ConfigError, FleetFitError, truncate
 from fleetfit.factories import call_factory
+from fleetfit.values.section import OpenSection, get_value
+
+
+class Component(NamedTuple):
+    """A component that an experiment names.
+
+    Attributes:
+        kind: One of `fleetfit.names.KINDS`.
+        key: Dotted key of the name.
+        path: Dotted key of the table with its settings.
+        name: The name, or an object in its place.
+        settings: Its own keys.
+        fields: Further keys of the table.
+    """
+
+    kind: str
+    key: str
+    path: str
+    name: Any
+    settings: Mapping[str, Any] = {}
+    fields: tuple[str, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """The table in messages, such as "[data] server"."""
+        section, _, inner = self.path.partition(".")
+        return "callbacks:" if section == "callbacks" else f"[{section}] {inner}".rstrip()
+
+
+def list_components(experiment: Experiment) -> Iterator[Component]:
+    """Yield the components of an experiment. Of partitions, only the built-in kinds have keys to check."""
+    for kind, row in names.KINDS.items():
+        for key in row.keys:
+            path, _, last = key.rpartition(".")
+            section, value = get_value(experiment, path), get_value(experiment, key)
+            if isinstance(section, OpenSection) and last in ("name", "kind"):
+                if not ((kind == "attacks" and value is None) or (kind == "partitions" and ":" in value)):
+                    yield Component(kind, key, path, value, section.settings, tuple(type(section).model_fields))
+            elif kind in ("options", "hooks"):
+                for name, inner in (value or {}).items():
+                    own = f"{key}.{name}"
+                    yield Component(kind, own, own, *((name, inner) if kind == "options" else (inner,)))
+            elif isinstance(value, list):
+                yield from (_read_entry(kind, f"{key}.{index}", entry) for index, entry in enumerate(value))
+            elif value is not None:
+                yield _read_entry(kind, key, value)
+
+
+def _read_entry(kind: str, key: str, entry: Any) -> Component:
+    """Return the component of a name, or of a table with a name and keys."""
+    if not isinstance(entry, Mapping):
+        return Component(kind, key, key, entry)
+    settings = {name: value for name, value in entry.items() if name != "name"}
+    return Component(kind, f"{key}.name", key, entry.get("name"), settings)
 
 
 def find_function(kind: str, name: Any, where: str = "") -> tuple[Callable[..., Any], str]:
     """Return the function of a name (or the object in its place), and its label in messages.
 
     Args:
-        kind: Kind of the name, as in `fleetfit.names.BUILT_IN`.
+        kind: Kind of the name, as in `fleetfit.names.KINDS`.
         name: The name, or an object.
         where: The section, for the key of an error, such as "[data] server".
     """
@@ -48,7 +101,7 @@ def build_component(kind: str, name: Any, where: str, settings: Mapping[str, Any
     """Call the function of a name with the keys of its section.
 
     Args:
-        kind: Kind of the name, as in `fleetfit.names.BUILT_IN`.
+        kind: Kind of the name, as in `fleetfit.names.KINDS`.
         name: The name, or an object that replaces it.
         where: The section in messages, such as "[data] server".
         settings: Keys of the section that belong to the function.
@@ -65,46 +118,33 @@ def build_component(kind: str, name: Any, where: str, settings: Mapping[str, Any
         raise ConfigError(f"{where} {label} {names.describe_failure(error)}.", key="model.name") from error
 
 
-_UNLISTED = ("name", "partition", "server", "chosen")
-"""Keys left out of "valid keys" hints."""
+_HIDDEN = ("name", "partition", "server", "chosen")
+"""Keys left out of "valid keys" hints, but suggested."""
+_CHECKED_ELSEWHERE = ("methods", "options", "hooks", "selection", "attacks")
+"""Kinds that a run builds before it loads data."""
 
 
 def check_keys(experiment: Experiment) -> None:
     """Check the free keys of model, data, engine, partition, metrics and callbacks without calling functions."""
-    context = dict.fromkeys(("classes", "channels", "input_shape", "vocabulary", "padding"))
-    sections: list[tuple[str, str, Any, dict[str, Any]]] = [
-        ("engines", "[engine]", experiment.engine, {"simulation": None}),
-        ("models", "[model]", experiment.model, context),
-        ("peft", "[peft]", experiment.peft, {"architecture": None}),
-        ("data", "[data]", experiment.data, {}),
-        ("data", "[data] server", experiment.data.server or experiment.data, {}),
-    ]
-    for kind, where, section, further in sections:
-        if is_factory(section.name):
-            function, label = find_function(kind, section.name, where)
-            field_names = [key for key in type(section).model_fields if key not in _UNLISTED]
-            hidden = [key for key in type(section).model_fields if key in _UNLISTED and key != "chosen"]
-            field_names += ["path"] if where == "[data]" else []
-            if isinstance(section.name, DataInMemory):
-                further = dict(section.name.values)
-            call_factory(
-                make_signature_stub(function), label, where, section.settings, own=field_names, hidden=hidden, **further
-            )
-        elif section.settings:
-            key, section_name = next(iter(section.settings)), where.replace("[", "").replace("] ", ".").replace("]", "")
+    for one in list_components(experiment):
+        if one.kind in _CHECKED_ELSEWHERE or one.kind == "metrics":
+            continue
+        if one.kind == "callbacks":
+            _check_report(one)
+        if is_factory(one.name):
+            function, label = find_function(one.kind, one.name, one.where)
+            in_memory = isinstance(one.name, DataInMemory)
+            context = dict(one.name.values) if in_memory else dict.fromkeys(names.KINDS[one.kind].context)
+            own = [key for key in one.fields if key not in _HIDDEN] + ["path"] * (one.path == "data")
+            hidden = [key for key in one.fields if key in _HIDDEN]
+            stub = make_signature_stub(function)
+            call_factory(stub, label, one.where, one.settings, own=own, hidden=hidden, **context)
+        elif one.settings:
+            key = next(iter(one.settings))
             raise ConfigError(
-                f"{where} {key}: an object takes no keys. Set them on the object.",
-                key=f"{section_name}.{key}",
+                f"{one.where} {key}: an object takes no keys. Set them on the object.", key=f"{one.path}.{key}"
             )
     _check_metrics(experiment.evaluate.metrics)
-    for index, entry in enumerate(experiment.callbacks):
-        _check_callback({"name": entry} if isinstance(entry, str) else dict(entry), f"callbacks.{index}")
-    partition = experiment.data.partition
-    if partition.kind in KINDS:
-        further = {"data": None, "clients": None, "rng": None}
-        function = make_signature_stub(KINDS[partition.kind])
-        field_names = list(type(partition).model_fields)
-        call_factory(function, partition.kind, "[data] partition", partition.settings, own=field_names, **further)
 
 
 def _check_metrics(metrics: list[str]) -> None:
@@ -125,22 +165,22 @@ def _check_metrics(metrics: list[str]) -> None:
         )
 
 
-def _check_callback(table: dict[str, Any], key: str) -> None:
-    function, label = find_function("callbacks", table.pop("name"))
+def _check_report(callback: Component) -> None:
+    """Refuse a function that is neither called with a report nor makes a callback from its keys."""
+    function, label = find_function("callbacks", callback.name)
     first = next(iter(inspect.signature(function).parameters.values()), None)
     if (
         inspect.isfunction(function)
         and first is not None
         and first.default is inspect.Parameter.empty
         and first.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-        and first.name not in ("report", *table)
+        and first.name not in ("report", *callback.settings)
     ):
         raise ConfigError(
             f'callbacks: {label} needs "{first.name}". A function to call after each round takes `report` first. Any '
             "other function makes a callback from its keys.",
-            key=f"{key}.{first.name}",
+            key=f"{callback.path}.{first.name}",
         )
-    call_factory(make_signature_stub(function), label, "callbacks:", table, report=None)
 
 
 def make_signature_stub(function: Callable[..., Any]) -> Callable[..., Any]:

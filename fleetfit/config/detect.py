@@ -1,4 +1,4 @@
-"""Defaults of short run files: the data set for a path or for data in memory, and a model for the data."""
+"""Find the data of a short run file: the data set at a path or in memory, and a model and an optimiser for the data."""
 
 import contextlib
 import inspect
@@ -24,10 +24,10 @@ _SMALL_BERT = {"name": "bert", "hidden": 128, "layers": 4, "attention_heads": 4,
 # ---- the data at a path ----------------------------------------------------------------------------------------------
 
 
-def detect_data_source(section: Mapping[str, Any], folder: Path, where: str = "[data]") -> Table:
-    """Return the keys of `[data]`, with `path` replaced by a data set's name and keys.
+def resolve_data(section: Mapping[str, Any], folder: Path, where: str = "[data]") -> Table:
+    """Return the keys of `[data]` with an absolute path. Without a name, the path is the name.
 
-    A name that looks like a path, and is not the name of a data set, is a path.
+    A name that looks like a path, and is not the name of a data set, is a path. Nothing is opened.
 
     Args:
         section: The section.
@@ -35,8 +35,7 @@ def detect_data_source(section: Mapping[str, Any], folder: Path, where: str = "[
         where: The section, for messages.
 
     Raises:
-        ConfigError: The path is not a string, or the named data set reads no files.
-        DataError: The path is missing, or its format is unknown.
+        ConfigError: The path is not a string.
     """
     table = dict(section)
     name, path = table.get("name"), table.get("path")
@@ -47,18 +46,42 @@ def detect_data_source(section: Mapping[str, Any], folder: Path, where: str = "[
     key = {"[data]": "data.path", "[data] server": "data.server.path"}.get(where)
     if not isinstance(path, str | Path) or not str(path):
         raise ConfigError(f"{where} path: should be a path in quotes, got {truncate(repr(path))}.", key=key)
-    table.pop("path", None)
     absolute = resolve_path(str(path), folder, f"{where} path", key)
     location = str(absolute) if path_exists(absolute) else str(path)  # the data set may look in FLEETFIT_DATA
-    if name is not None:
+    if name is not None or ":" in location:
+        return {**table, "path": location}
+    table.pop("path", None)
+    return {"name": location if _is_path(location, folder) else f"./{location}", **table}
+
+
+def detect_data(section: Mapping[str, Any], where: str = "[data]") -> Table:
+    """Return the keys of `[data]` with a data set's name and keys in place of a path. The data are opened.
+
+    Args:
+        section: The section, as `resolve_data` returns it.
+        where: The section, for messages.
+
+    Raises:
+        ConfigError: The named data set reads no files.
+        DataError: The path is missing, or its format is unknown.
+    """
+    table = resolve_data(section, Path.cwd(), where)
+    name, path = table.get("name"), table.get("path")
+    if name is None and path is not None:
+        name, path = table.pop("path"), None
+    elif not isinstance(name, str) or ":" in name or (path is None and not _is_path(name, Path.cwd())):
+        return table
+    if path is not None:
         parameters = inspect.signature(names.resolve("data", name)).parameters
         location_key = next((key for key in ("folder", "file") if key in parameters), None)
         if location_key is None:
+            key = {"[data]": "data.path", "[data] server": "data.server.path"}.get(where)
             raise ConfigError(f"{where} path: {name} reads no files. Leave out path or name.", key=key)
-        return {location_key: location, **table}
+        return {location_key: path, **{key: value for key, value in table.items() if key != "path"}}
     from fleetfit.data.files.detect import detect_format
 
-    detected = detect_format(location, table)
+    table.pop("name", None)
+    detected = detect_format(name, table)
     partition = table.get("partition")
     if isinstance(partition, Mapping):  # the section's kind wins over the detected one
         table["partition"] = {**detected.get("partition", {}), **partition}

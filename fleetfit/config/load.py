@@ -1,25 +1,38 @@
 """Load an `Experiment` from a run file, overrides and keyword arguments, in one pass.
 
-The steps: read the run file, resolve its paths, merge overrides and keywords (`fleetfit.config.merge`), and validate
-the tables (`fleetfit.config.parse`). Overrides and keywords are merged with each other first, so their order does not
+The steps: read the run file, resolve its paths, merge overrides and keywords (`fleetfit.config.merge`), fill in the
+defaults that depend on data, model and method, and validate the tables (`fleetfit.config.parse`). Only filling in
+opens data (`fleetfit.config.detect`). Overrides and keywords are merged with each other first, so their order does not
 matter. Nodes' configurations and groups of a run file may name budget files, which `fleetfit profile` writes.
 """
 
+import contextlib
+import functools
+import inspect
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pydantic
 
 from fleetfit import files, names
-from fleetfit.config.detect import detect_data_source, wrap_in_memory_data
-from fleetfit.config.dump import dump_section
+from fleetfit.config.assemble.method import build_method_spec
+from fleetfit.config.components import list_components
+from fleetfit.config.detect import (
+    choose_layout,
+    choose_model,
+    choose_partition,
+    choose_training,
+    detect_data,
+    resolve_data,
+    sets_client_count,
+    wrap_in_memory_data,
+)
 from fleetfit.config.merge import CHOOSERS, Table, deep_merge, list_keys, merge_tables
-from fleetfit.config.parse import parse_experiment, parse_section
-from fleetfit.config.schema import Experiment
+from fleetfit.config.parse import check_callbacks, parse_experiment, parse_section
+from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
 from fleetfit.config.toml import (
     DEEPEST,
     check_paths,
@@ -30,10 +43,11 @@ from fleetfit.config.toml import (
     read_toml,
     resolve_path,
 )
-from fleetfit.data.partition import KINDS
-from fleetfit.errors import COMMAND, ConfigError, truncate
+from fleetfit.errors import COMMAND, ConfigError, FleetFitError, truncate
+from fleetfit.method import build, find_replaced_parameters
 from fleetfit.profiles import PROFILES
-from fleetfit.values.section import NotNegative, Positive, Section, Unit
+from fleetfit.values.local import OPTIMISERS
+from fleetfit.values.section import NotNegative, Positive, Section, Unit, dump_section, replace_key
 
 # ---- a budget file -------------------------------------------------------------------------------------------------
 
@@ -106,39 +120,99 @@ def _suggest_command(folder: Path) -> str:
 def load_experiment(
     source: str | Path | Mapping[str, Any] | Experiment | None = None,
     overrides: Sequence[str] = (),
-    is_complete: bool = False,
     **keywords: Any,
 ) -> Experiment:
-    """Load the description of a run: read, resolve paths, merge, validate.
+    """Load the description of a run with every default: read, resolve paths, merge, complete, validate.
 
     Args:
         source: A run file, its tables, or an `Experiment`; the defaults if left out. The file's name is the default
             name of the run.
         overrides: `a.b=c`, with the value in TOML's notation or as text. They win over the source.
-        is_complete: Whether the tables already hold every default, as those of a run folder do.
         **keywords: Whole sections or single keys of the top level, which win over both. Objects may replace names:
             `model=MyArchitecture()`.
 
     Raises:
         ConfigError: A file, an override or a keyword is wrong.
+        DataError: The data at a path are missing, or of an unknown format.
     """
-    working_folder, folder = Path.cwd(), Path.cwd()
+    working_folder = Path.cwd()
+    check_values(keywords)
+    change = deep_merge(parse_overrides(overrides), resolve_paths(expand_sections(keywords), working_folder))
+    if isinstance(source, Experiment):
+        return source if source._request and not change else replace_keys(source, change)
     if isinstance(source, str | Path):
         table, folder = read_run_file(source), find_base_folder(source)
-    elif isinstance(source, Experiment):
-        table = dump_section(source, only_set=True)
+        table = table if table.get("name") else {**table, "name": Path(source).stem}
     else:
-        table = dict(source or {})
+        table, folder = dict(source or {}), working_folder
         check_values(table)
-    check_values(keywords)
-    base = resolve_paths(expand_sections(table), folder)
-    change = deep_merge(parse_overrides(overrides), resolve_paths(expand_sections(keywords), working_folder))
+    return _merge(resolve_paths(expand_sections(table), folder), change)
+
+
+def replace_keys(experiment: Experiment, change: Mapping[str, Any]) -> Experiment:
+    """Return an experiment with a change of what its user wrote. Defaults that depend on it follow.
+
+    Args:
+        experiment: The experiment.
+        change: Tables with absolute paths (`resolve_paths`). They win.
+
+    Raises:
+        FleetFitError: As `load_experiment`.
+    """
+    return _merge(experiment.request.tables, change)
+
+
+def _merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> Experiment:
     dropped: list[str] = []
-    experiment = parse_experiment(merge_tables(base, change, dropped=dropped), is_complete)
-    if isinstance(source, str | Path) and not experiment.name:
-        experiment = experiment.model_copy(update={"name": Path(source).stem})
-    experiment._overrides = replace(experiment.overrides, keys=tuple(list_keys(change)), dropped=tuple(dropped))
+    experiment = complete_experiment(merge_tables(base, change, dropped=dropped))
+    experiment._request = experiment.request._replace(overrides=tuple(list_keys(change)), dropped=tuple(dropped))
     return experiment
+
+
+def complete_experiment(tables: Mapping[str, Any]) -> Experiment:
+    """Return the experiment of what a user wrote: complete its tables and validate them, once.
+
+    Args:
+        tables: Tables with absolute paths (`resolve_paths`).
+
+    Raises:
+        FleetFitError: As `load_experiment`.
+    """
+    complete, model = fill_in_defaults(tables)
+    try:
+        experiment = parse_experiment(complete)
+    except ConfigError as error:
+        if error.key not in {*list_keys(complete)} - {*list_keys(tables)}:
+            raise
+        raise ConfigError(
+            f"a default that the method declares does not fit: {error}", key=error.key, path=error.path
+        ) from None
+    experiment._request = experiment.request._replace(tables=tables, model=model)
+    return fill_in_parameters(experiment)
+
+
+def restore_experiment(tables: Mapping[str, Any], **sections: Any) -> Experiment:
+    """Return the experiment of tables that have every default, as those of a run folder. Nothing is filled in.
+
+    Args:
+        tables: The tables.
+        **sections: Objects in place of names, and whole sections.
+
+    Raises:
+        ConfigError: A key is unknown, or a value has a wrong type or is out of range.
+    """
+    return parse_experiment(merge_tables(tables, resolve_paths(expand_sections(sections), Path.cwd())))
+
+
+def add_callbacks(experiment: Experiment, entries: Sequence[Any]) -> Experiment:
+    """Return the experiment with further callbacks: names and tables, as in a run file in the working folder.
+
+    Raises:
+        ConfigError: One is neither.
+    """
+    check_callbacks(entries)
+    further = _resolve_names("callbacks", list(entries), Path.cwd())
+    return replace_key(experiment, "callbacks", [*experiment.callbacks, *further])
 
 
 def parse_overrides(overrides: Sequence[str]) -> Table:
@@ -199,18 +273,105 @@ def _parse_value(text: str) -> Any:
     return table["value"] if len(table) == 1 else text
 
 
+# ---- defaults ------------------------------------------------------------------------------------------------------
+
+
+def fill_in_defaults(tables: Mapping[str, Any]) -> tuple[Table, str]:
+    """Return tables with the defaults for their data, model and method, and the name of a model chosen for the data.
+
+    The sections are not validated yet, so each may be of any type.
+
+    Raises:
+        DataError: The data at a path are missing, or of an unknown format.
+        ConfigError: `[method]` or `[cohort]` is wrong, or the method cannot be built.
+    """
+    tables, chosen = dict(tables), ""
+    data, model, local = tables.get("data"), tables.get("model", {}), tables.get("local", {})
+    if isinstance(data, Mapping):
+        data = detect_data(data)
+        if isinstance(data.get("server"), Mapping):
+            server = detect_data(data["server"], "[data] server")
+            data["server"] = {k: v for k, v in server.items() if k != "partition" or k in data["server"]}
+        if isinstance(model, Mapping):
+            data = choose_partition({**data, **choose_layout(data, model)})
+            if "name" not in model and (default := choose_model(data)):
+                tables["model"], chosen = {**default, **model}, default["name"]
+        tables["data"] = data
+    model = tables.get("model", {})
+    if isinstance(model, Mapping) and isinstance(local, Mapping) and not local.keys() & _SHOW_OPTIMISER:
+        tables["local"] = {**choose_training(model), **local}
+    return _fill_in_method_defaults(tables), chosen
+
+
+_SHOW_OPTIMISER = {"optimiser", *(OPTIMISERS["sgd"].keys() - OPTIMISERS["adamw"].keys())}
+
+
+def _fill_in_method_defaults(tables: Table) -> Table:
+    """Return the tables merged into the defaults that their method declares (`Method.defaults`)."""
+    sections = {key: value for key, value in tables.items() if key in ("method", "cohort")}
+    with names.explain_plug_ins():
+        defaults = dict(build(build_method_spec(parse_experiment(sections))).defaults)
+    cohort = tables.get("cohort", {})
+    if isinstance(cohort, Mapping) and cohort.keys() & {"fraction", "count"}:  # a run takes one of the two
+        defaults = {key: value for key, value in defaults.items() if key not in ("cohort.fraction", "cohort.count")}
+    base: Table = {}
+    for key, value in defaults.items():
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        base = deep_merge(base, value)
+    return merge_tables(base, tables) if base else tables
+
+
+_WITHOUT_DEFAULTS = ("hooks", "selection", "callbacks", "metrics")
+"""Kinds whose own keys an experiment leaves out, unless they are set."""
+
+
+def fill_in_parameters(experiment: Experiment) -> Experiment:
+    """Return the experiment with the defaults of its named functions, its partition and its cohort.
+
+    Raises:
+        ConfigError: A name is unknown.
+    """
+    replaced: set[str] = set()
+    with contextlib.suppress(FleetFitError):  # assembling the run raises it
+        replaced = find_replaced_parameters(build_method_spec(experiment))
+    for one in list_components(experiment):
+        if one.kind in _WITHOUT_DEFAULTS or not isinstance(one.name, str):
+            continue
+        skip = {*names.KINDS[one.kind].context, *one.settings, *(replaced if one.kind == "methods" else ())}
+        defaults = {
+            key: list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
+            for key, parameter in inspect.signature(names.resolve(one.kind, one.name, one.key)).parameters.items()
+            if key not in skip and _has_value(parameter.default)
+        }
+        for key, value in defaults.items():
+            experiment = replace_key(experiment, f"{one.path}.{key}", value)
+    partition, is_sized = experiment.data.partition, sets_client_count(experiment.data.name)
+    is_open = experiment.cohort.count is None and experiment.cohort.fraction is None
+    if is_open and (partition.clients is not None or not is_sized):
+        experiment = replace_key(experiment, "cohort.fraction", FRACTION)
+    if ":" not in partition.kind:
+        if partition.seed is None:
+            experiment = replace_key(experiment, "data.partition.seed", experiment.seed)
+        if partition.clients is None and partition.kind != "natural" and not is_sized:
+            experiment = replace_key(experiment, "data.partition.clients", CLIENTS)
+    return experiment
+
+
+def _has_value(default: Any) -> bool:
+    """Return whether TOML can hold a parameter's default."""
+    values = default if isinstance(default, list | tuple) else [default]
+    return default not in ("", ()) and all(isinstance(value, bool | int | float | str) for value in values)
+
+
 # ---- paths and names in a run file ---------------------------------------------------------------------------------
 
-_KINDS = {"data.name": "data", "data.server.name": "data", "model.name": "models", "peft.name": "peft",
-          "method.name": "methods", "engine.name": "engines", "cohort.choose": "selection",
-          "attack.kind": "attacks"}  # fmt: skip
-"""Kind of the name at each key that has one."""
 _DATA_FILES = ("folder", "file", "tokenizer", "columns")
 """Keys of a data set that name files."""
 
 
 def resolve_paths(table: Mapping[str, Any], folder: Path) -> Table:
-    """Return the tables with absolute paths and the exact names of built-ins.
+    """Return the tables with absolute paths and the exact names of built-ins. Nothing but budget files is opened.
 
     Values of budget files replace the files' names, so that a run can be repeated without the files. Values are not
     validated yet, so each section may be of any type.
@@ -223,9 +384,17 @@ def resolve_paths(table: Mapping[str, Any], folder: Path) -> Table:
         ConfigError: A path is malformed, or a budget file cannot be read.
     """
     result: Table = _copy(table)
-    if isinstance(result.get("data"), dict):
-        result["data"] = _resolve_data(result["data"], folder)
-    _resolve_components(result, folder)
+    data = _get_table(result, "data")
+    if isinstance(data.get("server"), dict):
+        data["server"] = resolve_data(data["server"], folder, "[data] server")
+    if data:
+        result["data"] = resolve_data(data, folder)
+    for kind, row in names.KINDS.items():
+        for key in row.keys:
+            *path, last = key.split(".")
+            section = functools.reduce(_get_table, path, result)
+            if last in section:
+                section[last] = _resolve_names(kind, section[last], folder)
     _resolve_files(result, folder)
     fleet, compare = _get_table(result, "fleet"), _get_table(result, "compare")
     if isinstance(fleet.get("groups"), list):
@@ -250,54 +419,18 @@ def _get_table(table: Table, key: str) -> Table:
     return inner if isinstance(inner, dict) else {}
 
 
-def _make_absolute(name: Any, folder: Path) -> Any:
-    return names.make_absolute(name, folder) if isinstance(name, str) else name
-
-
-def _resolve_data(data: Table, folder: Path) -> Table:
-    """Return `[data]` with detected data sets for its paths, and the resolved name of its partition."""
-    partition = _get_table(data, "partition")
-    if "kind" in partition:
-        partition["kind"] = names.find_match(_make_absolute(partition["kind"], folder), KINDS)
-    if isinstance(data.get("server"), dict):
-        server = detect_data_source(data["server"], folder, "[data] server")
-        data["server"] = {
-            k: v for k, v in server.items() if k != "partition" or k in data["server"]
-        }  # the server's data have no partition
-    return detect_data_source(data, folder)
-
-
-def _resolve_components(table: Table, folder: Path) -> None:
-    """Resolve the names of components, hooks, options, metrics and callbacks."""
-    for key, kind in _KINDS.items():
-        *sections, name = key.split(".")
-        section = table
-        for part in sections:
-            section = _get_table(section, part)
-        if isinstance(section.get(name), dict):
-            section, name = section[name], "name"
-        if isinstance(section.get(name), str):
-            section[name] = names.make_absolute(names.match_name(kind, section[name]), folder)
-    method, evaluate = _get_table(table, "method"), _get_table(table, "evaluate")
-    hooks, plus, metrics = method.get("hooks"), method.get("plus"), evaluate.get("metrics")
-    if isinstance(hooks, dict):
-        method["hooks"] = {key: _make_absolute(name, folder) for key, name in hooks.items()}
-    if isinstance(plus, dict):
-        method["plus"] = {
-            _make_absolute(names.match_name("options", str(key)), folder): settings for key, settings in plus.items()
-        }
-    if isinstance(metrics, list):
-        evaluate["metrics"] = [_make_absolute(name, folder) for name in metrics]
-    if "callbacks" in table:
-        table["callbacks"] = _resolve_callbacks(table["callbacks"], folder)
-
-
-def _resolve_callbacks(callbacks: Any, folder: Path) -> Any:
-    if isinstance(callbacks, list):
-        return [_resolve_callbacks(one, folder) for one in callbacks]
-    if isinstance(callbacks, dict) and isinstance(callbacks.get("name"), str):
-        return {**callbacks, "name": names.make_absolute(callbacks["name"], folder)}
-    return _make_absolute(callbacks, folder)
+def _resolve_names(kind: str, value: Any, folder: Path) -> Any:
+    """Return the exact built-in names, and names of files with absolute paths: one name, a list, or a table."""
+    if isinstance(value, str):
+        return names.make_absolute(names.match_name(kind, value), folder)
+    if isinstance(value, list):
+        return [_resolve_names(kind, one, folder) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if kind == "options":
+        return {_resolve_names(kind, str(name), folder): settings for name, settings in value.items()}
+    return {key: _resolve_names(kind, one, folder) if kind == "hooks" or key == "name" else one
+            for key, one in value.items()}  # fmt: skip
 
 
 def _resolve_files(table: Table, folder: Path) -> None:

@@ -8,18 +8,19 @@ hooks stay, because they fit any method.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fleetfit.config.schema import EngineSection, Experiment
+from fleetfit import names
+from fleetfit.config.schema import Experiment
 from fleetfit.values.local import OPTIMISER_KEYS, LocalSection
+from fleetfit.values.section import get_value
 
 Table = dict[str, Any]
 
-CHOOSERS = {"data": "name", "model": "name", "peft": "name", "method": "name", "engine": "name",
-            "attack": "kind", "data.partition": "kind", "data.server": "name", "local": "optimiser",
-            "local.schedule": "kind", "cohort.choose": "name"}  # fmt: skip
+_KEYS = {key: row for row in names.KINDS.values() for key in row.keys if key.endswith((".name", ".kind"))}
+CHOOSERS = {"cohort.choose": "name", "local": "optimiser", "local.schedule": "kind",
+            **{key.rpartition(".")[0]: key.rpartition(".")[2] for key in _KEYS}}  # fmt: skip
 """By section, the key that names a component to which further keys belong."""
-_SHARED = {"data": {"partition", "server"}, "engine": {"device", *EngineSection.model_fields} - {"name"},
-           "method": {"plus", "hooks"}, "attack": {"share", "among"},
-           "local": LocalSection.model_fields.keys() - {"optimiser", *OPTIMISER_KEYS}}  # fmt: skip
+_SHARED = {"local": LocalSection.model_fields.keys() - {"optimiser", *OPTIMISER_KEYS},
+           **{key.rpartition(".")[0]: row.shared for key, row in _KEYS.items()}}  # fmt: skip
 """By section, the keys that fit any component."""
 
 
@@ -31,12 +32,6 @@ def list_keys(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from list_keys(value, f"{dotted}.")
         else:
             yield dotted
-
-
-def list_choosers(table: Mapping[str, Any]) -> list[str]:
-    """Return the dotted keys of tables that name a component, such as method.name."""
-    keys = [f"{section}.{key}" for section, key in CHOOSERS.items()]
-    return [dotted for dotted in keys if find_value(table, dotted)]
 
 
 def find_value(table: Mapping[str, Any], key: str) -> tuple[Any, ...]:
@@ -89,7 +84,5 @@ def merge_tables(
 
 
 def _find_default_name(where: str) -> Any:
-    section: Any = Experiment()
-    for part in where.split("."):
-        section = getattr(section, part)
+    section = get_value(Experiment(), where)
     return section if isinstance(section, str) else getattr(section, CHOOSERS[where], None)  # cohort.choose is a name

@@ -5,53 +5,32 @@ import math
 import typing
 from collections.abc import Mapping, Sequence
 from datetime import date, time
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pydantic
 
 from fleetfit import names
 from fleetfit.config.assemble.fleet import check_profiles
-from fleetfit.config.assemble.method import build_method_spec
-from fleetfit.config.detect import choose_layout, choose_model, choose_partition, choose_training, detect_data_source
-from fleetfit.config.merge import Table, deep_merge, list_keys, merge_tables
-from fleetfit.config.schema import Experiment, GroupSection, Overrides, ProfileSection
-from fleetfit.data import DataInMemory
+from fleetfit.config.components import list_components
+from fleetfit.config.merge import list_keys
+from fleetfit.config.schema import Experiment, GroupSection, ProfileSection, Request
 from fleetfit.errors import ConfigError, did_you_mean, format_expected, truncate
-from fleetfit.method import build
 from fleetfit.values.local import OPTIMISERS, Constant, Cosine, Exponential, LocalSection, Step
 from fleetfit.values.section import Section
 
 S = TypeVar("S", bound=Section)
 
 
-def parse_experiment(table: Mapping[str, Any], is_complete: bool = False) -> Experiment:
-    """Validate the tables of a run file.
-
-    Args:
-        table: Tables as in a run file.
-        is_complete: Whether the tables already hold every default, as those of a run folder do. The method then adds
-            none.
+def parse_experiment(table: Mapping[str, Any]) -> Experiment:
+    """Validate the tables of a run, with its defaults, as `config.toml` has them. Nothing is opened.
 
     Raises:
         ConfigError: A key is unknown, or a value has a wrong type or is out of range.
     """
-    table, model = _fill_in_data_and_model(table)
-    complete = table if is_complete else fill_in_method_defaults(_fill_in_training(table))
-    try:
-        experiment = parse_section(Experiment, complete)
-    except ConfigError as error:
-        if complete is table:
-            raise
-        parse_section(Experiment, table)  # raises the error if the tables are wrong without the method's defaults
-        raise ConfigError(
-            f"a default that the method declares does not fit: {error}", key=error.key, path=error.path
-        ) from None
-    if complete is not table:
-        _mark_as_default(experiment, table)
-    sections = {key: value for key in ("local", "method") if isinstance(value := complete.get(key), Mapping)}
-    experiment._overrides = Overrides(model=model, given=None if is_complete else frozenset(list_keys(sections)))
-    _check_finite(complete, ())
+    experiment = parse_section(Experiment, table)
+    sections = {key: value for key in ("local", "method") if isinstance(value := table.get(key), Mapping)}
+    experiment._request = Request(table, decided=frozenset(list_keys(sections)))
+    _check_finite(table, ())
     _check_names(experiment)
     cohort = experiment.cohort
     if cohort.fraction is not None and cohort.count is not None:
@@ -59,67 +38,6 @@ def parse_experiment(table: Mapping[str, Any], is_complete: bool = False) -> Exp
     _check_optimiser(experiment.local)
     check_profiles(experiment.fleet)
     return experiment
-
-
-def _fill_in_data_and_model(table: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
-    """Return the tables with the data set for a path and a model for the data, and the model's name if chosen here.
-
-    Values of a grid are not validated yet, so both sections may be of any type.
-    """
-    data, model = table.get("data"), table.get("model", {})
-    if isinstance(data, Mapping) and data.get("path") is not None:
-        data = detect_data_source(data, Path.cwd())
-        table = {**table, "data": data}
-    if isinstance(data, Mapping) and isinstance(model, Mapping):
-        data = {**data, **choose_layout(data, model)}
-        data = choose_partition(data) if isinstance(data.get("name"), DataInMemory) else data
-        table = {**table, "data": data}
-    if not isinstance(data, Mapping) or not isinstance(model, Mapping) or "name" in model:
-        return table, ""
-    default = choose_model(data)
-    return ({**table, "model": {**default, **model}}, default["name"]) if default else (table, "")
-
-
-def _fill_in_training(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the tables with the optimiser that suits the model, unless the file has one or keys of SGD alone."""
-    model, local = table.get("model", {}), table.get("local", {})
-    if not isinstance(model, Mapping) or not isinstance(local, Mapping) or local.keys() & _SHOW_OPTIMISER:
-        return table
-    default = choose_training(model)
-    return {**table, "local": {**default, **local}} if default else table
-
-
-_SHOW_OPTIMISER = {"optimiser", *(OPTIMISERS["sgd"].keys() - OPTIMISERS["adamw"].keys())}
-
-
-def fill_in_method_defaults(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the tables merged into the defaults that their method declares (`Method.defaults`).
-
-    Raises:
-        ConfigError: `[method]` or `[cohort]` is wrong, or the method cannot be built.
-    """
-    sections = {key: value for key, value in table.items() if key in ("method", "cohort")}
-    with names.explain_plug_ins():
-        defaults = dict(build(build_method_spec(parse_section(Experiment, sections))).defaults)
-    cohort = table.get("cohort", {})
-    if isinstance(cohort, Mapping) and cohort.keys() & {"fraction", "count"}:  # a run takes one of the two
-        defaults = {key: value for key, value in defaults.items() if key not in ("cohort.fraction", "cohort.count")}
-    base: Table = {}
-    for key, value in defaults.items():
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        base = deep_merge(base, value)
-    return merge_tables(base, table) if base else table
-
-
-def _mark_as_default(section: Section, table: Any) -> None:
-    """Mark keys that are not in the table as defaults, so that another method's defaults may replace them."""
-    table = table if isinstance(table, Mapping) else {}
-    for key in set(section.model_fields_set):
-        if key not in table:
-            section.model_fields_set.discard(key)
-        if isinstance(inner := vars(section).get(key), Section):
-            _mark_as_default(inner, table.get(key))
 
 
 def _check_optimiser(local: LocalSection) -> None:
@@ -150,34 +68,17 @@ def _check_finite(value: Any, path: tuple[str, ...]) -> None:
         raise ConfigError(f"{_format_key(path)}: should be a finite number, got {value}.", key=".".join(path))
 
 
-_EXAMPLES = {"data.name": "digits", "data.server.name": "cifar100", "model.name": "cnn", "peft.name": "lora",
-             "method.name": "scalefl", "engine.name": "local", "attack.kind": "sign_flip"}  # fmt: skip
-"""An example for each key that is a name."""
-
-
 def _check_names(experiment: Experiment) -> None:
     """Refuse values that are not names, and names that cannot be part of a folder's name."""
-    server, attack = experiment.data.server, experiment.attack.kind
-    by_key = {
-        f"{section}.name": getattr(experiment, section).name
-        for section in ("data", "model", "peft", "method", "engine")
-    }
-    by_key |= {} if server is None else {"data.server.name": server.name}
-    by_key |= {} if attack is None else {"attack.kind": attack}
-    for key, name in by_key.items():
-        if name is None or name == "" or isinstance(name, bool | int | float | list | tuple | Mapping | date | time):
+    check_callbacks(experiment.callbacks)
+    for one in list_components(experiment):
+        example, name = names.KINDS[one.kind].example, one.name
+        is_value = isinstance(name, bool | int | float | list | tuple | Mapping | date | time)
+        if example and (name is None or name == "" or is_value):
             raise ConfigError(
-                f'{_format_key(key.split("."))}: should be a name in quotes, such as "{_EXAMPLES[key]}", got '
+                f'{_format_key(one.key.split("."))}: should be a name in quotes, such as "{example}", got '
                 f"{truncate(repr(name))}.",
-                key=key,
-            )
-    for index, entry in enumerate(experiment.callbacks):
-        name = entry.get("name") if isinstance(entry, Mapping) else entry
-        if not isinstance(name, str) or not name:
-            raise ConfigError(
-                'callbacks: should be a list of names, such as "tensorboard" or "file.py:function", or of tables '
-                f"with a name and keys; got {truncate(repr(entry))}. Pass objects from Python: run(callbacks=[...]).",
-                key=f"callbacks.{index}",
+                key=one.key,
             )
     for key in experiment.fleet.measured:
         if not key.startswith("latency_s "):
@@ -189,6 +90,22 @@ def _check_names(experiment: Experiment) -> None:
         raise ConfigError(
             f"name: should have at most 200 printable characters, got {truncate(repr(experiment.name))}.", key="name"
         )
+
+
+def check_callbacks(callbacks: Sequence[Any]) -> None:
+    """Check that entries of `callbacks` are names, or tables with a name.
+
+    Raises:
+        ConfigError: One is neither.
+    """
+    for index, entry in enumerate(callbacks):
+        name = entry.get("name") if isinstance(entry, Mapping) else entry
+        if not isinstance(name, str) or not name:
+            raise ConfigError(
+                'callbacks: should be a list of names, such as "tensorboard" or "file.py:function", or of tables '
+                f"with a name and keys; got {truncate(repr(entry))}. Pass objects from Python: run(callbacks=[...]).",
+                key=f"callbacks.{index}",
+            )
 
 
 # ---- one section ---------------------------------------------------------------------------------------------------
@@ -236,8 +153,8 @@ def _describe_error(error: Any, schema: type[Section], words: Sequence[str] = ()
             return f"{label}: {format_expected(error['ctx']['expected'], error['input'])}"
         case "model_type" | "dict_type":
             message = "should be a table of keys"
-            if path[-1] in _EXAMPLES:
-                message += f', such as [{path[-1]}] name = "{_EXAMPLES[path[-1]]}"'
+            if example := next((row.example for row in names.KINDS.values() if row.keys[0] == f"{path[-1]}.name"), ""):
+                message += f', such as [{path[-1]}] name = "{example}"'
         case _:
             message = error["msg"].removeprefix("Input ").replace("dictionary or instance", "table or instance")
     if path == ["fleet", "levels", "str"]:

@@ -47,11 +47,6 @@ def record_client_count(experiment: Experiment, count: int) -> Experiment:
     return experiment.model_copy(update=changes)
 
 
-def replace_callbacks(experiment: Experiment, callbacks: list[Any]) -> Experiment:
-    """Return the experiment with other callbacks."""
-    return experiment.model_copy(update={"callbacks": callbacks})
-
-
 def restore_records(experiment: Experiment, recorded: Experiment) -> Experiment:
     """Return the experiment with the values and callbacks that an earlier run recorded.
 
@@ -75,9 +70,9 @@ def restore_records(experiment: Experiment, recorded: Experiment) -> Experiment:
     if derived is not None and derived.plan is not None:  # of a run folder, which says it of every plain module
         derive = (experiment.model.derive or DeriveSection()).model_copy(update={"plan": derived.plan})
         changes["model"] = experiment.model.model_copy(update={"derive": derive})
-    given = experiment.overrides.given
-    if given is not None and experiment.method.name == recorded.method.name:
-        own = {key: value for key, value in recorded.method.settings.items() if f"method.{key}" not in given}
+    if experiment.method.name == recorded.method.name:
+        decided = experiment.request.decided
+        own = {key: value for key, value in recorded.method.settings.items() if f"method.{key}" not in decided}
         changes["method"] = experiment.method.model_copy(update=own)
     engine = experiment.engine
     if engine.speed == "fast" and not engine.chosen:

@@ -11,15 +11,13 @@ from typing import Any
 
 from fleetfit.config.assemble.engine import build_level
 from fleetfit.config.assembly import Assembly, UnusedKey
-from fleetfit.config.components import find_function
+from fleetfit.config.components import find_function, is_factory, list_components
 from fleetfit.config.schema import Experiment
-from fleetfit.data import DataInMemory
-from fleetfit.data.partition import KINDS
 from fleetfit.factories import find_unused_parameters, is_default
 from fleetfit.method import FEDAVG, find_unused_parts
 from fleetfit.training.runtime import has_convolutions
 from fleetfit.values.local import LocalSection
-from fleetfit.values.section import OpenSection, Section
+from fleetfit.values.section import OpenSection, Section, get_value
 
 
 @dataclass(frozen=True)
@@ -163,10 +161,8 @@ def find_set_keys(experiment: Experiment, key: str, defaults: Mapping[str, Any])
         key: Dotted.
         defaults: Defaults that the method declares, by dotted key.
     """
-    *path, name = key.split(".")
-    section: Any = experiment
-    for part in path:
-        section = getattr(section, part, None)
+    path, _, name = key.rpartition(".")
+    section = get_value(experiment, path)
     if not isinstance(section, Section):
         return
     if key in defaults:
@@ -189,27 +185,9 @@ def find_set_keys(experiment: Experiment, key: str, defaults: Mapping[str, Any])
 
 def _find_unused_parameters(experiment: Experiment) -> dict[str, str]:
     """Return the parameters of named functions that have no effect because of other parameters, by dotted key."""
-    data, server, method, choose = experiment.data, experiment.data.server, experiment.method, experiment.cohort.choose
-    components: list[tuple[str, str, Any, Mapping[str, Any]]] = [
-        ("data", "data", data.name, data.settings),
-        ("model", "models", experiment.model.name, experiment.model.settings),
-        ("peft", "peft", experiment.peft.name, experiment.peft.settings),
-        ("method", "methods", method.name, method.settings),
-        *((f"method.plus.{name}", "options", name, settings) for name, settings in method.plus.items()),
-        ("attack", "attacks", experiment.attack.kind, experiment.attack.settings),
-        ("engine", "engines", experiment.engine.name, experiment.engine.settings),
-    ]
-    if server is not None:
-        components.append(("data.server", "data", server.name, server.settings))
-    if isinstance(choose, Mapping):
-        settings_of_choice = {key: value for key, value in choose.items() if key != "name"}
-        components.append(("cohort.choose", "selection", choose.get("name"), settings_of_choice))
     unused: dict[str, str] = {}
-    for section, kind, name, settings in components:
-        if settings and (isinstance(name, str | DataInMemory) or callable(name)):
-            factory, _ = find_function(kind, name)
-            unused |= {f"{section}.{key}": reason for key, reason in find_unused_parameters(factory, settings).items()}
-    if data.partition.kind in KINDS:
-        rows = find_unused_parameters(KINDS[data.partition.kind], data.partition.settings)
-        unused |= {f"data.partition.{key}": reason for key, reason in rows.items()}
+    for one in list_components(experiment):
+        if one.settings and is_factory(one.name):
+            rows = find_unused_parameters(find_function(one.kind, one.name)[0], one.settings)
+            unused |= {f"{one.path}.{key}": reason for key, reason in rows.items()}
     return unused

@@ -1,10 +1,10 @@
 """The typed description of a run: each key of a run file with its type, range and default.
 
-`load` merges the tables, `parse` validates them, and `build` makes the objects of a run.
+`load` merges and completes the tables, `parse` validates them; `assemble` makes the objects of a run.
 """
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
@@ -20,6 +20,7 @@ from fleetfit.values.section import (
     Probability,
     Section,
     Unit,
+    dump_section,
 )
 
 # ---- `[compare]` ---------------------------------------------------------------------------------------------------
@@ -504,22 +505,22 @@ class CheckpointSection(Section):
     keep: Count = 2
 
 
-@dataclass(frozen=True)
-class Overrides:
-    """Changes of a run file by `--set`, keywords and defaults.
+class Request(NamedTuple):
+    """What a user asked for.
 
     Attributes:
-        keys: The dotted keys of `--set` and keywords.
+        tables: What the user wrote: file, overrides and keywords merged, without defaults.
+        overrides: The dotted keys of `--set` and keywords.
         dropped: The file's keys that belonged to a name which an override replaced.
-        model: The model that was chosen for the data; empty if the file names one.
-        given: The dotted keys of `[local]` and `[method]` that the file or the method sets, before defaults are filled
-            in; None where every default is decided, as in a run folder.
+        model: The model that was chosen for the data; empty if the user names one.
+        decided: The dotted keys of `[local]` and `[method]` that the user or the method's own defaults set.
     """
 
-    keys: tuple[str, ...] = ()
+    tables: Mapping[str, Any]
+    overrides: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
     model: str = ""
-    given: frozenset[str] | None = None
+    decided: frozenset[str] = frozenset()
 
 
 class Experiment(Section):
@@ -555,7 +556,7 @@ class Experiment(Section):
     evaluate: EvaluateSection = Field(default_factory=EvaluateSection)
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
     compare: CompareSection = Field(default_factory=CompareSection)
-    _overrides: Overrides = PrivateAttr(default_factory=Overrides)
+    _request: Request | None = PrivateAttr(default=None)
 
     @property
     def is_secure(self) -> bool:
@@ -568,10 +569,10 @@ class Experiment(Section):
         return "privacy" in self.model_fields_set
 
     @property
-    def overrides(self) -> Overrides:
-        """Changes of the run file by `--set`, keywords and defaults."""
-        return self._overrides
+    def request(self) -> Request:
+        """What the user asked for. An experiment that is made from sections has their set keys as its tables."""
+        return self._request or Request(dump_section(self, only_set=True))
 
     def __eq__(self, other: object) -> bool:
-        """Compare the runs, ignoring how they were overridden."""
+        """Compare the runs, ignoring what their users asked for."""
         return isinstance(other, Experiment) and self.__dict__ == other.__dict__

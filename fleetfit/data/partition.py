@@ -14,7 +14,7 @@ down always would short-change the first client. Clients stay in the order drawn
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -98,12 +98,14 @@ def partition(data: Data, kind: str, clients: int | None, seed: int, **parameter
     """
     if ":" in kind:
         return _partition_by_plugin(data, kind, clients, seed, parameters)
-    if kind not in KINDS:
+    kinds = names.list_names("partitions")
+    if kind not in kinds:
         raise DataError(
-            f'"{kind}" is not a kind of partition. Choose one of {", ".join(KINDS)}.{did_you_mean(kind, KINDS)}',
+            f'"{kind}" is not a kind of partition. Choose one of {", ".join(kinds)}.{did_you_mean(kind, kinds)}',
             key="kind",
         )
-    accepted = list(inspect.signature(KINDS[kind]).parameters)[3:]
+    function = names.resolve("partitions", kind)
+    accepted = list(inspect.signature(function).parameters)[3:]
     for name in parameters:
         if name not in accepted:
             parameter_list = ", ".join(accepted) or "no parameters"
@@ -112,7 +114,8 @@ def partition(data: Data, kind: str, clients: int | None, seed: int, **parameter
                 f"{parameter_list}.{did_you_mean(name, accepted)}",
                 key=name,
             )
-    return KINDS[kind](data, clients, make_data_rng(seed, _PARTITION), **parameters)
+    result: Parts = function(data, clients, make_data_rng(seed, _PARTITION), **parameters)
+    return result
 
 
 def iid(data: Data, clients: int, rng: np.random.Generator) -> Parts:
@@ -274,14 +277,6 @@ def class_counts(data: Data, parts: Sequence[Part], split: str = "train") -> Ten
     return torch.stack([torch.bincount(y[part[split]], minlength=data.classes) for part in parts])
 
 
-KINDS: dict[str, Callable[..., Parts]] = {
-    "iid": iid,
-    "dirichlet": dirichlet,
-    "shards": shards,
-    "natural": natural,
-}
-
-
 def _check_clients(data: Data, clients: object) -> None:
     samples = len(data.split("train"))
     if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
@@ -304,7 +299,7 @@ def _partition_by_plugin(
     """Partition with a user's function or a partitioner class of flwr-datasets."""
     if kind.partition(":")[0].partition(".")[0] == _FLOWER:
         import_optional(_FLOWER, "partitioners", "Dividing data as flwr-datasets does")
-    plugin = names.resolve("data", kind)
+    plugin = names.resolve("partitions", kind)
     if inspect.isclass(plugin):
         owner, count = _run_flower_partitioner(plugin, data, kind, clients, seed, dict(parameters))
     else:

@@ -35,7 +35,6 @@ from fleetfit.config.assemble.method import build_method_spec
 from fleetfit.config.assemble.rounds import compute_cohort_size, count_asked_clients
 from fleetfit.config.assemble.run import assemble_fleet
 from fleetfit.config.components import build_component
-from fleetfit.config.dump import fill_in_defaults
 from fleetfit.config.schema import EngineSection, GroupSection
 from fleetfit.engines.flower import Rules
 from fleetfit.errors import ConfigError, FleetFitError, RunError, make_printable
@@ -311,7 +310,7 @@ class _FleetRun:
         check_single_run(requested, "a fleet")
         for note in list_changes(requested):
             say(f"Note: {note}")
-        experiment = adapt_experiment(fill_in_defaults(requested))
+        experiment = adapt_experiment(requested)
         callbacks = make_callbacks(experiment.callbacks)  # before the wait for nodes
         out = Path(config.out) if config.out else None
         if out is not None and out.exists() and any(out.iterdir()):

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fleetfit import files, names
+from fleetfit.config.detect import detect_data
 from fleetfit.config.load import is_budget_file, read_budget_file, resolve_paths
 from fleetfit.config.parse import parse_section
 from fleetfit.config.toml import read_toml
@@ -106,8 +107,10 @@ def read_settings(path: str | Path) -> NodeSettings:
     folder = path.parent
     written = read_toml(path)
     table = resolve_paths(written, folder)
-    if isinstance(table.get("data"), dict) and "partition" not in written["data"]:
-        table["data"].pop("partition", None)  # of a simulation, found with data at a path
+    if isinstance(table.get("data"), dict):
+        table["data"] = detect_data(table["data"])
+        if "partition" not in written["data"]:
+            table["data"].pop("partition", None)  # of a simulation, found with data at a path
     try:
         settings = parse_section(NodeSettings, table)
         if not NODE_NAME.fullmatch(settings.name):

@@ -353,7 +353,7 @@ def test_text_of_the_server_is_not_divided(tmp_path: Path) -> None:
     (tmp_path / "0.txt").write_text("to be or not to be. " * 100)
     data = {"path": str(tmp_path / "0.txt"), "server": {"path": str(tmp_path / "0.txt")}}
     server = load_experiment({"data": data}).data.server
-    assert server is not None and list(server.settings) == ["folder"]
+    assert server is not None and server.settings["folder"] and "partition" not in server.settings
 
 
 def test_wrong_parameters_of_plain_text(tmp_path: Path) -> None:

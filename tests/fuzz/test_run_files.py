@@ -26,7 +26,6 @@ from hypothesis import strategies as st
 from fleetfit.api.comparison import check_rows, plan_comparison
 from fleetfit.config import Experiment, load_experiment, to_toml
 from fleetfit.config.assemble.run import assemble
-from fleetfit.config.dump import fill_in_defaults
 from fleetfit.errors import FleetFitError
 
 ROOT = Path(__file__).parents[2]
@@ -227,9 +226,7 @@ def outcome(path: Path, data: bytes) -> str:
                 if len(plan.runs) <= 8 and all(is_small(entry.experiment) for entry in plan.runs):
                     check_rows(plan)
                 return "a comparison"
-            assert to_toml(
-                assemble(fill_in_defaults(load_experiment(path))).experiment if is_small(experiment) else experiment
-            )
+            assert to_toml(assemble(load_experiment(path)).experiment if is_small(experiment) else experiment)
             return "a run"
         except FleetFitError as error:
             check_sentence(str(error), path, data)

@@ -42,9 +42,9 @@ from fleetfit.api.progress import ComparisonProgress
 from fleetfit.api.results import Run, load
 from fleetfit.api.run import OnRound, prepare, run_remaining_rounds
 from fleetfit.config import Experiment, to_table
-from fleetfit.config.dump import fill_in_defaults, find_object_sections, make_plain
+from fleetfit.config.dump import find_object_sections, make_plain
+from fleetfit.config.load import complete_experiment
 from fleetfit.config.merge import find_value, list_keys, merge_tables
-from fleetfit.config.parse import parse_experiment
 from fleetfit.config.records import restore_records
 from fleetfit.errors import ConfigError, FleetFitError, NoUsableUpdates, RunError, refuse_on_windows, truncate
 from fleetfit.machine import PARENT
@@ -364,7 +364,7 @@ class _Executor:
         if not (folder / "config.toml").is_file():
             return None
         run = load(folder, **_find_objects(planned.table, planned.experiment))
-        expected = restore_records(fill_in_defaults(planned.experiment), run.experiment)
+        expected = restore_records(planned.experiment, run.experiment)
         # compare tables, not texts: a newer version may have more keys
         if to_table(run.experiment) != to_table(expected):
             raise RunError(
@@ -477,7 +477,7 @@ class _Task:
 
     def restore(self) -> Run:
         """Return the run of the folder, which follows the callbacks of this comparison from now on."""
-        experiment = parse_experiment(self.table)
+        experiment = complete_experiment(self.table)
         objects = _find_objects(self.table, experiment)
         run = load(self.folder, **objects)
         if run.experiment.callbacks == experiment.callbacks:
@@ -493,7 +493,7 @@ class _Task:
 def _run_here(tasks: Sequence[tuple[int, _Task]], on_start: OnStart) -> Generator[Outcome]:
     """Run tasks in sequence in this process."""
     for number, task in tasks:
-        run = task.restore() if task.has_begun else prepare(parse_experiment(task.table), task.folder)
+        run = task.restore() if task.has_begun else prepare(complete_experiment(task.table), task.folder)
         changes = [note for note in run.assembly.notes if note.startswith(CHANGED)]
         run._notes = (*task.notes, *changes)
         try:

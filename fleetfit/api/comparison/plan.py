@@ -41,10 +41,8 @@ from fleetfit.config.assemble.method import build_method_spec
 from fleetfit.config.assemble.run import assemble
 from fleetfit.config.assembly import UnusedKey
 from fleetfit.config.components import check_keys, find_function
-from fleetfit.config.dump import dump_section, fill_in_defaults
-from fleetfit.config.load import expand_sections, parse_overrides, read_run_file, resolve_paths
+from fleetfit.config.load import complete_experiment, expand_sections, parse_overrides, read_run_file, resolve_paths
 from fleetfit.config.merge import deep_merge, find_value, list_keys, merge_tables
-from fleetfit.config.parse import parse_experiment
 from fleetfit.config.records import record_latencies
 from fleetfit.config.schema import CompareSection, MethodSection
 from fleetfit.config.toml import find_base_folder
@@ -124,7 +122,7 @@ class PlannedRun:
         Raises:
             ConfigError: The run file is wrong.
         """
-        return parse_experiment(self.table)
+        return complete_experiment(self.table)
 
 
 @dataclass(frozen=True)
@@ -294,7 +292,7 @@ class ComparisonPlan:
 
     def _parse_first(self, setting: str) -> Experiment:
         """Return the first row in a setting."""
-        return parse_experiment(merge_tables(next(iter(self.rows.values())), self.settings[setting]))
+        return complete_experiment(merge_tables(next(iter(self.rows.values())), self.settings[setting]))
 
     def _make_runs(self) -> Iterator[PlannedRun]:
         first, parse_first = next(iter(self.rows)), functools.cache(self._parse_first)
@@ -337,7 +335,7 @@ def plan_comparison(
     if isinstance(source, str | Path):
         base = resolve_paths(expand_sections(read_run_file(source)), find_base_folder(source))
         return _make_plan(base, Path(source).stem, change)
-    table = dump_section(source, only_set=True) if isinstance(source, Experiment) else source
+    table = source.request.tables if isinstance(source, Experiment) else source
     return _make_plan(resolve_paths(_expand_all(table), Path.cwd()), "comparison", change)
 
 
@@ -353,7 +351,7 @@ def _expand_all(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def _make_plan(file: Mapping[str, Any], stem: str, overrides: Mapping[str, Any]) -> ComparisonPlan:
     table = merge_tables(file, overrides)
-    experiment = parse_experiment(table)
+    experiment = complete_experiment(table)
     section = experiment.compare
     base = {key: value for key, value in table.items() if key != "compare"}
     entries = [*_list_entries("row", section.row), *_list_entries("setting", section.setting)]
@@ -517,7 +515,7 @@ def _list_columns(experiment: Experiment) -> list[str]:
 
 def _read_printed(file: Mapping[str, Any], labels: Sequence[str]) -> PrintedNumbers:
     """Return a paper's numbers: in each row one per column and setting of the file, "-" for a missing number."""
-    experiment = parse_experiment(file)
+    experiment = complete_experiment(file)
     section, columns = experiment.compare, _list_columns(experiment)
     cells = [(setting, column) for setting in _make_settings(section) for column in columns]
     printed: dict[tuple[str, str, str], float] = {}
@@ -820,7 +818,7 @@ def _assemble(
     plan: ComparisonPlan, run: PlannedRun, values: TunedValues, measured: Mapping[str, list[float]]
 ) -> Assembly:
     try:
-        experiment = fill_in_defaults(parse_experiment(merge_tables(run.table, make_tables(values))))
+        experiment = complete_experiment(merge_tables(run.table, make_tables(values)))
         assembly = assemble(record_latencies(experiment, {**measured, **experiment.fleet.measured}))
         parts = assembly.simulation.parts if assembly.simulation is not None else ()
         if plan.tuning != [()] and not any(len(part.get("validation", ())) for part in parts):

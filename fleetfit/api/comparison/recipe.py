@@ -12,9 +12,8 @@ from typing import Any
 
 from fleetfit.config import Experiment, to_table
 from fleetfit.config.assemble.method import build_method_spec
-from fleetfit.config.dump import fill_in_defaults
+from fleetfit.config.load import complete_experiment
 from fleetfit.config.merge import find_value, list_keys
-from fleetfit.config.parse import parse_experiment
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.method import build
 from fleetfit.runs.schema import SummaryRecord
@@ -56,9 +55,9 @@ def copy_recipe(first: Experiment, table: Mapping[str, Any], own_keys: Collectio
     """
     changed = dict(table)
     if not any(key.startswith("local.schedule") for key in own_keys):
-        schedule = to_table(fill_in_defaults(first))["local"]["schedule"]
+        schedule = to_table(first)["local"]["schedule"]
         changed["local"] = {**changed.get("local", {}), "schedule": schedule}
-    row, (name, keys) = parse_experiment(changed), find_server_optimiser(first)
+    row, (name, keys) = complete_experiment(changed), find_server_optimiser(first)
     momentum_key = _find_momentum_key(row)
     own = (f"method.{momentum_key or 'plus.fedavgm'}", *(f"method.plus.{option}" for option in _SERVER_OPTIMISERS))
     if (name, keys) == find_server_optimiser(row) or any(key.startswith(own) for key in own_keys):
@@ -69,7 +68,7 @@ def copy_recipe(first: Experiment, table: Mapping[str, Any], own_keys: Collectio
     else:
         method["plus"] = {**row.method.plus, name: dict(keys)}
     try:
-        build(build_method_spec(parse_experiment({**changed, "method": method})))
+        build(build_method_spec(complete_experiment({**changed, "method": method})))
     except ConfigError:  # the method has another step
         return changed
     return {**changed, "method": method}

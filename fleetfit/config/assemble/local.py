@@ -16,9 +16,8 @@ _CLIP_NORM = 1.0
 
 
 def list_open_keys(experiment: Experiment) -> set[str]:
-    """Return the keys of `RECIPE` that neither the run file nor its method sets; none of a run folder."""
-    given = experiment.overrides.given
-    return set() if given is None else {key for key in RECIPE if f"local.{key}" not in given}
+    """Return the keys of `RECIPE` that neither the run file nor its method sets."""
+    return {key for key in RECIPE if f"local.{key}" not in experiment.request.decided}
 
 
 def choose_training(experiment: Experiment, architecture: Architecture, method: Method) -> Experiment:

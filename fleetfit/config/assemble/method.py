@@ -44,13 +44,13 @@ def build_method_spec(experiment: Experiment) -> dict[str, Any]:
 
 def choose_for_tokens(experiment: Experiment, data: Data | DataDescription) -> Experiment:
     """Return the experiment with the method's defaults for data whose classes are tokens, unless the file sets them."""
-    given, section = experiment.overrides.given, experiment.method
+    section = experiment.method
     are_tokens = data.task == "next_token" or 0 < data.vocabulary <= 2 * data.classes  # labels may lack some tokens
-    if given is None or not are_tokens or isinstance(section.name, Method):
+    if not are_tokens or isinstance(section.name, Method):
         return experiment
     spec = build_method_spec(experiment)
     method = build(spec)
-    open_keys = {key for key in method.token_defaults if f"method.{key}" not in given}
+    open_keys = {key for key in method.token_defaults if f"method.{key}" not in experiment.request.decided}
     open_keys -= find_replaced_parameters({key: value for key, value in spec.items() if key not in open_keys})
     update = {key: method.token_defaults[key] for key in open_keys}
     return experiment.model_copy(update={"method": section.model_copy(update=update)})
