@@ -92,8 +92,8 @@ KINDS: Mapping[str, Kind] = {
     ),
     "data": Kind(("data.name", "data.server.name"), _list_modules("data", "", {
         "files.arrays": "arrays", "files.images": "images", "files.plain_text": "plain_text", "files.sounds": "sounds",
-        "files.table": "table", "files.text": "text", "sets.cifar": "cifar10 cifar100", "sets.digits": "digits",
-        "sets.femnist": "femnist", "sets.imagenet": "imagenet", "sets.mnist": "fashion_mnist mnist",
+        "files.table": "table", "files.text": "text", "sets.digits": "digits", "sets.femnist": "femnist",
+        "sets.images": "cifar10 cifar100 fashion_mnist imagenet mnist",
         "sets.shakespeare": "shakespeare", "sets.short_texts": "ag_news sst2",
         "sets.speech_commands": "speech_commands", "sets.widar": "widar",
     }), shared=("partition", "server"), example="digits"),

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit import evaluate, inference, names
-from fleetfit.api.progress import RunLike
 from fleetfit.config import Assembly, Experiment
 from fleetfit.config.assemble.data import build_data
 from fleetfit.config.assemble.levels import find_counted_submodel
@@ -53,11 +52,17 @@ ON_NODES = "this run's data are on the nodes of a fleet. Name data of the same s
 _PLAIN_TEXT = "plain_text"  # the only format whose test set is the end of each file
 
 
-class TrainedRun(RunLike, Protocol):
+class TrainedRun(Protocol):
     """The part of `fleetfit.Run` that inference needs: `fleetfit.api.results` imports this module."""
 
     files: RunFolder
+    experiment: Experiment
     _models: dict[str, nn.Module]  # of levels, for predictions
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        ...
 
     @property
     def assembly(self) -> Assembly:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from fleetfit.api.commands import format_resume
 from fleetfit.config import Experiment
@@ -111,9 +111,11 @@ class RoundFacts:
         return "  ".join(f"{name} {format_percent(self._columns.get(name))}%" for name in names) + self._part
 
     @property
-    def accuracies_with_round(self) -> str:
-        """The main accuracies with the round of the evaluation."""
-        return f"{self.accuracies}  (round {self._evaluated_round})" if self._columns else ""
+    def lines(self) -> list[str]:
+        """The facts below a bar."""
+        first = "  ".join(filter(None, [self.loss, self.cohort, self.traffic]))
+        accuracies = f"{self.accuracies}  (round {self._evaluated_round})" if self._columns else ""
+        return list(filter(None, [first, accuracies, self.level_accuracies]))
 
     @property
     def level_accuracies(self) -> str:
@@ -139,18 +141,19 @@ class RoundFacts:
         return [(name, value) for name, value in rows if value]
 
 
-# ---- in a terminal, and in a pipe ----------------------------------------------------------------------------------
+# ---- the rounds of a run -------------------------------------------------------------------------------------------
 
 
 class RoundProgress:
-    """Shows the rounds of a run: a bar with lines below it in a terminal, else a line per round.
+    """Shows the rounds of a run: in a notebook's cell, as a bar in a terminal with lines below it, else as lines.
 
     Args:
         title: The beginning of each line.
         experiment: The experiment of the run.
-        bars: Bars of several runs, which the caller closes; None: make bars for this run.
+        bars: Bars of several runs, which the caller closes; None: make a bar for this run.
         format_time_left: Returns the time left of the whole comparison in words.
         stream: The stream of bars and lines; stdout by default.
+        cell: Shows HTML in a notebook (see `open_cell`).
     """
 
     def __init__(
@@ -160,12 +163,15 @@ class RoundProgress:
         bars: "Progress | None" = None,
         format_time_left: Callable[[], str] = str,
         stream: TextIO | None = None,
+        cell: "ShowHTML | None" = None,
     ) -> None:
         self._title, self._format_time_left = make_printable(title), format_time_left
-        self._stream = stream or sys.stdout
+        self._stream, self._cell = stream or sys.stdout, cell
         self.facts = RoundFacts(experiment.rounds, experiment.evaluate.norms[0])
         self._bars, self._is_alone = bars, bars is None
-        if self._is_alone and self._stream.isatty():
+        if cell is not None:
+            cell(format_html(title, self.facts))
+        elif self._is_alone and self._stream.isatty():
             self._bars = make_bars(self._stream)
             self._bars.start()
         if self._bars is not None:
@@ -173,16 +179,21 @@ class RoundProgress:
 
     def __call__(self, report: Mapping[str, Any]) -> None:
         """Show the report of a round."""
-        facts = self.facts
-        facts.add(report)
-        if facts.rollback:
-            print_above(self._bars, facts.rollback, self._stream)
-        if self._bars is not None:
-            self._draw(self._bars)
-            if facts.done == facts.rounds:
-                self.close()
+        self.facts.add(report)
+        if self._cell is not None:
+            self._cell(format_html(self._title, self.facts, self.facts.time_left))
             return
-        prefix = f"{self._title}  " if self._title else ""
+        if self.facts.rollback:
+            print_above(self._bars, self.facts.rollback, self._stream)
+        if self._bars is None:
+            self._print_lines()
+            return
+        self._draw(self._bars)
+        if self.facts.done == self.facts.rounds:
+            self.close()
+
+    def _print_lines(self) -> None:
+        facts, prefix = self.facts, f"{self._title}  " if self._title else ""
         accuracies = facts.accuracies if facts.is_evaluated else ""
         parts = [f"round {facts.done}/{facts.rounds}", facts.loss, accuracies, facts.cohort, facts.traffic,
                  facts.time_left, self._format_time_left()]  # fmt: skip
@@ -190,31 +201,273 @@ class RoundProgress:
         if facts.is_evaluated and facts.level_accuracies:
             print_above(None, f"{prefix}  {facts.level_accuracies}", self._stream)
 
-    def skip(self, report: Mapping[str, Any]) -> None:
-        """Count a round without printing a line."""
-        self.facts.add(report)
-        if self._bars is not None:
-            self._draw(self._bars)
-
     def _draw(self, bars: "Progress") -> None:
         facts, whole = self.facts, self._format_time_left()
         if self._is_alone:
-            first = "  ".join(filter(None, [facts.loss, facts.cohort, facts.traffic]))
-            below = tuple(filter(None, (first, facts.accuracies_with_round, facts.level_accuracies)))
             time_left = "  ".join(filter(None, [facts.time_left, whole]))
-            bars.update(self._task, completed=facts.done, time_left=time_left, below=below)
-        else:
-            for task in bars.tasks:  # the comparison's time left is shown once, at the bottom
-                bars.update(task.id, below=())
-            score = facts.accuracies.partition("  ")[0] or facts.loss  # a line per run has space for one number
-            below = (whole,) if whole else ()
-            bars.update(self._task, completed=facts.done, score=score, time_left=facts.time_left, below=below)
+            bars.update(self._task, completed=facts.done, time_left=time_left, below=facts.lines)
+            return
+        for task in bars.tasks:  # the comparison's time left is shown once, at the bottom
+            bars.update(task.id, below=())
+        score = facts.accuracies.partition("  ")[0] or facts.loss  # a line per run has space for one number
+        below = (whole,) if whole else ()
+        bars.update(self._task, completed=facts.done, score=score, time_left=facts.time_left, below=below)
 
     def close(self) -> None:
         """Restore the terminal."""
         if self._bars is not None and self._is_alone:
             self._bars.stop()
             self._bars = None
+
+
+# ---- in a notebook -------------------------------------------------------------------------------------------------
+
+ShowHTML = Callable[[str], None]
+"""Shows HTML in place of the one before."""
+
+
+def is_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return getattr(shell, "kernel", None) is not None
+
+
+def open_cell() -> ShowHTML | None:
+    """Return the function that shows HTML in an output of the notebook's cell; None outside of a notebook."""
+    if not is_notebook():
+        return None
+    from IPython import display
+
+    untyped: Any = display
+    handle = untyped.display(untyped.HTML(""), display_id=True)
+    return lambda html: handle.update(untyped.HTML(html))
+
+
+def format_html(title: str, facts: RoundFacts, time_left: str = "") -> str:
+    """Return the facts as HTML without colours, for light and dark themes."""
+    head = " · ".join(filter(None, [title, f"round {facts.done}/{facts.rounds}", time_left, facts.rollback]))
+    rows = "".join(
+        f'<tr><td style="text-align:left">{escape_html(name)}</td>'
+        f'<td style="text-align:left;white-space:pre-wrap">{escape_html(value)}</td></tr>'
+        for name, value in facts.rows
+    )
+    bar = f'<progress value="{facts.done}" max="{facts.rounds}" style="width:20em"></progress>'
+    return f"<div>{bar} {escape_html(head)}<table>{rows}</table></div>"
+
+
+# ---- the display of a run ------------------------------------------------------------------------------------------
+
+
+class RunDisplay:
+    """Shows the slow steps, the notes and the rounds of a run, in a notebook's cell or on a stream.
+
+    Args:
+        stream: The stream; None: show nothing.
+        quiet: Whether to print only the notes.
+        print_result: Called with the content of `summary.json` and the printed notes, before the plots are drawn.
+        folder: The run folder, if it exists before the run starts.
+
+    Attributes:
+        folder: The run folder; None until there is one.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | None,
+        quiet: bool = False,
+        print_result: Callable[[Mapping[str, Any], Sequence[str]], None] | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        self.folder = folder
+        self._stream, self._quiet, self._print_result = stream, quiet or stream is None, print_result
+        self._notes: Sequence[str] = ()
+        self._rounds: RoundProgress | None = None
+
+    def say(self, sentence: str) -> None:
+        """Print a sentence on a slow step."""
+        if not self._quiet:
+            print_above(None, sentence, self._stream)
+
+    def start(self, folder: Path, experiment: Experiment, notes: Sequence[str]) -> None:
+        """Print the notes and the run folder, before the first round."""
+        self.folder, self._notes = folder, notes
+        if self._stream is not None:
+            for note in notes:
+                print_above(None, wrap_text(f"Note: {note}", self._stream), self._stream)
+        self.say(f"Run folder: {folder}")
+        if not self._quiet:
+            self._rounds = RoundProgress("", experiment, stream=self._stream, cell=open_cell())
+
+    def show_round(self, report: Mapping[str, Any]) -> None:
+        """Show the report of a round."""
+        if self._rounds is not None:
+            self._rounds(report)
+
+    def show_result(self, summary: Mapping[str, Any]) -> None:
+        """Show the content of `summary.json`."""
+        self.close()
+        if self._print_result is not None:
+            self._print_result(summary, self._notes)
+
+    def close(self) -> None:
+        """Restore the terminal."""
+        if self._rounds is not None:
+            self._rounds.close()
+
+
+def find_stream() -> TextIO:
+    """Return the stream for a call from Python: what a script prints to stdout is its own."""
+    return sys.stdout if is_notebook() else sys.stderr
+
+
+@contextlib.contextmanager
+def open_display(progress: ProgressOption | RunDisplay, folder: Path | None = None) -> Iterator[RunDisplay]:
+    """Yield the display of a call. In a script, Ctrl-C ends with the call that continues it.
+
+    Args:
+        progress: See `fleetfit.run`. The command line passes a display of its own, and explains Ctrl-C itself.
+        folder: The run folder, if it exists before the run starts.
+    """
+    if isinstance(progress, RunDisplay):
+        yield progress
+        return
+    display = RunDisplay(find_stream() if progress else None, folder=folder)
+    with explain_interrupt(lambda: _format_advice(display.folder)):
+        yield display
+
+
+def _format_advice(folder: Path | None) -> str:
+    if folder is None:
+        return "Nothing was written."
+    return f"Nothing is half written; continue with:{COMMAND}{format_resume(folder, is_script=True)}"
+
+
+@contextlib.contextmanager
+def explain_interrupt(format_advice: Callable[[], str]) -> Iterator[None]:
+    """Turn Ctrl-C in a script into a sentence with what continues it. The exit code is 130, without a traceback.
+
+    Args:
+        format_advice: Returns how to continue, as a sentence.
+    """
+    try:
+        yield
+    except Interrupt:
+        raise
+    except KeyboardInterrupt:
+        sentence = f"stopped. {format_advice()}"
+        if hasattr(sys, "ps1"):  # SystemExit would end an interactive session
+            raise Interrupt(sentence) from None
+        with contextlib.suppress(OSError, ValueError):
+            behind = "\n" if sys.stderr.isatty() else ""  # the terminal's ^C
+            print_above(None, f"{behind}fleetfit: {sentence}", sys.stderr)
+        raise ScriptInterrupt(sentence) from None
+
+
+# ---- the display of a comparison -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ComparisonProgress:
+    """State of a comparison.
+
+    Attributes:
+        runs: Number of runs, including tuning.
+        tuning: Number of tuning runs.
+        finished: Number of finished runs.
+        jobs: Runs at a time.
+        seconds_left: Estimated wall seconds left; None before the first round.
+        rows: Number of rows.
+        rows_measured: Number of rows with a finished round. The times of the others are guesses.
+    """
+
+    runs: int
+    tuning: int
+    finished: int
+    jobs: int
+    seconds_left: float | None
+    rows: int
+    rows_measured: int
+
+
+class ComparisonDisplay:
+    """Shows the runs of a comparison and their rounds. It prints each note once per row, not once per seed.
+
+    Args:
+        jobs: Number of runs at a time.
+        stream: The stream of bars and lines.
+        quiet: Whether to print only the notes.
+    """
+
+    def __init__(self, jobs: int, stream: TextIO, quiet: bool = False) -> None:
+        self._stream, self._quiet, self._notes = stream, quiet, set[tuple[str, str]]()
+        self._has_started, self._time_left = False, ""
+        self._cell = None if quiet else open_cell()
+        self._bars: Progress | None = None
+        if jobs > 1 and not quiet and stream.isatty():
+            self._bars = make_bars(stream)
+            self._bars.start()
+
+    def say(self, sentence: str) -> None:
+        """Print a sentence on a slow step."""
+        if not self._quiet:
+            print_above(self._bars, sentence, self._stream)
+
+    def show_run(self, title: str, number: int, count: int, run: Any) -> OnReport | None:
+        """Print the title and the notes of a `Run`; return its progress display, or None if nothing is shown."""
+        heading = title if self._quiet else f"[{number}/{count}] {title}"
+        for note in run.notes:
+            if (run.experiment.name, note) not in self._notes:
+                self._notes.add((run.experiment.name, note))
+                print_above(self._bars, wrap_text(f"{heading}: {note}", self._stream), self._stream)
+        if self._quiet:
+            return None
+        if run.finished:
+            self.say(f"{heading}: already finished.")
+            return None
+        return RoundProgress(heading, run.experiment, self._bars, lambda: self._time_left, self._stream, self._cell)
+
+    def show_progress(self, progress: ComparisonProgress) -> None:
+        """Print the number of runs at first, and the estimated duration once; the rounds show it from then on."""
+        if not self._has_started:
+            self._has_started = True
+            self.say(format_run_count(progress))
+        if progress.seconds_left:
+            is_first, about = not self._time_left, format_duration(progress.seconds_left)
+            is_guess = progress.rows_measured < progress.rows
+            self._time_left = f"{'perhaps ' * is_guess}{about} left of all"
+            if is_first:
+                rows = f" ({progress.rows_measured} of {progress.rows} rows measured)"
+                self.say(
+                    f"About {about} left for the whole comparison, estimated from the rounds so far{rows * is_guess}."
+                )
+
+    def close(self) -> None:
+        """Restore the terminal."""
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+
+def format_run_count(progress: ComparisonProgress) -> str:
+    """Return the number of runs: "8 runs, of which 4 tune before the others; 3 are finished."."""
+    text = f"{progress.runs} run{'s' * (progress.runs != 1)}"
+    if progress.tuning:
+        text += f", of which {progress.tuning} tune before the others"
+    if progress.jobs > 1:
+        text += f", {progress.jobs} at a time"
+    if progress.finished:
+        text += f"; {progress.finished} {'is' if progress.finished == 1 else 'are'} finished"
+    return f"{text}."
+
+
+def make_comparison_display(progress: ProgressOption | ComparisonDisplay, jobs: int) -> ComparisonDisplay | None:
+    """Return the display of a comparison that was started from Python; None: show nothing."""
+    if isinstance(progress, ComparisonDisplay):
+        return progress
+    return ComparisonDisplay(jobs, find_stream()) if progress else None
+
+
+# ---- counted work, and bars ----------------------------------------------------------------------------------------
 
 
 class TaskProgress:
@@ -321,282 +574,3 @@ def print_above(bars: "Progress | None", text: str, stream: TextIO | None = None
         bars.console.print(text, markup=False, soft_wrap=True, highlight=False)
     else:
         print(text, file=stream or sys.stdout, flush=True)
-
-
-# ---- in a notebook -------------------------------------------------------------------------------------------------
-
-
-def is_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return getattr(shell, "kernel", None) is not None
-
-
-class NotebookProgress:
-    """Shows the rounds of one run after another in the output of a cell, which it replaces each time."""
-
-    def __init__(self) -> None:
-        from IPython import display
-
-        untyped: Any = display
-        self._html, self._handle = untyped.HTML, untyped.display(untyped.HTML(""), display_id=True)
-
-    def add_run(self, title: str, experiment: Experiment) -> OnReport:
-        """Return a function that shows each report of a run."""
-        facts = RoundFacts(experiment.rounds, experiment.evaluate.norms[0])
-        self._handle.update(self._html(format_html(title, facts)))
-
-        def after_round(report: Mapping[str, Any]) -> None:
-            facts.add(report)
-            self._handle.update(self._html(format_html(title, facts, facts.time_left)))
-
-        return after_round
-
-
-def format_html(title: str, facts: RoundFacts, time_left: str = "") -> str:
-    """Return the facts as HTML without colours, for light and dark themes."""
-    head = " · ".join(filter(None, [title, f"round {facts.done}/{facts.rounds}", time_left, facts.rollback]))
-    rows = "".join(
-        f'<tr><td style="text-align:left">{escape_html(name)}</td>'
-        f'<td style="text-align:left;white-space:pre-wrap">{escape_html(value)}</td></tr>'
-        for name, value in facts.rows
-    )
-    bar = f'<progress value="{facts.done}" max="{facts.rounds}" style="width:20em"></progress>'
-    return f"<div>{bar} {escape_html(head)}<table>{rows}</table></div>"
-
-
-# ---- the display of a run ------------------------------------------------------------------------------------------
-
-
-class RunLike(Protocol):
-    """The part of `fleetfit.Run` that a display needs: `fleetfit.api.results` imports this module."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether all rounds are finished and the summary is written."""
-        ...
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes for the user."""
-        ...
-
-    @property
-    def experiment(self) -> Experiment:
-        """The experiment with all defaults."""
-        ...
-
-    @property
-    def folder(self) -> Path:
-        """The run folder."""
-        ...
-
-
-class Display(Protocol):
-    """Shows a run while it is running."""
-
-    def say(self, sentence: str) -> None:
-        """Show a sentence on a slow step before the first round."""
-
-    def start(self, run: RunLike, notes: Sequence[str]) -> None:
-        """Show the start of the first round.
-
-        Args:
-            run: The run.
-            notes: Notes for the user.
-        """
-
-    def show_round(self, report: Mapping[str, Any]) -> None:
-        """Show the report of a round."""
-
-    def show_result(self, summary: Mapping[str, Any]) -> None:
-        """Show the content of `summary.json`, before the plots are drawn."""
-
-    def close(self) -> None:
-        """Restore the terminal. Called once, also after an error."""
-
-
-class _ScriptDisplay:
-    """Shows the slow steps and the rounds of a call from Python: in a notebook's cell, elsewhere on stderr."""
-
-    def __init__(self, progress: ProgressOption, folder: Path | None) -> None:
-        self.folder = folder
-        self._shows = progress is not False
-        self._stream = sys.stdout if is_notebook() else sys.stderr
-        self._show: OnReport | None = None
-
-    def say(self, sentence: str) -> None:
-        if self._shows:
-            print_above(None, sentence, self._stream)
-
-    def start(self, run: RunLike, notes: Sequence[str]) -> None:
-        self.folder = run.folder
-        for note in notes:
-            self.say(wrap_text(f"Note: {note}", self._stream))
-        self.say(f"Run folder: {run.folder}")
-        if self._shows:
-            self._show = (
-                NotebookProgress().add_run("", run.experiment)
-                if is_notebook()
-                else RoundProgress("", run.experiment, stream=self._stream)
-            )
-
-    def show_round(self, report: Mapping[str, Any]) -> None:
-        if self._show is not None:
-            self._show(report)
-
-    def show_result(self, summary: Mapping[str, Any]) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if isinstance(self._show, RoundProgress):
-            self._show.close()
-
-
-@contextlib.contextmanager
-def open_display(progress: ProgressOption | Display, folder: Path | None = None) -> Iterator[Display]:
-    """Yield the display of a call. In a script, Ctrl-C ends with the call that continues it.
-
-    Args:
-        progress: See `fleetfit.run`. The command line passes a display of its own, and explains Ctrl-C itself.
-        folder: The run folder, if it exists before the run starts.
-    """
-    if not isinstance(progress, bool | str):
-        yield progress
-        return
-    display = _ScriptDisplay(progress, folder)
-    with explain_interrupt(lambda: _format_advice(display.folder)):
-        yield display
-
-
-def _format_advice(folder: Path | None) -> str:
-    if folder is None:
-        return "Nothing was written."
-    return f"Nothing is half written; continue with:{COMMAND}{format_resume(folder, is_script=True)}"
-
-
-@contextlib.contextmanager
-def explain_interrupt(format_advice: Callable[[], str]) -> Iterator[None]:
-    """Turn Ctrl-C in a script into a sentence with what continues it. The exit code is 130, without a traceback.
-
-    Args:
-        format_advice: Returns how to continue, as a sentence.
-    """
-    try:
-        yield
-    except Interrupt:
-        raise
-    except KeyboardInterrupt:
-        sentence = f"stopped. {format_advice()}"
-        if hasattr(sys, "ps1"):  # SystemExit would end an interactive session
-            raise Interrupt(sentence) from None
-        with contextlib.suppress(OSError, ValueError):
-            behind = "\n" if sys.stderr.isatty() else ""  # the terminal's ^C
-            print_above(None, f"{behind}fleetfit: {sentence}", sys.stderr)
-        raise ScriptInterrupt(sentence) from None
-
-
-# ---- the display of a comparison -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ComparisonProgress:
-    """State of a comparison.
-
-    Attributes:
-        runs: Number of runs, including tuning.
-        tuning: Number of tuning runs.
-        finished: Number of finished runs.
-        jobs: Runs at a time.
-        seconds_left: Estimated wall seconds left; None before the first round.
-        rows: Number of rows.
-        rows_measured: Number of rows with a finished round. The times of the others are guesses.
-    """
-
-    runs: int
-    tuning: int
-    finished: int
-    jobs: int
-    seconds_left: float | None
-    rows: int
-    rows_measured: int
-
-
-class ComparisonDisplay:
-    """Shows the runs of a comparison and their rounds. It prints each note once per row, not once per seed.
-
-    Args:
-        jobs: Number of runs at a time.
-        stream: The stream of bars and lines.
-        quiet: Whether to print only the notes.
-    """
-
-    def __init__(self, jobs: int, stream: TextIO, quiet: bool = False) -> None:
-        self._stream, self._quiet, self._notes = stream, quiet, set[tuple[str, str]]()
-        self._has_started, self._time_left = False, ""
-        self._cell = NotebookProgress() if is_notebook() and not quiet else None
-        self._bars: Progress | None = None
-        if jobs > 1 and not quiet and stream.isatty():
-            self._bars = make_bars(stream)
-            self._bars.start()
-
-    def say(self, sentence: str) -> None:
-        """Print a sentence on a slow step."""
-        if not self._quiet:
-            print_above(self._bars, sentence, self._stream)
-
-    def show_run(self, title: str, number: int, count: int, run: RunLike) -> OnReport | None:
-        """Print the title and the notes of a run; return its progress display, or None if nothing is shown."""
-        heading = title if self._quiet else f"[{number}/{count}] {title}"
-        for note in run.notes:
-            if (run.experiment.name, note) not in self._notes:
-                self._notes.add((run.experiment.name, note))
-                print_above(self._bars, wrap_text(f"{heading}: {note}", self._stream), self._stream)
-        if self._quiet:
-            return None
-        if run.finished:
-            self.say(f"{heading}: already finished.")
-            return None
-        if self._cell is not None:
-            return self._cell.add_run(heading, run.experiment)
-        return RoundProgress(heading, run.experiment, self._bars, lambda: self._time_left, self._stream)
-
-    def show_progress(self, progress: ComparisonProgress) -> None:
-        """Print the number of runs at first, and the estimated duration once; the rounds show it from then on."""
-        if not self._has_started:
-            self._has_started = True
-            self.say(format_run_count(progress))
-        if progress.seconds_left:
-            is_first, about = not self._time_left, format_duration(progress.seconds_left)
-            is_guess = progress.rows_measured < progress.rows
-            self._time_left = f"{'perhaps ' * is_guess}{about} left of all"
-            if is_first:
-                rows = f" ({progress.rows_measured} of {progress.rows} rows measured)"
-                self.say(
-                    f"About {about} left for the whole comparison, estimated from the rounds so far{rows * is_guess}."
-                )
-
-    def close(self) -> None:
-        """Restore the terminal."""
-        if self._bars is not None:
-            self._bars.stop()
-            self._bars = None
-
-
-def format_run_count(progress: ComparisonProgress) -> str:
-    """Return the number of runs: "8 runs, of which 4 tune before the others; 3 are finished."."""
-    text = f"{progress.runs} run{'s' * (progress.runs != 1)}"
-    if progress.tuning:
-        text += f", of which {progress.tuning} tune before the others"
-    if progress.jobs > 1:
-        text += f", {progress.jobs} at a time"
-    if progress.finished:
-        text += f"; {progress.finished} {'is' if progress.finished == 1 else 'are'} finished"
-    return f"{text}."
-
-
-def make_comparison_display(progress: ProgressOption | ComparisonDisplay, jobs: int) -> ComparisonDisplay | None:
-    """Return the display of a comparison that was started from Python; None: show nothing."""
-    if isinstance(progress, ComparisonDisplay):
-        return progress
-    return ComparisonDisplay(jobs, sys.stdout if is_notebook() else sys.stderr) if progress else None

@@ -13,7 +13,7 @@ from fleetfit import rounds
 from fleetfit.api.callbacks import NamedCallback, make_callbacks
 from fleetfit.api.code import find_code_changes
 from fleetfit.api.commands import format_resume
-from fleetfit.api.progress import Display, ProgressOption, RoundFacts, format_html, open_display
+from fleetfit.api.progress import ProgressOption, RoundFacts, RunDisplay, format_html, open_display
 from fleetfit.config import Assembly, Experiment
 from fleetfit.config.assemble.data import build_data
 from fleetfit.config.assemble.run import assemble, assemble_fleet, assemble_without_data
@@ -305,7 +305,7 @@ class Run:
         out: str | Path,
         forms: Sequence[str] = ("onnx",),
         data: Data | None = None,
-        progress: ProgressOption | Display = "auto",
+        progress: ProgressOption | RunDisplay = "auto",
         prior: "Counts | str | Path | None" = None,
     ) -> "Export":
         """Export a level's model for devices: tensors, `torch.export` program, ONNX graphs, model card and more.

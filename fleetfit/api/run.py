@@ -25,7 +25,7 @@ from fleetfit.api.callbacks import CallbackRunner, make_callbacks, split_callbac
 from fleetfit.api.code import compute_code_digests
 from fleetfit.api.commands import format_open, format_resume
 from fleetfit.api.outcome import describe_outcome
-from fleetfit.api.progress import Display, ProgressOption, open_display
+from fleetfit.api.progress import ProgressOption, RunDisplay, open_display
 from fleetfit.api.results import DERIVED, Run, find_data_changes, load, load_usable_checkpoint
 from fleetfit.config import Assembly, Experiment, load_experiment, to_toml
 from fleetfit.config.assemble.data import build_data
@@ -64,7 +64,7 @@ def run(
     overrides: Sequence[str] = (),
     on_round: OnRound | None = None,
     callbacks: Sequence[Any] = (),
-    progress: ProgressOption | Display = "auto",
+    progress: ProgressOption | RunDisplay = "auto",
     **sections: Any,
 ) -> Run:
     """Run an experiment from start to end.
@@ -77,7 +77,7 @@ def run(
         callbacks: Further callbacks besides the run file's: objects with methods of `fleetfit.Callback`, functions of a
             round's report, and names and tables as in a run file.
         progress: Whether to show notes, slow steps and rounds: a bar or lines on stderr, in a notebook the cell; False
-            shows nothing. Or a display (see `fleetfit.api.progress.Display`).
+            shows nothing. Or a display (see `fleetfit.api.progress.RunDisplay`).
         **sections: Sections of a run file, with names or objects: `model=MyArchitecture()`, `data=my_data`.
 
     Returns:
@@ -108,7 +108,7 @@ def resume(
     *,
     on_round: OnRound | None = None,
     callbacks: Sequence[Any] = (),
-    progress: ProgressOption | Display = "auto",
+    progress: ProgressOption | RunDisplay = "auto",
     **sections: Any,
 ) -> Run:
     """Continue a run after its newest checkpoint. A finished run is returned unchanged.
@@ -406,7 +406,7 @@ def _describe_first_clients(assembly: Assembly, count: int = 20) -> dict[str, An
 # ---- the rounds ----------------------------------------------------------------------------------------------------
 
 
-def _run_with_display(target: Run, display: Display, on_round: OnRound | None, notes: Sequence[str] = ()) -> None:
+def _run_with_display(target: Run, display: RunDisplay, on_round: OnRound | None, notes: Sequence[str] = ()) -> None:
     def after_round(report: Mapping[str, Any]) -> None:
         display.show_round(report)
         if on_round is not None:
@@ -417,7 +417,7 @@ def _run_with_display(target: Run, display: Display, on_round: OnRound | None, n
         display.say("Drawing the plots and the page.")
 
     with contextlib.closing(display):
-        display.start(target, (*notes, *target.notes))
+        display.start(target.folder, target.experiment, (*notes, *target.notes))
         run_remaining_rounds(target, after_round, on_result=after_result)
 
 

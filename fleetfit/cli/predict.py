@@ -282,14 +282,14 @@ def export(
     """
     from fleetfit.api.inference import check_other_data, load_other_data
     from fleetfit.api.results import load
-    from fleetfit.cli.run import TrainingDisplay
+    from fleetfit.cli.run import make_display
 
     options = {"onnx": onnx, "int8": int8, "static-int8": static_int8, "transformers": transformers,
                "executorch": executorch}  # fmt: skip
     forms = [form for form, is_requested in options.items() if is_requested]
     run = load(folder)
     other = None if data is None else check_other_data(run, load_other_data(run, data, halves=True))
-    exported = run.export(level, out, forms, other, TrainingDisplay(quiet=False), prior)
+    exported = run.export(level, out, forms, other, make_display(quiet=False), prior)
     output.print_table(make_export_table(exported))
     output.print_line(f"Written: {out}")
     if push is not None:

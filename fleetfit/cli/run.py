@@ -4,9 +4,9 @@ import contextlib
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,8 +31,8 @@ from fleetfit.machine import available_cores
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from fleetfit.api.progress import RoundProgress, RunLike
-    from fleetfit.api.results import Run
+    from fleetfit.api.follow import FollowedRun
+    from fleetfit.api.progress import RoundProgress, RunDisplay
 
 
 def run(
@@ -43,16 +43,16 @@ def run(
     Writes a run folder (in `runs/`, or --out) with the complete configuration, metrics, checkpoints, plan, summary,
     plots and page. `fleetfit resume FOLDER` continues a stopped run.
     """
-    display = TrainingDisplay(quiet)
-    with display.explain_interrupt():
+    display = make_display(quiet)
+    with _explain_interrupt(display):
         finished = fleetfit.run(file, out=out, overrides=add_speed(overrides, fast), progress=display)
     output.print_locations(finished.folder)
 
 
 def resume(folder: Folder, quiet: Quiet = False) -> None:
     """Continue a stopped run. The result equals that of an uninterrupted run, bit for bit."""
-    display = TrainingDisplay(quiet)
-    with display.explain_interrupt():
+    display = make_display(quiet)
+    with _explain_interrupt(display):
         finished = fleetfit.resume(folder, progress=display)
     if display.folder is None:
         output.print_line(f"{folder} is already finished.")
@@ -60,60 +60,23 @@ def resume(folder: Folder, quiet: Quiet = False) -> None:
     output.print_locations(finished.folder)
 
 
-class TrainingDisplay:
-    """Prints the notes, rounds and result of a run (see `fleetfit.api.progress.Display`).
+def make_display(quiet: bool) -> "RunDisplay":
+    """Return the display of a run on stdout, which ends with the tables of the run."""
+    from fleetfit.api.progress import RunDisplay
 
-    Attributes:
-        folder: The run folder; None until the run starts.
-    """
+    return RunDisplay(sys.stdout, quiet, output.print_summary)
 
-    def __init__(self, quiet: bool) -> None:
-        self.folder: Path | None = None
-        self._quiet = quiet
-        self._notes: Sequence[str] = ()
-        self._progress: RoundProgress | None = None
 
-    def say(self, sentence: str) -> None:
-        """Print a progress sentence."""
-        if not self._quiet:
-            output.print_line(sentence)
-
-    def start(self, run: "RunLike", notes: Sequence[str]) -> None:
-        """Print the notes and the run folder."""
-        from fleetfit.api.progress import RoundProgress
-
-        output.print_notes(notes)
-        self._notes = notes
-        self.folder = run.folder
-        if not self._quiet:
-            output.print_line(f"Run folder: {self.folder}")
-            self._progress = RoundProgress("", run.experiment)
-
-    def show_round(self, report: Mapping[str, Any]) -> None:
-        """Show the report of a round."""
-        if self._progress is not None:
-            self._progress(report)
-
-    def show_result(self, summary: Mapping[str, Any]) -> None:
-        """Print the tables of the run."""
-        self.close()
-        output.print_summary(summary, self._notes)
-
-    def close(self) -> None:
-        """Restore the terminal."""
-        if self._progress is not None:
-            self._progress.close()
-
-    @contextlib.contextmanager
-    def explain_interrupt(self) -> Iterator[None]:
-        """After the run has started, turn Ctrl-C into a message with the command that continues it."""
-        try:
-            yield
-        except KeyboardInterrupt:
-            if self.folder is None:
-                raise
-            with output.explain_interrupt(f"fleetfit resume {self.folder}"):
-                raise
+@contextlib.contextmanager
+def _explain_interrupt(display: "RunDisplay") -> Iterator[None]:
+    """After the run has started, turn Ctrl-C into a message with the command that continues it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if display.folder is None:
+            raise
+        with output.explain_interrupt(f"fleetfit resume {display.folder}"):
+            raise
 
 
 # ---- watch ---------------------------------------------------------------------------------------------------------
@@ -132,127 +95,102 @@ def watch(
 
     Works on runs of a fleet, too. Writes no files.
     """
-    from fleetfit.api.progress import make_bars
+    from fleetfit.api.comparison.plan import is_running
     from fleetfit.runs.planned import list_planned_runs
 
-    if files.is_file(folder / "config.toml"):
-        _follow(folder, [_WatchedRun(folder, "", None)], once)
-        return
-    runs = list_planned_runs(folder)
-    if not runs:
+    is_run = files.is_file(folder / "config.toml")
+    runs = [] if is_run else list_planned_runs(folder)
+    if not is_run and not runs:
         raise RunError(
             f"{folder} is not a run folder or a comparison's folder. Name the folder of a started run or comparison.",
             path=folder,
         )
-    bars = make_bars() if sys.stdout.isatty() else None
-    watched = [
-        _WatchedRun(folder / run.subfolder, f"[{number}/{len(runs)}] {run.title}", bars)
-        for number, run in enumerate(runs, 1)
-    ]
-    with bars or contextlib.nullcontext():
-        _follow(folder, watched, once)
-
-
-class _WatchedRun:
-    """A watched run; it may not have started yet."""
-
-    def __init__(self, folder: Path, title: str, bars: "Progress | None") -> None:
-        self.folder, self.title, self._bars = folder, title, bars
-        self.run: Run | None = None
-        self.finished = False
-        self._size = -1
-        self._progress: RoundProgress | None = None
-        self._round = 0  # the last round shown
-
-    def update(self) -> None:
-        """Show new rounds."""
-        if self.finished or not files.is_file(self.folder / "config.toml"):
-            return
-        is_first = self.run is None
-        self.run = self.run or fleetfit.load(self.folder)
-        is_finished = self.run.finished
-        if not (is_first and is_finished):
-            self._show_rounds(self.run)
-        if is_finished:
-            self.finished = True
-            self.close()
-            if self.title:
-                output.print_line(f"{self.title}: finished.")
-
-    def _show_rounds(self, run: "Run") -> None:
-        from fleetfit.api.progress import RoundProgress
-
-        try:
-            size = (run.folder / "metrics.jsonl").stat().st_size
-        except FileNotFoundError:
-            return
-        if size == self._size:
-            return
-        is_first, self._size = self._size < 0, size
-        reports = run.files.metrics()
-        if reports and reports[-1]["round"] < self._round:
-            self._round = reports[-1]["round"]
-            output.print_line(f"{self.title or run.folder} was resumed after round {self._round}.")
-        for report in reports[self._round :]:
-            if self._progress is None:
-                self._progress = RoundProgress(self.title, run.experiment, self._bars)
-            if is_first and report is not reports[-1]:
-                self._progress.skip(report)  # of the earlier rounds, show the last one only
-            else:
-                self._progress(report)
-            self._round = report["round"]
-
-    @property
-    def state(self) -> str:
-        """The number of finished rounds, in words."""
-        if self.run is None:
-            return "not started"
-        return f"after round {self._round} of {self.run.experiment.rounds}" if self._round else "before its first round"
-
-    def close(self) -> None:
-        """Restore the terminal."""
-        if self._progress is not None:
-            self._progress.close()
-
-
-def _follow(folder: Path, runs: Sequence[_WatchedRun], once: bool) -> None:
-    from fleetfit.api.comparison.plan import is_running
-
+    titles = {run.subfolder: f"[{number}/{len(runs)}] {run.title}" for number, run in enumerate(runs, 1)}
     if not once and is_running(folder):
         output.print_line(f"Watching {folder}. Ctrl-C stops only the watching.")
-    try:
-        while True:
-            alive = is_running(folder)  # before reading, so that rounds written before the end are read below
-            for run in runs:
-                run.update()
-            if once or not alive or all(run.finished for run in runs):
-                break
-            time.sleep(WATCH_S)
-    except KeyboardInterrupt:
-        raise output.UserInterrupt(f"stopped watching; {folder} continues.") from None
-    finally:
-        for run in runs:
-            run.close()
-    _print_state(folder, runs, alive)
+    followed, alive = _follow(folder, {Path(): ""} if is_run else titles, once)
+    if is_run:
+        _print_run_state(followed[0], alive)
+    else:
+        _print_comparison_state(folder, sum(run.finished for run in followed), len(followed), alive)
 
 
-def _print_state(folder: Path, runs: Sequence[_WatchedRun], is_running: bool) -> None:
-    (first, *_) = runs
-    if not first.title:
-        if first.finished and first.run is not None:
-            output.print_line(f"{folder} is finished.")
-            output.print_summary(first.run.summary)
-            output.print_locations(folder)
-        elif is_running:
-            output.print_line(f"{folder} is running, {first.state}.")
-        else:
-            output.print_line(f"{folder} was stopped {first.state}. Continue it: fleetfit resume {folder}")
+def _follow(folder: Path, titles: Mapping[Path, str], once: bool) -> "tuple[list[FollowedRun], bool]":
+    """Show runs until they are finished or their process ends; return them, and whether it is running."""
+    from fleetfit.api.comparison.plan import is_running
+    from fleetfit.api.follow import FollowedRun
+    from fleetfit.api.progress import make_bars
+
+    runs = [FollowedRun(folder / subfolder) for subfolder in titles]
+    bars = make_bars() if len(runs) > 1 and sys.stdout.isatty() else None
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(bars or contextlib.nullcontext())
+        displays = [stack.enter_context(contextlib.closing(_FollowDisplay(title, bars))) for title in titles.values()]
+        try:
+            while True:
+                alive = is_running(folder)  # before reading, so that rounds written before the end are read below
+                for run, display in zip(runs, displays, strict=True):
+                    display.update(run)
+                if once or not alive or all(run.finished for run in runs):
+                    return runs, alive
+                time.sleep(WATCH_S)
+        except KeyboardInterrupt:
+            raise output.UserInterrupt(f"stopped watching; {folder} continues.") from None
+
+
+class _FollowDisplay:
+    """Shows the new rounds of a followed run; of those before the first look only the last one."""
+
+    def __init__(self, title: str, bars: "Progress | None") -> None:
+        self._title, self._bars = title, bars
+        self._rounds: RoundProgress | None = None
+
+    def update(self, run: "FollowedRun") -> None:
+        from fleetfit.api.progress import RoundProgress
+
+        if run.finished:
+            return
+        before = run.round
+        reports = run.read()
+        if run.round < before:
+            output.print_line(f"{self._title or run.folder} was resumed after round {run.round}.")
+        if reports and run.run is not None and (self._rounds is not None or not run.finished):
+            if self._rounds is None:
+                self._rounds = RoundProgress(self._title, run.run.experiment, self._bars)
+                for report in reports[:-1]:
+                    self._rounds.facts.add(report)
+                reports = reports[-1:]
+            for report in reports:
+                self._rounds(report)
+        if run.finished:
+            self.close()
+            if self._title:
+                output.print_line(f"{self._title}: finished.")
+
+    def close(self) -> None:
+        if self._rounds is not None:
+            self._rounds.close()
+
+
+def _print_run_state(run: "FollowedRun", is_running: bool) -> None:
+    folder, rounds = run.folder, run.run.experiment.rounds if run.run is not None else 0
+    if run.finished and run.run is not None:
+        output.print_line(f"{folder} is finished.")
+        output.print_summary(run.run.summary)
+        output.print_locations(folder)
         return
-    finished = sum(run.finished for run in runs)
-    count = f"{finished} of {len(runs)} runs are finished"
+    state = f"after round {run.round} of {rounds}" if run.round else "before its first round"
+    if is_running:
+        output.print_line(f"{folder} is running, {state}.")
+    else:
+        output.print_line(f"{folder} was stopped {state}. Continue it: fleetfit resume {folder}")
+
+
+def _print_comparison_state(folder: Path, finished: int, total: int, is_running: bool) -> None:
+    count = f"{finished} of {total} runs are finished"
     if is_running:
         output.print_line(f"{folder} is running: {count}.")
-    elif finished == len(runs):
+    elif finished == total:
         output.print_line(f"{folder} is finished: {count}. Its table: {folder / 'table.md'}")
     else:
         output.print_line(f"{folder} was stopped: {count}. Run the same fleetfit compare command to continue it.")

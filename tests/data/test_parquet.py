@@ -13,8 +13,7 @@ from fleetfit.data import image_reader
 from fleetfit.data.files import folders, parquet
 from fleetfit.data.files import images as images_module
 from fleetfit.data.files.images import images
-from fleetfit.data.sets.cifar import cifar10, cifar100
-from fleetfit.data.sets.mnist import FACTS, fashion_mnist, mnist
+from fleetfit.data.sets.images import FACTS, cifar10, cifar100, fashion_mnist, mnist
 from fleetfit.errors import DataError
 
 Picture = Callable[..., bytes]

@@ -10,8 +10,7 @@ import torch
 from fleetfit.data import Data, class_counts, partition
 from fleetfit.data.dataset import Facts
 from fleetfit.data.files.images import images
-from fleetfit.data.sets import cifar as cifar_module
-from fleetfit.data.sets import mnist as mnist_module
+from fleetfit.data.sets.images import FACTS, cifar10, cifar100, mnist
 
 ROOT = Path(os.environ.get("FLEETFIT_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 
@@ -41,9 +40,9 @@ def sliced(name: str, target: Path, rows: int = 300) -> Path:
 @pytest.mark.parametrize(
     ("load", "name", "names", "start"),
     [
-        (cifar_module.cifar10, "cifar10", ("airplane", "automobile"), [6, 9, 9, 4, 1]),
-        (cifar_module.cifar100, "cifar100", ("apple", "aquarium_fish"), [19, 29, 0, 11, 1]),
-        (mnist_module.mnist, "mnist", ("0", "1"), [5, 0, 4, 1, 9]),
+        (cifar10, "cifar10", ("airplane", "automobile"), [6, 9, 9, 4, 1]),
+        (cifar100, "cifar100", ("apple", "aquarium_fish"), [19, 29, 0, 11, 1]),
+        (mnist, "mnist", ("0", "1"), [5, 0, 4, 1, 9]),
     ],
 )
 def test_first_rows(
@@ -79,9 +78,9 @@ def test_photographs_at_another_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("load", "name", "facts"),
     [
-        (cifar_module.cifar10, "cifar10", cifar_module.FACTS["cifar10"]),
-        (cifar_module.cifar100, "cifar100", cifar_module.FACTS["cifar100"]),
-        (mnist_module.mnist, "mnist", mnist_module.FACTS["mnist"]),
+        (cifar10, "cifar10", FACTS["cifar10"]),
+        (cifar100, "cifar100", FACTS["cifar100"]),
+        (mnist, "mnist", FACTS["mnist"]),
     ],
 )
 def test_whole_sets(load: Callable[..., Data], name: str, facts: Facts) -> None:

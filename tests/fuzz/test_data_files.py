@@ -27,7 +27,7 @@ from fleetfit.data.files.images import images
 from fleetfit.data.files.plain_text import plain_text
 from fleetfit.data.files.text import text
 from fleetfit.data.sets.femnist import femnist
-from fleetfit.data.sets.mnist import mnist
+from fleetfit.data.sets.images import mnist
 from fleetfit.data.sets.shakespeare import shakespeare
 from fleetfit.data.sets.speech_commands import speech_commands
 from fleetfit.errors import FleetFitError

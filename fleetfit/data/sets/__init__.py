@@ -1,1 +1,1 @@
-"""Public data sets: one file per set or family; a new one needs a row in `fleetfit/names.py`."""
+"""Public data sets: rows of tables, and files for those that need code. Each has a row in `fleetfit/names.py`."""
