@@ -78,12 +78,8 @@ def test_counts_are_those_of_the_formula(report: Report) -> None:
     total = 5 * h + h + 4 * (h * h + h) + e * (h * c + c)
     assert f'"hidden": {2 + 4 * 3 + e} dimensions of {2 + 8 + e} tensors with {total - e * c:,} of {total:,}' in text
     assert f'"classes": {2 * e} dimensions of {2 * e} tensors with {e * (h * c + c):,} of {total:,}' in text
-    assert "fixed size: 1 dimension: stem.weight[1]" in text
-    assert 'axis "hidden": 32 channels, cut one by one' in text
-    assert "depth: 4 blocks; a classifier may sit after any of them" in text
-    assert "nothing, and nothing has to be" in text
-    assert "a deployed model can stop at any exit" in text
-    assert text.rstrip().endswith("No files were written.")
+    for quoted in ("1 dimension: stem.weight[1]", 'axis "hidden": 32', "depth: 4", "can stop at any exit"):
+        assert quoted in text
 
 
 def test_every_level_is_trained_for_a_step(report: Report) -> None:
@@ -118,7 +114,7 @@ class Tokens(Stack):
 
 def test_models_of_tokens_get_tokens(report: Report) -> None:
     text = report(TOKENS, "Tokens", shape=(32,), task="next_token", settings={"vocabulary": 7})
-    assert "samples of 32 tokens below 7, 7 tokens to predict" in text
+    assert "32 tokens below 7, 7 tokens" in text
     with raises(ConfigError, "--set model.vocabulary=1000"):
         report(TOKENS, "Tokens")
     with raises(ConfigError, "own2.py", 0):
@@ -135,7 +131,7 @@ def test_shallow_models_have_levels_by_width(report: Report) -> None:
 def test_where_no_levels_fit_they_have_fixed_widths(report: Report) -> None:
     source = STACK.replace("blocks=4", "blocks=2").replace("Axis(hidden)", "Axis(hidden, hidden)")
     text = report(source, "Stack")
-    assert "Levels of fixed widths 0.3, 0.5, 0.8, 1.0: the planner finds none" in text
+    assert "0.3, 0.5, 0.8, 1.0" in text
     assert [row[1] for row in table_rows(text)] == ["0.30", "0.50", "0.80", "1.00"]
 
 
@@ -155,8 +151,7 @@ class Net(nn.Module):
 
 def test_missing_methods_of_a_plain_module_are_listed(report: Report) -> None:
     text = report(single(PLAIN), "Single")
-    assert "one, after the last block: nothing can stop early, and levels differ in width only" in text
-    assert "forward alone is enough for that; for more exits" in text
+    assert "nothing can stop early" in text
     assert {row[2] for row in table_rows(text)} == {"1/1"}
 
 
@@ -171,8 +166,7 @@ def forward(self, x):
                 logits.append(self.heads[str(i + 1)](x))
         return logits""")  # fmt: skip
     text = report(listed, "Stack")
-    assert "the module has no start, segment and head: it trains all the same" in text
-    assert "a deployed model cannot stop early" in text
+    assert "start, segment and head" in text and "cannot stop early" in text
     assert len(table_rows(text)) == 4
 
 
@@ -245,8 +239,7 @@ def test_the_line_in_the_error_corrects_the_model(
         report(single(net), "Single", shape)
     line = line_in(caught.value)
     if "interleaved" in expected:
-        other = "or blocked(5) instead of interleaved(5) if they are 5 stacked copies (fused q, k, v; gates)."
-        assert other in str(caught.value)
+        check_error(caught.value, "blocked(5) instead of interleaved(5)")
     assert expected in line
     mended = single(net).replace("        self.axes", f"        {line}\n        self.axes")
     assert "the layout is right" in report(mended, "Single", shape)
@@ -304,18 +297,17 @@ def test_different_candidates_are_listed_by_name() -> None:
         UndeclaredDimension("heads.1.fc", "third", {"interleaved(4)": "z"}),
     ]
     expected = 'self.declared = {"blocks.0.a": blocked(2), "blocks.1.a": blocked(3), "heads.1.fc": interleaved(4)}'
-    assert format_question(missing) == f"first. Write in the architecture: {expected} if x."
+    assert expected in format_question(missing)
     assert blocked(2).factor == 2 and interleaved(4).factor == 4
 
 
 def test_declarations_are_listed_with_their_dimensions(report: Report) -> None:
     declared = 'self.declared = {"qkv.*": blocked(3), "fc.*": blocked(2), "nothing": interleaved(2)}'
     text = report(single(FUSED).replace("        self.axes", f"        {declared}\n        self.axes"), "Single")
-    assert '"qkv.*": blocked(3): 3 stacked copies of an axis, in 2 dimensions: qkv.weight[0], qkv.bias' in text
-    assert '"fc.*": blocked(2): not needed; growth alone tells' in text
-    assert '"nothing": interleaved(2): matches no tensor; remove or correct it' in text
+    assert re.search(r'"qkv\.\*": blocked\(3\): .* 2 dimensions: qkv\.weight\[0\], qkv\.bias', text)
+    assert '"fc.*": blocked(2): not needed' in text and '"nothing": interleaved(2): matches no tensor' in text
     # up: rows, bias; qkv: columns, and rows and bias as declared; fc: columns
-    assert '"wide": 6 dimensions (2 as declared) of 5 tensors' in text
+    assert '"wide": 6 dimensions (2 as declared) of 5' in text
 
 
 # ---- what goes wrong -----------------------------------------------------------------------------------------------
