@@ -5,9 +5,7 @@ import torch
 from proofs import built, get_shapes, proven, trains, whole_before
 from torch import nn
 
-from fleetfit import names
 from fleetfit.cost import full_cost, submodel_cost
-from fleetfit.factories import call_factory
 from fleetfit.layout import build_module, infer_layout
 from fleetfit.models.inverted import Inverted, Stage, drop_connect, efficientnet_b0, efficientnet_b4
 
@@ -218,12 +216,3 @@ def test_blocks_compute_what_transformers_computes() -> None:
     x = torch.randn(2, 32, 8, 8)
     with torch.no_grad():
         torch.testing.assert_close(ours(x), theirs(x).last_hidden_state, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["efficientnet_b0", "efficientnet_b4"])
-def test_keys_come_from_a_configuration(name: str) -> None:
-    factory = names.resolve("models", name)
-    architecture = call_factory(factory, name, "[model]", {"stride": 4, "drop_connect": 0.1}, classes=7, channels=1)
-    assert architecture == factory(7, 1, stride=4, drop_connect=0.1)
-    assert hash(architecture) == hash(factory(7, 1, stride=4, drop_connect=0.1))
-    assert architecture != factory(7, 1, stride=4)

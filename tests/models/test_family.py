@@ -1,4 +1,4 @@
-"""The layers that families for images share, and the keys that families refuse."""
+"""What families share: layers of models for images, the names of their sizes, and their keys."""
 
 from typing import Any
 
@@ -9,7 +9,10 @@ from support import Expected, raises
 
 from fleetfit import names
 from fleetfit.errors import ModelError
+from fleetfit.factories import call_factory
 from fleetfit.models.family import Head, halve
+from fleetfit.models.msdnet import msdnet
+from fleetfit.models.resnet import ResNet, resnet
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 8, 8), (1, 2, 7, 5), (3, 1, 2, 3), (2, 4, 28, 28)])
@@ -77,3 +80,29 @@ def test_dropout_acts_in_training_only() -> None:
 def test_keys_that_do_not_fit_are_refused(name: str, keys: dict[str, Any], expected: Expected) -> None:
     with raises(ModelError, expected):
         names.resolve("models", name)(**keys)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("resnet", {"depth": 14}), ("resnet18", {"stem": "large", "base": 16}), ("resnet34", {"stem": "large"}),
+        ("efficientnet_b0", {"stride": 4, "drop_connect": 0.1}), ("efficientnet_b4", {"stride": 4}),
+        ("mobilenetv2", {"stride": 32, "top": 0}), ("msdnet24", {"norm": "group"}), ("vgg16", {"wide": 64}),
+    ],
+)  # fmt: skip
+def test_keys_come_from_a_configuration(name: str, keys: dict[str, Any]) -> None:
+    data = {"classes": 7, **({"input_shape": (1, 28, 28)} if name == "vgg16" else {"channels": 1})}
+    factory = names.resolve("models", name)
+    architecture = call_factory(factory, name, "[model]", keys, **data)
+    same, other = factory(**data, **keys), factory(**data)
+    assert architecture == same != other and hash(architecture) == hash(same)
+
+
+def test_names_of_sizes() -> None:
+    for depth in (20, 32, 56, 110):
+        assert names.resolve("models", f"resnet{depth}")(7, 1, norm="group") == resnet(7, 1, depth, "group")
+        assert str(depth) in names.describe_entry("models", f"resnet{depth}")
+    for depth, blocks in ((18, (2, 2, 2, 2)), (34, (3, 4, 6, 3))):
+        architecture = names.resolve("models", f"resnet{depth}")(7, 1)
+        assert architecture == ResNet(7, 1, blocks, 64, "small", True, "batch", 2, 0.0, 3)
+    assert names.resolve("models", "msdnet24")(7, 1) == msdnet(7, 1, 24, 3, 16, 6, 128, 2)

@@ -3,9 +3,7 @@ import torch
 from proofs import built, get_shapes, proven, trains, whole_before
 from torch import nn
 
-from fleetfit import names
 from fleetfit.cost import full_cost, submodel_cost
-from fleetfit.factories import call_factory
 from fleetfit.layout import build_module, infer_layout
 from fleetfit.models.inverted import mobilenetv2, multiply_channels
 
@@ -115,11 +113,3 @@ def test_it_computes_what_transformers_computes() -> None:
     x = torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         torch.testing.assert_close(ours(x)[-1], theirs(x).logits, rtol=1e-4, atol=1e-4)
-
-
-def test_keys_come_from_a_configuration() -> None:
-    factory = names.resolve("models", "mobilenetv2")
-    architecture = call_factory(factory, "mobilenetv2", "[model]", {"stride": 32, "top": 0}, classes=7, channels=1)
-    assert architecture == mobilenetv2(7, 1, stride=32, top=0)
-    assert architecture != mobilenetv2(7, 1, top=0)
-    assert "top" not in architecture.axes

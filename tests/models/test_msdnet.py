@@ -10,13 +10,11 @@ from tiny import plain
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fleetfit import names
 from fleetfit.check import check_layout
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ModelError
-from fleetfit.factories import call_factory
 from fleetfit.layout import build_module, infer_layout, segments
 from fleetfit.method import build
 from fleetfit.models.msdnet import Msdnet, msdnet, msdnet24
@@ -287,8 +285,5 @@ def test_layers_before_i_stay_whole() -> None:
     )
 
 
-def test_names_and_keys() -> None:
-    assert call_factory(
-        names.resolve("models", "msdnet24"), "msdnet24", "[model]", {}, classes=7, channels=1
-    ) == msdnet(7, 1, 24, 3, 16, 6, 128, 2)
+def test_plain_heads_are_proven() -> None:
     proven(msdnet(3, 2, head_layers=0, **TWO), (2, 8, 8), (1, 2, 3))

@@ -3,13 +3,9 @@
 import pytest
 import torch
 from proofs import built, get_shapes, proven, trains, whole_before
-from support import raises
 from torch import nn
 
-from fleetfit import names
 from fleetfit.cost import full_cost, submodel_cost
-from fleetfit.errors import ConfigError
-from fleetfit.factories import call_factory
 from fleetfit.layout import build_module, infer_layout
 from fleetfit.models.resnet import ResNet, resnet, resnet18, resnet34
 
@@ -50,24 +46,6 @@ def test_known_sizes() -> None:
     assert count(resnet(), 0.70, (36, 42)) == count_parameters(18, (36, 42), (11, 22, 44)) == 465_727
     assert count(resnet(), 0.75, (36, 42, 48)) == count_parameters(18, (36, 42, 48), (12, 24, 48)) == 866_730
     assert count(resnet(), 1.0, (54,)) == 1_730_714
-
-
-@pytest.mark.parametrize("depth", [20, 32, 56, 110])
-def test_each_depth_has_a_name(depth: int) -> None:
-    architecture = names.resolve("models", f"resnet{depth}")(classes=7, channels=1, norm="group")
-    assert architecture == resnet(7, 1, depth, "group")
-    assert hash(architecture) == hash(resnet(7, 1, depth, "group"))
-    assert architecture != resnet(7, 1, depth, "batch")
-    assert f"{depth}" in names.describe_entry("models", f"resnet{depth}")
-
-
-def test_settings_come_from_a_configuration() -> None:
-    architecture = call_factory(
-        names.resolve("models", "resnet"), "resnet", "[model]", {"depth": 14}, classes=5, channels=1
-    )
-    assert architecture == resnet(classes=5, channels=1, depth=14)
-    with raises(ConfigError, '"batch"', '"group"'):
-        call_factory(names.resolve("models", "resnet20"), "resnet20", "[model]", {"norm": "layer"}, classes=5)
 
 
 def test_logits_of_every_exit_and_halved_images() -> None:
@@ -231,13 +209,3 @@ def _our_name(name: str) -> str:
     if parts[6] == "shortcut":
         return f"blocks.{block}.shortcut.{0 if kind == 'convolution' else 1}.{leaf}"
     return f"blocks.{block}.{'conv' if kind == 'convolution' else 'norm'}{int(parts[7]) + 1}.{leaf}"
-
-
-@pytest.mark.parametrize("name", ["resnet18", "resnet34"])
-def test_keys_come_from_a_configuration(name: str) -> None:
-    factory = names.resolve("models", name)
-    architecture = call_factory(factory, name, "[model]", {"stem": "large", "base": 16}, classes=7, channels=1)
-    per_stage = (2, 2, 2, 2) if name == "resnet18" else (3, 4, 6, 3)
-    assert architecture == ResNet(7, 1, per_stage, 16, "large", True, "batch", 2, 0.0, 3)
-    with raises(ConfigError, '"small"', '"large"'):
-        call_factory(factory, name, "[model]", {"stem": "medium"}, classes=7)

@@ -3,9 +3,7 @@ import torch
 from proofs import built, get_shapes, proven, trains, whole_before
 from torch import nn
 
-from fleetfit import names
 from fleetfit.cost import full_cost, submodel_cost
-from fleetfit.factories import call_factory
 from fleetfit.layout import build_module, infer_layout
 from fleetfit.models.vgg16 import vgg16
 
@@ -104,12 +102,3 @@ def test_dropout_follows_the_wide_layers_only() -> None:
         "blocks.14.drop": 0.3,
         "heads.3.drop": 0.0,
     }
-
-
-def test_keys_come_from_a_configuration() -> None:
-    architecture = call_factory(
-        names.resolve("models", "vgg16"), "vgg16", "[model]", {"wide": 64}, classes=5, input_shape=(1, 28, 28)
-    )
-    assert architecture == vgg16(5, (1, 28, 28), wide=64)
-    assert hash(architecture) == hash(vgg16(5, (1, 28, 28), wide=64))
-    assert architecture != vgg16(5, (1, 28, 28), wide=63)
