@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -260,7 +260,7 @@ def test_both_engines_see_the_same_clients_come_and_go(two: Any) -> None:
 SMALL = ["data.partition.clients=8", "rounds=2", "cohort.count=2"]
 
 
-def write_csv(folder: Path, *spells: str, heading: str = "client,start,stop") -> str:
+def write_csv(folder: Path, spells: Iterable[str], heading: str = "client,start,stop") -> str:
     path = folder / "trace.csv"
     path.write_text("\n".join([heading, *spells]) + "\n", encoding="utf-8")
     return str(path)
@@ -272,7 +272,7 @@ def write_json(folder: Path, payload: Any) -> str:
     return str(path)
 
 
-def write_npz(folder: Path, **arrays: np.ndarray) -> str:
+def write_npz(folder: Path, arrays: Mapping[str, np.ndarray]) -> str:
     path = folder / "trace.npz"
     np.savez(path, **arrays)  # type: ignore[arg-type]
     return str(path)
@@ -280,62 +280,50 @@ def write_npz(folder: Path, **arrays: np.ndarray) -> str:
 
 def test_three_kinds_of_file_say_the_same(tmp_path: Path) -> None:
     expected = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0], [1, 1, 0]], dtype=bool)
-    by_line = write_csv(tmp_path, "0,0,2", "1, 1, 4", "", "0,3,4")
+    by_line = write_csv(tmp_path, ["0,0,2", "1, 1, 4", "", "0,3,4"])
     by_client = write_json(tmp_path, {"online": {"0": [[0, 2], [3, 4]], "1": [[1, 4]]}})
-    for path in (by_line, by_client, write_npz(tmp_path, online=expected.astype(int))):
+    for path in (by_line, by_client, write_npz(tmp_path, {"online": expected.astype(int)})):
         assert np.array_equal(read_trace(path, 3), expected), path
     longer = write_json(tmp_path, {"rounds": 6, "online": {"2": [[0, 1]]}})
     assert read_trace(longer, 3).shape == (6, 3) and read_trace(longer, 3).sum() == 1
 
 
 @pytest.mark.parametrize(
-    ("spells", "mentions"),
+    ("write", "content", "mentions"),
     [
-        (["9,0,2"], ["client 9", "8 clients"]),
-        (["1,2,2"], ["line 2", "0 <= start < stop", "['1', '2', '2']"]),
-        (["0,0,1", "1,0"], ["line 3", "['1', '0']"]),
-        (["1,0,1.5"], ["line 2", "['1', '0', '1.5']"]),
-        (["1,1700000000,1700000060"], ["0 <= start < stop", 1 << 20]),
-        ([], ["online"]),
+        (write_csv, ["9,0,2"], ["client 9", "8 clients"]),
+        (write_csv, ["1,2,2"], ["line 2", "0 <= start < stop", "['1', '2', '2']"]),
+        (write_csv, ["0,0,1", "1,0"], ["line 3", "['1', '0']"]),
+        (write_csv, ["1,0,1.5"], ["line 2", "['1', '0', '1.5']"]),
+        (write_csv, ["1,1700000000,1700000060"], ["0 <= start < stop", 1 << 20]),
+        (write_csv, [], ["online"]),
+        (write_json, [1], ['"online"']),
+        (write_json, {"online": {"a": [[0, 1]]}}, ["client a", "['a', 0, 1]"]),
+        (write_json, {"online": {"0": [3]}}, ["client 0", "['0', 3]"]),
+        (write_json, {"online": {"0": 3}}, ["client 0", "['0', 3]"]),
+        (write_json, {"rounds": 2, "online": {"0": [[0, 3]]}}, ["2 rounds", "round 3"]),
+        (write_json, {"rounds": "2", "online": {}}, ["rounds", "'2'"]),
+        (write_npz, {"there": np.ones((2, 8))}, ['"online"', "there"]),
+        (write_npz, {"online": np.ones((2, 3))}, ["[rounds, 8]", "[2, 3]"]),
+        (write_npz, {"online": np.full((2, 8), 2)}, ["zeros and ones"]),
     ],
 )
-def test_what_a_csv_trace_must_say(tmp_path: Path, spells: list[str], mentions: list[object]) -> None:
-    with raises(ConfigError, "trace.csv", *mentions, key="fleet.availability.trace", path=tmp_path / "trace.csv"):
-        read_trace(write_csv(tmp_path, *spells), 8)
+def test_wrong_traces_are_refused(
+    tmp_path: Path, write: Callable[[Path, Any], str], content: Any, mentions: list[object]
+) -> None:
+    path = write(tmp_path, content)
+    with raises(ConfigError, Path(path).name, *mentions, key="fleet.availability.trace", path=path):
+        read_trace(path, 8)
 
 
-@pytest.mark.parametrize(
-    ("content", "clients", "mentions"),
-    [
-        ([1], 8, ['"online"']),
-        ({"online": {"a": [[0, 1]]}}, 8, ["client a", "['a', 0, 1]"]),
-        ({"online": {"0": [3]}}, 8, ["client 0", "['0', 3]"]),
-        ({"online": {"0": 3}}, 8, ["client 0", "['0', 3]"]),
-        ({"rounds": 2, "online": {"0": [[0, 3]]}}, 8, ["2 rounds", "round 3"]),
-        ({"rounds": "2", "online": {}}, 8, ["rounds", "'2'"]),
-        ({"rounds": 1 << 20, "online": {"0": [[0, 3]]}}, 1 << 14, [1 << 20, 1 << 14]),
-    ],
-)
-def test_what_a_json_trace_must_say(tmp_path: Path, content: Any, clients: int, mentions: list[object]) -> None:
-    with raises(ConfigError, *mentions, key="fleet.availability.trace", path=tmp_path / "trace.json"):
-        read_trace(write_json(tmp_path, content), clients)
-
-
-@pytest.mark.parametrize(
-    ("arrays", "mentions"),
-    [
-        ({"there": np.ones((2, 8))}, ['"online"', "there"]),
-        ({"online": np.ones((2, 3))}, ["[rounds, 8]", "[2, 3]"]),
-        ({"online": np.full((2, 8), 2)}, ["zeros and ones"]),
-    ],
-)
-def test_what_an_array_trace_must_say(tmp_path: Path, arrays: dict[str, Any], mentions: list[object]) -> None:
-    with raises(ConfigError, *mentions, key="fleet.availability.trace", path=tmp_path / "trace.npz"):
-        read_trace(write_npz(tmp_path, **arrays), 8)
+def test_a_trace_of_too_many_cells_is_refused(tmp_path: Path) -> None:
+    path = write_json(tmp_path, {"rounds": 1 << 20, "online": {"0": [[0, 3]]}})
+    with raises(ConfigError, 1 << 20, 1 << 14, key="fleet.availability.trace", path=path):
+        read_trace(path, 1 << 14)
 
 
 def test_what_other_traces_must_say(tmp_path: Path) -> None:
-    heading = write_csv(tmp_path, heading="user,from,to")
+    heading = write_csv(tmp_path, [], heading="user,from,to")
     for path, mention in (
         (heading, "client,start,stop, got user,from,to"),
         (str(tmp_path / "none.csv"), "none.csv"),
@@ -355,7 +343,7 @@ def test_a_run_file_says_who_comes_and_goes(tmp_path: Path) -> None:
     assert there is not None and assembly.federation.connected is not None
     assert (there.share, there.rounds, there.leave, there.day, there.clients) == (0.5, 4, 0.1, 12, 8)
     assert np.array_equal(assembly.federation.connected(3), there.online(3))
-    path = write_csv(tmp_path, *(f"{c},0,2" for c in range(8) if c != 5))
+    path = write_csv(tmp_path, [f"{c},0,2" for c in range(8) if c != 5])
     traced = assemble(load_experiment({}, [*SMALL, f"fleet.availability.trace={path}"]))
     assert traced.federation.reachable(1).tolist() == [0, 1, 2, 3, 4, 6, 7]
     assert any("1 clients" in n and "Clients 5." in n for n in traced.notes)
@@ -381,23 +369,23 @@ def test_what_a_run_file_may_not_say(keys: str, key: str, mentions: list[object]
 
 
 def test_nobody_ever_there_who_can_take_part(tmp_path: Path) -> None:
-    path = write_csv(tmp_path, "1,0,4")
+    path = write_csv(tmp_path, ["1,0,4"])
     groups = "fleet.groups=[{budget=1.0}]"
     experiment = load_experiment({}, [*SMALL, groups, f"fleet.availability.trace={path}"])
     assert assemble(experiment).federation.reachable(0).tolist() == [1]
     weak = load_experiment({}, [*SMALL, "fleet.groups=[{budget=1.0}, {budget=0.001}]", "fleet.levels=[1.0]"])
     cannot = int(np.flatnonzero(assemble(weak).federation.level_of < 0)[0])
-    path = write_csv(tmp_path, f"{cannot},0,4")
+    path = write_csv(tmp_path, [f"{cannot},0,4"])
     with raises(ConfigError, "online", key="fleet.availability.trace"):
         assemble(load_experiment(weak, [f"fleet.availability.trace={path}"]))
     with raises(ConfigError, "online", key="fleet.availability.trace", path="trace.csv"):
-        assemble(load_experiment({}, [*SMALL, f"fleet.availability.trace={write_csv(tmp_path)}"]))
+        assemble(load_experiment({}, [*SMALL, f"fleet.availability.trace={write_csv(tmp_path, [])}"]))
 
 
 def test_a_trace_is_looked_for_beside_the_run_file(tmp_path: Path) -> None:
     from fleetfit.config import load_experiment
 
-    write_csv(tmp_path, "0,0,3")
+    write_csv(tmp_path, ["0,0,3"])
     (tmp_path / "run.toml").write_text('[fleet]\navailability = { trace = "trace.csv" }\n', encoding="utf-8")
     availability = load_experiment(tmp_path / "run.toml").fleet.availability
     assert availability is not None and availability.trace == str(tmp_path / "trace.csv")
