@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import numpy as np
+from pydantic import Field
 
-from fleetfit.errors import RunError
 from fleetfit.inference.scores import COSTS, Scores
 from fleetfit.inference.stopping import (
     Measure,
@@ -18,7 +18,7 @@ from fleetfit.inference.stopping import (
     choose_policy,
     fit_temperature,
 )
-from fleetfit.runs.schema import CalibrationRecord
+from fleetfit.runs.schema import Count, Full, List, Number, Record, Share
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +114,50 @@ def calibrate(
     )  # fmt: skip
 
 
+class OutcomeRecord(Record):
+    """The outcome of a policy: shares by exit, accuracy, cost of a sample."""
+
+    shares: Full[Share]
+    accuracy: Share
+    cost: Number
+
+
+class TestOutcomeRecord(OutcomeRecord):
+    """The outcome on test samples, with the accuracy of the last exit."""
+
+    full: Share
+
+
+class CurveRecord(OutcomeRecord):
+    """A point of the curve over budgets."""
+
+    budget: Number
+
+
+class PolicyRecord(Record):
+    """A policy of early stopping."""
+
+    thresholds: Full[Number]
+    measure: str
+    temperatures: List[Annotated[Number, Field(gt=0)]]
+
+
+class CalibrationRecord(Record):
+    """A calibration of one level as its file has it: `Calibration.numbers`, and the round."""
+
+    round: Count
+    level: str
+    cost: str
+    costs: Full[Annotated[Number, Field(gt=0)]]
+    budget: Number
+    mode: str
+    accuracies: Full[Share]
+    calibration_errors: Full[Annotated[list[Number | None], Field(min_length=2)]]
+    curve: List[CurveRecord]
+    test: TestOutcomeRecord
+    policy: PolicyRecord
+
+
 def check_calibration(numbers: Any, exits: int) -> None:
     """Check the content of a calibration's file: `Calibration.numbers`, and the round.
 
@@ -138,15 +182,6 @@ def check_calibration(numbers: Any, exits: int) -> None:
 
 
 def read_policy(numbers: Mapping[str, Any]) -> Policy:
-    """Return the policy of `Calibration.numbers`.
-
-    Raises:
-        RunError: The policy is damaged.
-    """
-    try:
-        policy = numbers["policy"]
-        return Policy(
-            tuple(map(float, policy["thresholds"])), policy["measure"], tuple(map(float, policy["temperatures"]))
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"the calibration cannot be read: {error}. Calibrate again.", key="calibration") from None
+    """Return the policy of `Calibration.numbers`, which `check_calibration` has checked."""
+    policy = numbers["policy"]
+    return Policy(tuple(map(float, policy["thresholds"])), policy["measure"], tuple(map(float, policy["temperatures"])))

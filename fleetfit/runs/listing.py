@@ -279,7 +279,7 @@ def clear_checkpoints(
     """Remove old checkpoints of the runs in a folder. Each finished run keeps its newest readable one.
 
     Args:
-        folder: As in `runs`.
+        folder: As in `list_runs`.
         last: Also remove that one. `eval`, `predict`, `calibrate`, `export` and others then have no model; numbers
             stay.
         unfinished: Also clear unfinished runs, by the same rule; with `last` they cannot be resumed.

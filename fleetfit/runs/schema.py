@@ -612,53 +612,6 @@ class CallbacksRecord(Record):
     told: dict[str, Count]
 
 
-# ---- calibrations: inference/level-<level>.json --------------------------------------------------------------------
-
-
-class OutcomeRecord(Record):
-    """The outcome of a policy: shares by exit, accuracy, cost of a sample."""
-
-    shares: Full[Share]
-    accuracy: Share
-    cost: Number
-
-
-class TestOutcomeRecord(OutcomeRecord):
-    """The outcome on test samples, with the accuracy of the last exit."""
-
-    full: Share
-
-
-class CurveRecord(OutcomeRecord):
-    """A point of the curve over budgets."""
-
-    budget: Number
-
-
-class PolicyRecord(Record):
-    """A policy of early stopping."""
-
-    thresholds: Full[Number]
-    measure: str
-    temperatures: List[Annotated[Number, Field(gt=0)]]
-
-
-class CalibrationRecord(Record):
-    """A calibration of one level; see `fleetfit.inference.calibration`."""
-
-    round: Count
-    level: str
-    cost: str
-    costs: Full[Annotated[Number, Field(gt=0)]]
-    budget: Number
-    mode: str
-    accuracies: Full[Share]
-    calibration_errors: Full[Annotated[list[Number | None], Field(min_length=2)]]
-    curve: List[CurveRecord]
-    test: TestOutcomeRecord
-    policy: PolicyRecord
-
-
 # ---- comparisons: runs.json, results.json, compare.json --------------------------------------------------------------
 
 
