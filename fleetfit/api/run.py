@@ -444,6 +444,8 @@ def run_remaining_rounds(
         checkpoint = _load_start(target)
         (target.folder / "summary.json").unlink(missing_ok=True)  # of a finished run that trains further rounds
         server: Server = checkpoint["server"]
+        for problem in files.find_problems("fleet.json"):  # only the page needs it
+            logging.getLogger("fleetfit").warning("%s: %s", target.folder, problem)
         engine.load(checkpoint["clients"])
         if target.assembly.settings.secure is not None:
             resume_secure_run(target.assembly.settings.secure, files)

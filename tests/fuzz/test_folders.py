@@ -353,7 +353,7 @@ def test_what_once_failed(folders: Folders, file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", ["eval", "resume"])
 def test_settings_that_were_changed_are_used_and_said(folders: Folders, tmp_path: Path, verb: str) -> None:
-    """Whoever edits them knows it; a flipped digit nobody knows of. Folders of earlier versions have no checksum."""
+    """A flipped digit of the settings is named, as an edit is."""
     folder = tmp_path / "run"
     shutil.copytree(folders.of("stopped"), folder)
     arguments = [str(_filled(word, {"FOLDER": folder})) for word in VERBS[verb]]

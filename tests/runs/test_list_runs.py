@@ -1,4 +1,4 @@
-"""`fleetfit runs` and `ff.runs`: what folders hold, and which checkpoints go, which stay, and why."""
+"""`fleetfit runs` and `ff.list_runs`: what folders hold, and which checkpoints go, which stay, and why."""
 
 import functools
 import io
