@@ -36,6 +36,8 @@ from fleetfit.seeds import derive_seed, make_numpy_rng
 from fleetfit.training import one_thread, run_job, set_statistics
 from fleetfit.validation import pair_jobs_with_replies, validate_reply
 from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Server, Update
+from fleetfit.values.section import Norm
+from fleetfit.values.work import Kind, Split
 
 # ---- the levels' models: their states, and their batch-norm statistics, re-estimated by statistics jobs ------------
 
@@ -93,7 +95,7 @@ class EvaluationScope:
     """
 
     evaluation: Evaluation = field(default_factory=Evaluation)
-    norms: tuple[str, ...] = ("static", "batch")
+    norms: tuple[Norm, ...] = ("static", "batch")
     statistics_samples: int = 5000
     whole: bool = True
     clients: int | None = None
@@ -244,7 +246,7 @@ def build_level_module(federation: Federation, server: Server, level: int, stati
 
 
 def make_job(
-    kind: str, federation: Federation, server: Server, index: int, client: int | None, level: int, state: State,
+    kind: Kind, federation: Federation, server: Server, index: int, client: int | None, level: int, state: State,
     settings: Evaluation, statistics: State | None = None,
 ) -> Job:  # fmt: skip
     """Make a job for a client, or for the server's own device."""
@@ -262,8 +264,8 @@ def make_job(
 class Tag(NamedTuple):
     """An evaluation job: norm, split, level (or `OWN`), client (or None for the server's own test set), and scope."""
 
-    norm: str
-    split: str
+    norm: Norm
+    split: Split
     level: int
     client: int | None
     scope: Literal["local", "global"]
@@ -276,7 +278,7 @@ OWN = -1
 
 
 def make_columns(
-    federation: Federation, scope: EvaluationScope, norm: str, replies: Replies, known: np.ndarray
+    federation: Federation, scope: EvaluationScope, norm: Norm, replies: Replies, known: np.ndarray
 ) -> dict[str, Any]:
     """Return the columns of one norm.
 
@@ -478,7 +480,7 @@ def evaluate(
 
 
 def measure_backdoor(
-    federation: Federation, server: Server, scope: EvaluationScope, norm: str, statistics: Statistics,
+    federation: Federation, server: Server, scope: EvaluationScope, norm: Norm, statistics: Statistics,
     failures: list[dict[str, Any]],
 ) -> dict[str, Any]:  # fmt: skip
     """Return the share of test samples with its trigger on which each level predicts a backdoor attack's target.
@@ -489,7 +491,8 @@ def measure_backdoor(
         "backdoor" of the largest level that a client trains, and "backdoor_levels".
     """
     assert scope.triggered is not None
-    top, split = find_top_level(federation), "test"
+    split: Split = "test"
+    top = find_top_level(federation)
     tags = [Tag(norm, split, level, None, "global") for level in range(top + 1)]
     scores: dict[str, float] = {}
     device, scope = scope.triggered, replace(scope, evaluation=replace(scope.evaluation, split=split))
@@ -553,7 +556,7 @@ def _adapts_jobs(federation: Federation) -> bool:
 
 
 def _iter_tags(
-    federation: Federation, scope: EvaluationScope, norms: Sequence[str], known: np.ndarray
+    federation: Federation, scope: EvaluationScope, norms: Sequence[Norm], known: np.ndarray
 ) -> Iterator[Tag]:
     """Yield the jobs level by level and scope by scope, so that neighbours share a state and are run together.
 

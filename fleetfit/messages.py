@@ -46,6 +46,7 @@ from fleetfit.submodel import (
     parse_submodel,
 )
 from fleetfit.values import Evaluation, Failure, Job, Local, Update
+from fleetfit.values.local import Compression
 
 # ---- compressed updates --------------------------------------------------------------------------------------------
 
@@ -53,7 +54,9 @@ STEPS = 127
 LIGHTER = {"float16": torch.float16, "int8": torch.int8}
 
 
-def compress(update: Update, job: Job, layout: Layout, kind: str, lost: Mapping[str, Any] | None) -> tuple[Update, Any]:
+def compress(
+    update: Update, job: Job, layout: Layout, kind: Compression, lost: Mapping[str, Any] | None
+) -> tuple[Update, Any]:
     """Return a compressed update, and its rounding errors for the client's memory.
 
     Args:

@@ -1,29 +1,32 @@
 """Validate replies, sums of updates, and jobs that a node gets.
 
-A reply may come from a device that is broken, old or hostile, and a job from such a server. The type of a field is
-checked before its value, a size before anything of that size is made, and shapes must be equal. Sums of a client must
-be possible for its number of samples. An error makes the reply a failure with a reason; nothing is raised.
+A reply may come from a device that is broken, old or hostile, and a job from such a server. Types and ranges of all
+fields are checked first, by a schema that follows from the dataclass. Then shapes must be equal, and sums of a client
+possible for its number of samples. An error makes the reply a failure with a reason; nothing is raised.
 """
 
 import math
+import typing
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any, TypeGuard
+from typing import Annotated, Any
 
+import pydantic
 import torch
+from pydantic import ConfigDict, Field, InstanceOf, PlainValidator
 from torch import Tensor
 
 from fleetfit.aggregate import SummedBlock
 from fleetfit.errors import FleetFitError, RunError, format_exception, one_line
-from fleetfit.layout import batch_norms, build_module, make_input, outputs
+from fleetfit.layout import State, batch_norms, build_module, make_input, outputs
 from fleetfit.layout.meta import on_meta
 from fleetfit.messages import LIGHTER, decompress, scale_shapes
 from fleetfit.submodel import Submodel, check_shapes, compute_norm, find_mismatch, get_slice_plan
-from fleetfit.values import FREQUENCIES, Evaluation, Failure, Federation, Job, Problem, RoundSums, Update
+from fleetfit.values import FREQUENCIES, Evaluation, Failure, Federation, Job, Local, Problem, RoundSums, Update
+from fleetfit.values.section import Count
 
-_WORD = 200  # characters of a stranger's text that go into a sentence,
-_REASON = 500  # and of a whole reason
+_REASON = 500  # characters of a stranger's reason, or of a text in metrics
 _NAME = 100  # characters of what a metric is called
 _METRICS = 10_000  # numbers and texts in an update's metrics,
 _DEEP = 8  # and how deep they nest
@@ -31,6 +34,108 @@ _MOST_COUNTED = 1e15  # of a number in a table that is summed over clients
 _MOST_UNITS = 2**53  # above it, floats do not count
 _NEAR_ONE = 1e-6  # how far frequencies may be from it in sum
 _LARGEST = torch.finfo(torch.float32).max
+
+
+# ---- schemas -------------------------------------------------------------------------------------------------------
+
+
+def _check_tensors(tensors: Any) -> Any:
+    if not isinstance(tensors, Mapping):
+        raise ValueError("not a table of tensors")
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
+            raise ValueError(f"{_format_value(name)} is {_format_value(tensor)}, expected a tensor")
+    return tensors
+
+
+def _check_metrics(metrics: Any) -> Any:
+    """Check sizes, names and numbers of nested metrics."""
+    if not isinstance(metrics, Mapping) or not all(isinstance(key, str) for key in metrics):
+        raise ValueError("not a table by name")
+    waiting, seen = [(metrics, 0)], 0
+    while waiting:
+        (value, depth), seen = waiting.pop(), seen + 1
+        if seen > _METRICS or depth > _DEEP:
+            raise ValueError(f"more than {_METRICS} values, or nested more than {_DEEP} deep")
+        if isinstance(value, Mapping):
+            if not all(map(_is_metric_name, value)):
+                raise ValueError(f"names are not printable text of at most {_NAME} characters, or numbers")
+            if depth and any(type(n) in (int, float) and not abs(n) <= _MOST_COUNTED for n in value.values()):
+                raise ValueError("a table has numbers that cannot be added up")
+        elif isinstance(value, str) and len(value) > _REASON:
+            raise ValueError("a text is too long")
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError("a number has more than 64 bits")
+        inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        waiting += [(each, depth + 1) for each in inner]
+    return metrics
+
+
+def _is_metric_name(key: Any) -> bool:
+    if isinstance(key, str):
+        return 0 < len(key) <= _NAME and key.isprintable()
+    return type(key) is int and abs(key) < 2**53
+
+
+Whole = Annotated[int, Field(ge=0, lt=2**63)]
+Number = Annotated[float, Field(gt=-1e300, lt=1e300)]
+Seconds = Annotated[float, Field(ge=0, lt=1e300)]
+E = typing.TypeVar("E")
+Listed = Annotated[list[E], Field(fail_fast=True)]
+_STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True)
+_SCHEMAS: Mapping[Any, Any] = {
+    int: Whole, int | None: Whole | None, float | None: Seconds | None,
+    State: Annotated[Any, PlainValidator(_check_tensors)],
+    Submodel: InstanceOf[Submodel], Local: InstanceOf[Local], Evaluation: InstanceOf[Evaluation],
+    tuple[str, ...]: Annotated[tuple[str, ...], Field(fail_fast=True)],
+    tuple[float, ...]: Annotated[tuple[Number, ...], Field(fail_fast=True)],
+    tuple[Submodel, ...]: Any, Mapping[str, Any]: Annotated[Any, PlainValidator(_check_metrics)],
+}  # fmt: skip
+"""What a field of a type must be, where that is more than the type."""
+
+
+def _make_schema(dataclass: type, **fields: Any) -> type[pydantic.BaseModel]:
+    """Return the strict schema of a dataclass, with other types for some fields."""
+    hints = typing.get_type_hints(dataclass)
+    types: dict[str, Any] = {name: (fields.get(name, _SCHEMAS.get(hint, hint)), ...) for name, hint in hints.items()}
+    return pydantic.create_model(dataclass.__name__, __config__=_STRICT, **types)
+
+
+class _Scores(pydantic.BaseModel):
+    """The metrics of an evaluation."""
+
+    model_config = _STRICT
+    n: Annotated[int, Field(ge=0, le=_MOST_UNITS)]
+    correct: Listed[Number]
+    ensemble: Number
+    personal: Number | None = None
+    own: dict[str, Listed[Number | None]] = Field({})
+
+
+def _find_error(schema: type[pydantic.BaseModel], values: Mapping[str, Any]) -> str | None:
+    """Return the first error of values as a sentence, or None."""
+    try:
+        schema.model_validate(values)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        if first["type"] == "value_error":
+            return one_line(f"its {name}: {first['msg'].removeprefix('Value error, ')}.", _REASON)
+        if first["type"] == "missing":
+            return f"its {name} is missing."
+        expected = one_line(first["msg"].removeprefix("Input should be "), 60)
+        return one_line(f"its {name} is {_format_value(first['input'])}, expected {expected}.", _REASON)
+    return None
+
+
+def _format_value(value: Any) -> str:
+    """Return a stranger's value in a few words; a number of thousands of digits has no text."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return "a number of more than 64 bits"
+    return one_line(repr(value)) if isinstance(value, str | int | float | None) else type(value).__name__
+
+
+# ---- replies -------------------------------------------------------------------------------------------------------
 
 
 def pair_jobs_with_replies(
@@ -86,9 +191,10 @@ def reject(job: Job, reason: str, **numbers: Any) -> Failure:
 
 
 def _validate(reply: Update | Failure, job: Job, federation: Federation, norms: dict[int, float]) -> Update | Failure:
+    work, seconds = reply.multiply_adds, reply.simulated_s
     numbers = {
-        "multiply_adds": reply.multiply_adds if _is_count(reply.multiply_adds) else 0,
-        "simulated_s": reply.simulated_s if _are_seconds(reply.simulated_s) else None,
+        "multiply_adds": work if type(work) is int and 0 <= work < 2**63 else 0,
+        "simulated_s": seconds if isinstance(seconds, int | float) and 0 <= seconds < 1e300 else None,
     }
     if isinstance(reply, Failure):
         text = one_line(reply.reason, _REASON) if isinstance(reply.reason, str) else ""
@@ -117,15 +223,14 @@ def find_update_error(
     """
     try:
         reason = (
-            _find_type_error(update)
+            _find_error(_UPDATE, vars(update))
+            or _find_untrained_error(update)
             or _find_job_mismatch(update, job, federation)
             or _KINDS[job.kind](update, job, federation)
         )
         return reason or _find_divergence(update, job, {} if norms is None else norms)
     except FleetFitError as error:
         return one_line(str(error))
-    except RecursionError:
-        return "it is nested too deeply."
     except Exception as error:
         return f"it is malformed: {format_exception(error)}"
 
@@ -165,101 +270,15 @@ def _find_block_error(block: SummedBlock, size: int, most: int) -> str | None:
     return None
 
 
-def _is_count(value: Any) -> TypeGuard[int]:
-    return type(value) is int and 0 <= value < 2**63
-
-
-def _is_number(value: Any) -> TypeGuard[float]:
-    return type(value) in (int, float) and abs(value) < 1e300  # neither infinite nor NaN
-
-
-def _are_seconds(value: Any) -> bool:
-    return value is None or (_is_number(value) and value >= 0)
-
-
-def _format_value(value: Any) -> str:
-    """Return a stranger's value in a few words; a number of thousands of digits has no text."""
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        return "a number of more than 64 bits"
-    return one_line(repr(value)) if isinstance(value, str | int | float | None) else type(value).__name__
-
-
-# ---- all kinds of jobs -------------------------------------------------------------------------------------------
-
-
-def _find_type_error(update: Update) -> str | None:
-    """Check the types, so that later checks can compare and count."""
-    for name in ("round", "index", "num_examples", "multiply_adds"):
-        if not _is_count(getattr(update, name)):
-            return f"its {name} is {_format_value(getattr(update, name))}, expected a whole number."
-    if type(update.level) is not int:
-        return f"its level is {_format_value(update.level)}, expected a whole number."
-    if not isinstance(update.client, int | None) or isinstance(update.client, bool):
-        return f"its client is {_format_value(update.client)}."
-    if not _are_seconds(update.simulated_s):
-        return f"its simulated_s is {_format_value(update.simulated_s)}."
-    if not all(isinstance(one, Submodel) for one in (update.submodel, update.dispatched)):
-        return "it does not say what it contains."
-    if not isinstance(update.metrics, Mapping) or not all(isinstance(key, str) for key in update.metrics):
-        return "its metrics are not a table."
-    reason = _MetricsChecker().find_error(update.metrics)
-    if reason is not None:
-        return reason
-    if not isinstance(update.compressed, str) or update.compressed not in ("", *LIGHTER):
-        return f"its state is compressed by {_format_value(update.compressed)}, which is unknown here."
-    return (
-        _find_tensor_error("state", update.state)
-        or _find_tensor_error("scales", update.scales)
-        or _find_untrained_error(update)
-    )
+# ---- a reply to any kind of job --------------------------------------------------------------------------------------
 
 
 def _find_untrained_error(update: Update) -> str | None:
     """Check the names of tensors that no gradient reached: tensors of the state, each once."""
-    names = update.untrained
-    if not isinstance(names, tuple) or len(names) > len(update.state) or not all(isinstance(n, str) for n in names):
-        return "untrained is not a list of its tensors."
-    if len(set(names)) < len(names) or not update.state.keys() >= set(names):
-        return "untrained names tensors that are not in its state, or one twice."
-    return None
-
-
-def _find_tensor_error(what: str, tensors: Any) -> str | None:
-    if not isinstance(tensors, Mapping):
-        return f"its {what} is not a table of tensors."
-    for name, tensor in tensors.items():
-        if not isinstance(name, str) or not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
-            return f"{_format_value(name)} of its {what} is {_format_value(tensor)}, expected a tensor."
-    return None
-
-
-class _MetricsChecker:
-    """Checks the metrics of one update."""
-
-    def __init__(self) -> None:
-        self._seen = 0
-
-    def find_error(self, value: Any, depth: int = 0) -> str | None:
-        self._seen += 1
-        if self._seen > _METRICS or depth > _DEEP:
-            return f"its metrics are more than {_METRICS} values, or nested more than {_DEEP} deep."
-        if isinstance(value, Mapping):
-            if not all(_is_metric_name(key) for key in value):
-                return f"its metrics have names that are not printable text of at most {_NAME} characters, or numbers."
-            if any(type(n) in (int, float) and not abs(n) <= _MOST_COUNTED for n in value.values()) and depth:
-                return "its metrics have a table with numbers that cannot be added up."
-        elif isinstance(value, str):
-            return None if len(value) <= _REASON else "its metrics have a text that is too long."
-        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
-            return "its metrics have a number of more than 64 bits."
-        inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-        return next((reason for one in inner if (reason := self.find_error(one, depth + 1)) is not None), None)
-
-
-def _is_metric_name(key: Any) -> bool:
-    if isinstance(key, str):
-        return 0 < len(key) <= _NAME and key.isprintable()
-    return type(key) is int and abs(key) < 2**53
+    names = set(update.untrained)
+    if len(names) == len(update.untrained) and update.state.keys() >= names:
+        return None
+    return "its untrained names tensors that are not in its state, or one twice."
 
 
 def _find_job_mismatch(update: Update, job: Job, federation: Federation) -> str | None:
@@ -281,9 +300,9 @@ def _find_training_error(update: Update, job: Job, federation: Federation) -> st
         return f"it counts {update.num_examples} training samples; the client has {most}."
     if not update.submodel.inside(job.submodel):
         return "its sub-model is not a part of the one that it was sent."
-    loss = update.metrics.get("loss")
-    if not _is_number(loss) or abs(loss) > _LARGEST:
-        return "it does not say its training loss, or a loss that is not finite."
+    loss: Any = update.metrics.get("loss")
+    if type(loss) not in (int, float) or not abs(loss) <= _LARGEST:
+        return "its loss is missing, or not a finite number."
     check_shapes(update.state, get_slice_plan(federation.problem.layout, update.submodel).shapes)  # whole granules, too
     expected = LIGHTER.get(update.compressed, torch.float32)
     for name, tensor in update.state.items():
@@ -318,29 +337,21 @@ def _find_evaluation_error(update: Update, job: Job, federation: Federation) -> 
         federation.level_index(submodel)  # raises where it is none
     elif submodel != job.submodel:
         return "it has evaluated another sub-model than it was sent."
-    n, correct, ensemble = metrics.get("n"), metrics.get("correct"), metrics.get("ensemble")
-    if not _is_count(n) or n > _MOST_UNITS or not _is_number(ensemble):
-        return "it does not say how many samples it has evaluated, and how well."
-    if not isinstance(correct, list) or len(correct) != len(submodel.exits) or not all(_is_number(c) for c in correct):
-        return f"it has no score for each of {len(submodel.exits)} exits."
+    reason = _find_error(_Scores, metrics)
+    if reason is not None:
+        return reason
+    n, correct, exits, own = metrics["n"], metrics["correct"], len(submodel.exits), metrics.get("own", {})
+    if len(correct) != exits:
+        return f"it has {len(correct)} scores for {exits} exits."
     # of a regression a hit is at most 1 and may be far below 0; of all other tasks it is between 0 and 1
     least = -math.inf if federation.problem.task.name == "regression" else 0.0
-    if not all(least <= hits <= n for hits in (*correct, ensemble)):
+    if not all(least <= hits <= n for hits in (*correct, metrics["ensemble"])):
         return f"it scores {_format_value(max(correct, key=abs))} of {n}: more than there are, or below 0."
     personal = metrics.get("personal")
-    if job.evaluation.personal and not (_is_number(personal) and 0 <= personal <= n):
+    if job.evaluation.personal and (personal is None or not 0 <= personal <= n):
         return f"it scores {_format_value(personal)} personal predictions of {n}."
-    return _find_metric_error(metrics.get("own", {}), job.evaluation.metrics, len(submodel.exits))
-
-
-def _find_metric_error(values: Any, names: Sequence[str], exits: int) -> str | None:
-    """Check the values of the user's own metrics: a number or None for each exit of each metric."""
-    if not isinstance(values, Mapping) or set(values) != set(names):
-        return "it does not have the metrics that it was asked for."
-    for name, by_exit in values.items():
-        is_valid = isinstance(by_exit, list) and len(by_exit) == exits
-        if not is_valid or not all(value is None or _is_number(value) for value in by_exit):
-            return f'it has no number for each of {exits} exits of the metric "{_format_value(name)}".'
+    if set(own) != set(job.evaluation.metrics) or any(len(by_exit) != exits for by_exit in own.values()):
+        return f"it does not have the metrics that it was asked for, with a number for each of {exits} exits."
     return None
 
 
@@ -431,6 +442,11 @@ _KINDS = {
     "train": _find_training_error, "evaluate": _find_evaluation_error, "statistics": _find_statistics_error,
     "labels": _find_labels_error,
 }  # fmt: skip
+_UPDATE = _make_schema(Update)
+_JOB = _make_schema(
+    Job, client=Whole, memory_version=Annotated[int, Field(ge=-1, lt=2**63)], method=InstanceOf[dict[str, Any]]
+)
+_EVALUATION = _make_schema(Evaluation, batch_size=Count)
 
 
 def _identity(x: Tensor) -> Tensor:
@@ -477,50 +493,22 @@ def find_job_error(job: Job, problem: Problem) -> str | None:
     A job must be of a known kind, with a sub-model of this problem and a state that fits it, and settings in range.
     """
     try:
-        return _find_field_error(job) or _find_settings_error(job.evaluation) or _find_content_error(job, problem)
+        return (
+            _find_error(_JOB, vars(job))
+            or _find_error(_EVALUATION, vars(job.evaluation))
+            or _find_content_error(job, problem)
+        )
     except FleetFitError as error:
         return one_line(str(error))
     except Exception as error:
         return f"it is malformed: {format_exception(error)}"
 
 
-def _find_field_error(job: Job) -> str | None:
-    if job.kind not in _KINDS:
-        return f"it asks for {_format_value(job.kind)}, which is unknown here."
-    for name in ("round", "rounds", "index", "client", "seed", "level"):
-        if not _is_count(getattr(job, name)):
-            return f"its {name} is {_format_value(getattr(job, name))}, expected a whole number."
-    if type(job.memory_version) is not int or not -1 <= job.memory_version < 2**63:
-        return f"its memory_version is {_format_value(job.memory_version)}."
-    if not isinstance(job.method, Mapping):
-        return "it names no method."
-    if job.prior and (reason := find_prior_error(torch.tensor(job.prior, dtype=torch.float64), len(job.prior))):
-        return reason
-    return _find_tensor_error("state", job.state) or _find_tensor_error("statistics", job.statistics)
-
-
-def _find_settings_error(evaluation: Evaluation) -> str | None:
-    words: tuple[tuple[Any, tuple[Any, ...]], ...] = (
-        (evaluation.norm, ("static", "batch")),
-        (evaluation.split, ("test", "validation", "train")),
-        (evaluation.scope, ("local", "global")),
-    )
-    for value, choices in words:
-        if not isinstance(value, str) or value not in choices:
-            return f"it has {_format_value(value)}, expected one of {', '.join(map(str, choices))}."
-    if not _is_count(evaluation.batch_size) or not evaluation.batch_size:
-        return f"its batch_size is {_format_value(evaluation.batch_size)}, expected a whole number above 0."
-    if evaluation.samples is not None and not _is_count(evaluation.samples):
-        return f"its samples is {_format_value(evaluation.samples)}, expected a whole number."
-    if not all(isinstance(name, str) for name in evaluation.metrics):
-        return "the names of metrics are not text."
-    flags = (evaluation.shuffle, evaluation.own, evaluation.personal)
-    return None if all(isinstance(flag, bool) for flag in flags) else "its flags are not true or false."
-
-
 def _find_content_error(job: Job, problem: Problem) -> str | None:
     reason = find_mismatch(problem.layout, job.submodel)
     if reason is not None:
+        return reason
+    if job.prior and (reason := find_prior_error(torch.tensor(job.prior, dtype=torch.float64), len(job.prior))):
         return reason
     if job.kind == "labels":
         return "it sends tensors, and asks for classes alone." if job.state or job.statistics else None

@@ -150,7 +150,7 @@ def test_compressed_updates_are_validated() -> None:
             replace(small, state={**small.state, name: small.state[name][:1]}),
         ],
         "missing": [replace(small, scales={}), replace(half, scales=small.scales)],
-        "unknown": [replace(small, compressed="int4"), replace(small, compressed=None)],
+        "its compressed is": [replace(small, compressed="int4"), replace(small, compressed=None)],
         "not finite": [replace(half, state={**half.state, name: half_name * float("inf")})],
     }
     for message, updates in wrong.items():

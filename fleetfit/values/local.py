@@ -79,6 +79,7 @@ def _make_optimiser_field(key: str) -> Any:
 
 _LARGEST = torch.finfo(torch.float32).max
 Late = Literal["shallower", "stop", "drop"]
+Compression = Literal["float16", "int8"]
 
 # ---- `[local]` -----------------------------------------------------------------------------------------------------
 
@@ -125,7 +126,7 @@ class LocalSection(Section):
     max_steps: Count | None = None
     patience: Count | None = None
     check_every: Count | None = None
-    compress: Literal["float16", "int8"] | None = None
+    compress: Compression | None = None
     schedule: Schedule = Field(default_factory=Constant)
     schedule_in_round: Literal["constant", "cosine"] = "constant"
 

@@ -7,7 +7,11 @@ from typing import Any, Literal
 from fleetfit.aggregate import SummedBlock
 from fleetfit.layout import State
 from fleetfit.submodel import Submodel
-from fleetfit.values.local import Local
+from fleetfit.values.local import Compression, Local
+from fleetfit.values.section import Norm
+
+Kind = Literal["train", "evaluate", "statistics", "labels"]
+Split = Literal["test", "validation", "train"]
 
 
 @dataclass(frozen=True)
@@ -29,8 +33,8 @@ class Evaluation:
         personal: Whether predictions with the client's own class frequencies are scored, too.
     """
 
-    split: str = "test"
-    norm: str = "static"
+    split: Split = "test"
+    norm: Norm = "static"
     batch_size: int = 128
     samples: int | None = None
     shuffle: bool = True
@@ -65,7 +69,7 @@ class Job:
             sent: a device takes them from its problem. Hooks of the server have `federation.levels`.
     """
 
-    kind: str
+    kind: Kind
     round: int
     rounds: int
     index: int
@@ -124,7 +128,7 @@ class Update:
     bytes_up: int = 0
     multiply_adds: int = 0
     simulated_s: float | None = None
-    compressed: str = ""
+    compressed: Literal["", Compression] = ""
     scales: State = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
 
