@@ -328,7 +328,7 @@ def test_other_samples_in_memory_are_prepared_as_those_of_the_run(tmp_path: Path
     assert run.evaluate(data=pairs)["static"]["full"] == pytest.approx(by_hand(run, moved, IRIS.target), abs=1e-6)
     with raises(DataError, "ape", "setosa", "versicolor", key="y"):
         run.evaluate(data=(IRIS.data[:2], ["ape", "setosa"]))
-    with raises(ConfigError, "columns.json", key="data", path=run.folder):
+    with raises(ConfigError, "columns.json", key="data"):
         run.evaluate(data=pandas.DataFrame(IRIS.data).assign(kind=names))
     with raises(DataError, "[150, 2]", "[4]", key="x"):
         run.evaluate(data=(IRIS.data[:, :2], names))

@@ -18,21 +18,14 @@ from fleetfit.config.assemble.data import build_data
 from fleetfit.config.assemble.levels import find_counted_submodel
 from fleetfit.config.assemble.rounds import build_settings
 from fleetfit.config.assemble.run import assemble
-from fleetfit.config.detect import detect_data
 from fleetfit.config.dump import dump_experiment
 from fleetfit.config.load import restore_experiment
 from fleetfit.cost import submodel_cost
 from fleetfit.data import AbsentData, Data
-from fleetfit.data.files.arrays import prepare_arrays, read_arrays_like
 from fleetfit.data.files.folders import resolve_folder
-from fleetfit.data.files.images import read_images_like
-from fleetfit.data.files.labelled import IMAGES, find_listed_files, list_new_files
-from fleetfit.data.files.memory import Samples, TableSplits, read_memory
-from fleetfit.data.files.sounds import SUFFIXES as SOUNDS
-from fleetfit.data.files.sounds import read_sounds_like
-from fleetfit.data.files.table import encode_rows, encode_table
-from fleetfit.data.files.text import read_texts_like
+from fleetfit.data.files.memory import Samples, read_memory
 from fleetfit.data.splits import SPLITS
+from fleetfit.data.transform import COLUMNS, Transform
 from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean
 from fleetfit.factories import call_factory
 from fleetfit.inference import Calibration, Measure, Mode, Scores
@@ -41,7 +34,7 @@ from fleetfit.inference.export.prior import Counts, make_offset
 from fleetfit.layout import make_input
 from fleetfit.planner import Amount, parse_amount
 from fleetfit.report.text import exit_names
-from fleetfit.runs.data import COLUMNS
+from fleetfit.runs.data import load_transform
 from fleetfit.runs.folder import RunFolder
 from fleetfit.training.runtime import prepare_model
 from fleetfit.values import DataDescription, Device, Level, Server
@@ -223,11 +216,10 @@ def _rescale_targets(run_data: Any, data: Data) -> Data:
     return replace(data, targets=tuple(tuple(moment.tolist()) for moment in run_data.target_scale))
 
 
-def load_other_data(run: TrainedRun, name: str, halves: bool = False) -> Data:
+def load_other_data(run: TrainedRun, name: str | Path, halves: bool = False) -> Data:
     """Return the data that `--data` names: a data set, or a file or folder in the format of the run's data.
 
-    Files are prepared like the run's data: a table by its `columns.json`, arrays and images with its means. All samples
-    are test samples, unless the data have a test set.
+    Files are prepared like the run's data. All samples are test samples, unless the data have a test set.
 
     Args:
         run: The run.
@@ -237,111 +229,43 @@ def load_other_data(run: TrainedRun, name: str, halves: bool = False) -> Data:
     Raises:
         FleetFitError: The data set is unknown, or the files have another format than the run's data.
     """
-    new_samples = _read_new_samples(run, name)
-    if new_samples is not None:
-        rows = new_samples.split("test")
-        return new_samples.share({"validation": rows[::2], "test": rows[1::2]}) if halves else new_samples
-    settings = {} if isinstance(run.assembly.data, DataDescription) else run.experiment.data.settings
-    label = {"label": settings["label"]} if "label" in settings else {}  # distinguishes texts from a table
-    _check_source(name)
-    section = detect_data({"name": name, **label}, "--data")
-    if section.get("name") == name:
+    if isinstance(name, str) and _is_data_set(name):
         data = call_factory(names.resolve("data", name), name, "--data", {})
         if not isinstance(data, Data):
             raise ConfigError(f"{name} must return a fleetfit.Data, got {type(data).__name__}.", key="data")
         return data
-    path = resolve_folder(name)
-    if run.files.has(COLUMNS):
-        return encode_table(path, run.files.text(COLUMNS), halves)
-    return _read_prepared(run, section, path, halves)
-
-
-def _check_source(name: str) -> None:
-    """Check that a text names a file, a folder, a data set or a function.
-
-    Raises:
-        ConfigError: It does not.
-    """
-    path, data_sets = resolve_folder(name), names.list_names("data")
-    if not path.exists() and ":" not in name and names.match_name("data", name) not in data_sets:
+    path, data_sets = resolve_folder(str(name)), names.list_names("data")
+    if not path.exists():
         raise ConfigError(
-            f"--data: no such file or folder: {path}; nor is there such a data set.{did_you_mean(name, data_sets)}",
+            f"--data: no such file or folder: {path}; nor is there such a data set."
+            f"{did_you_mean(str(name), data_sets)}",
             key="data",
         )
+    return find_transform(run).apply(path, halves)
 
 
-def _read_new_samples(run: TrainedRun, name: str) -> Data | None:
-    """Read images, sounds or texts, also without labels, for a run on such data; None for anything else."""
-    run_data, section = run.assembly.data, run.experiment.data
-    if not isinstance(run_data, Data) or names.match_name("data", name) in names.list_names("data"):
-        return None
-    path, settings = resolve_folder(name), section.settings
-    if run_data.tokenizer:
-        return read_texts_like(
-            run_data, path, settings.get("text"), settings.get("label"), settings.get("header") is not False
-        )
-    if section.name not in ("images", "sounds"):
-        return None
-    is_sounds = section.name == "sounds"
-    suffixes, listed = SOUNDS if is_sounds else IMAGES, None
-    if path.exists() and (path.is_file() or settings.get("label" if is_sounds else "image")):
-        listed = find_listed_files(path, suffixes, settings.get("label"))
-    paths, labels = listed or (list_new_files(path, suffixes), None)
-    if is_sounds:
-        return read_sounds_like(run_data, path, paths, settings, labels) if paths else None
-    size, centre, upright = (settings.get(key) for key in ("size", "centre", "exif_orientation"))
-    return read_images_like(run_data, path, paths, size, centre or 1.0, upright is not False, labels) if paths else None
+def _is_data_set(name: str) -> bool:
+    """Return whether a text names a data set or a function, not a path."""
+    return ":" in name or names.match_name("data", name) in names.list_names("data")
 
 
-def _read_prepared(run: TrainedRun, section: Mapping[str, Any], path: Path, halves: bool) -> Data:
-    """Read the samples of a file or folder, prepared like the run's data."""
-    run_data, run_section = run.assembly.data, run.experiment.data
-    kind = str(section["name"])
-    if isinstance(run_data, DataDescription):
-        if kind == "table":
-            raise ConfigError(
-                f"{run.folder} lacks the encoding of the nodes' tables. Copy their {COLUMNS} there, and repeat "
-                "the command.",
-                path=run.folder / COLUMNS,
-            )
-        settings = dict(section)
-    else:
-        if kind == "arrays" and (run_section.name == kind or not isinstance(run_section.name, str)):
-            names_of_arrays = (run_section.settings.get(key, key) for key in ("x", "y"))
-            samples = read_arrays_like(run_data, path, *names_of_arrays)
-            rows = samples.split("test")
-            return samples.share({"validation": rows[::2], "test": rows[1::2]}) if halves else samples
-        if run_section.name != kind:
-            raise ConfigError(
-                f"{path} was detected as {kind}, but this run was trained on {names.get_short_name(run_section.name)}. "
-                "Name data of the same format.",
-                key="data",
-                path=path,
-            )
-        if kind == _PLAIN_TEXT:
-            raise ConfigError(
-                "the tokens of a plain text are its characters, so another text has other tokens.",
-                key="data",
-                path=path,
-            )
-        settings = {**run_section.settings, **{key: section[key] for key in ("folder", "file") if key in section}}
-        settings |= {"tokenizer": run_data.tokenizer} if run_data.tokenizer else {}
-    settings = {key: value for key, value in settings.items() if key not in ("name", "partition", "samples", "augment")}
-    if kind != _PLAIN_TEXT:
-        settings["test"] = 0.0  # so that the reader returns test samples only if there is a test set
-    data: Data = call_factory(names.resolve("data", kind), kind, "--data", settings)
-    classes = getattr(run_data, "class_names", ())
-    if classes and data.class_names and classes != data.class_names:
-        raise ConfigError(
-            f"{path} has classes {', '.join(data.class_names[:10])}, but the run was trained on "
-            f"{', '.join(classes[:10])}.",
-            key="data",
-            path=path,
-        )
-    if kind != _PLAIN_TEXT and len(data.split("test")):
-        return data
-    rows = torch.cat([data.split(split) for split in SPLITS]).sort().values
-    return data.share({"validation": rows[::2], "test": rows[1::2]} if halves else {"test": rows})
+def find_transform(run: TrainedRun) -> Transform:
+    """Return how other samples become those of the run. A fleet's run has it for tables with a `columns.json` only."""
+    data = run.assembly.data
+    if not isinstance(data, DataDescription):
+        return load_transform(run.files)
+    columns = run.files.text(COLUMNS) if run.files.has(COLUMNS) else ""
+    return Transform(
+        kind="table" if columns else "",
+        name=data.name,
+        task=data.task,
+        shape=list(data.sample_shape),
+        dtype="int64" if data.vocabulary else "float32",
+        classes=data.classes,
+        vocabulary=data.vocabulary,
+        padding=data.padding,
+        columns=columns,
+    )
 
 
 # ---- evaluation ------------------------------------------------------------------------------------------------------
@@ -389,28 +313,15 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
 
 def _load_evaluation_data(run: TrainedRun, section: Any) -> Data | None:
     """Load data at a path or in memory, prepared like the run's; None for a data set or `Data`."""
-    run_data = run.assembly.data
     is_named = isinstance(section, Mapping) and not isinstance(section.get("name", ""), str)
     memory = read_memory(section["name"] if is_named else section)
-    if isinstance(memory, Samples) and isinstance(run_data, Data):
-        return prepare_arrays(*(memory.test or memory.train), run_data)
-    if isinstance(memory, TableSplits):
-        if not run.files.has(COLUMNS):
-            raise ConfigError(
-                f"data=frame: {run.folder} has no {COLUMNS}: the run was not trained on a table. Pass a fleetfit.Data "
-                "instead.",
-                              key="data", path=run.folder)  # fmt: skip
-        return encode_rows(memory.splits.get("test", memory.splits["train"]), run.files.text(COLUMNS))
+    is_on_nodes = isinstance(run.assembly.data, DataDescription)
+    if memory is not None and not (is_on_nodes and isinstance(memory, Samples)):
+        return find_transform(run).apply(memory)
     name = section.get("path", section.get("name")) if isinstance(section, Mapping) else section
-    if isinstance(name, Path):
-        return load_other_data(run, str(name))
-    if isinstance(name, str):
-        _check_source(name)
-        if (data := _read_new_samples(run, name)) is not None:
-            return data
-    if not isinstance(name, str) or detect_data({"name": name}).get("name") == name:
-        return None
-    return load_other_data(run, name)
+    if isinstance(name, Path) or (isinstance(name, str) and not _is_data_set(name)):
+        return load_other_data(run, name)
+    return None
 
 
 def _change_experiment(run: TrainedRun, sections: Mapping[str, Any]) -> Experiment:

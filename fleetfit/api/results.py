@@ -22,6 +22,7 @@ from fleetfit.config.dump import find_object_sections
 from fleetfit.config.load import restore_experiment
 from fleetfit.data import AbsentData, Data, DataInMemory
 from fleetfit.data.files.folders import resolve_folder
+from fleetfit.data.transform import COLUMNS, FILE
 from fleetfit.errors import COMMAND, ConfigError, FleetFitError, RunError, did_you_mean
 from fleetfit.layout import predictions
 from fleetfit.markup import escape_html
@@ -29,7 +30,7 @@ from fleetfit.names import explain_plug_ins
 from fleetfit.planner import Plan
 from fleetfit.report.tables import make_level_table, make_total_table
 from fleetfit.runs.checkpoints import CheckpointError
-from fleetfit.runs.data import CHANGED, COLUMNS, FACTS, format_difference, make_fingerprint, restore_facts
+from fleetfit.runs.data import CHANGED, format_difference, load_transform, make_fingerprint
 from fleetfit.runs.folder import NODES, RunFolder
 from fleetfit.runs.schema import RoundRecord
 from fleetfit.state_checks import check_base, check_checkpoint
@@ -392,12 +393,12 @@ class Run:
         if isinstance(section.name, AbsentData):
             return section.name
         paths = [section.settings.get(key) for key in ("folder", "file")]
-        if not self.files.has(FACTS) or all(path is None or resolve_folder(path).exists() for path in paths):
+        if not self.files.has(FILE) or all(path is None or resolve_folder(path).exists() for path in paths):
             return None
         try:
             build_data(section)
         except FleetFitError as error:
-            return restore_facts(self.files, str(error))
+            return load_transform(self.files).describe(str(error))
         return None
 
     @cached_property
@@ -499,9 +500,9 @@ def load(folder: str | Path, **sections: Any) -> Run:
         )  # the channels of series are found
         sections["data"] = _restore_keys(table["data"], wrap_in_memory_data(sections["data"], shape))
     missing = [section for section in find_object_sections(table) if section not in sections]
-    if missing == ["data"] and files.has(FACTS):
+    if missing == ["data"] and files.has(FILE):
         reason = "This run was started from Python with data in memory."
-        sections["data"] = {**table["data"], "name": restore_facts(files, reason)}
+        sections["data"] = {**table["data"], "name": load_transform(files).describe(reason)}
         sections["data"] = {key: value for key, value in sections["data"].items() if key in ("name", "partition")}
     elif missing:
         arguments = ", ".join(f"{section}=..." for section in missing)

@@ -36,13 +36,14 @@ from fleetfit.config.assemble.trust import SECURE_FILE, format_secure_file, resu
 from fleetfit.config.assembly import UnusedKey
 from fleetfit.config.load import add_callbacks
 from fleetfit.data import AbsentData, Data, class_counts
+from fleetfit.data.transform import Transform
 from fleetfit.derivation import DerivedArchitecture, prove_layout
 from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.planner import Plan
 from fleetfit.privacy import check_key_place, load_key, load_or_create_key
 from fleetfit.privacy.ledger import FILE as LEDGER
 from fleetfit.runs import RUNS
-from fleetfit.runs.data import COLUMNS, describe_facts, make_fingerprint
+from fleetfit.runs.data import make_fingerprint
 from fleetfit.runs.environment import describe_environment
 from fleetfit.runs.folder import RunFolder, choose_path, compute_checksum, to_json_value
 from fleetfit.runs.planned import find_comparison
@@ -361,9 +362,9 @@ def create_run_folder(
         "fleet.json": json.dumps(clients) + "\n",
     }
     if isinstance(assembly.data, Data):
-        files |= describe_facts(assembly.data)
-        if assembly.data.columns:
-            files[COLUMNS] = assembly.data.columns
+        section = experiment.data
+        kind = section.name if isinstance(section.name, str) else ""
+        files |= Transform.fit(assembly.data, kind, section.settings).to_files()
     derived = find_derived(assembly.federation.problem.architecture)
     if derived is not None:
         files[DERIVED] = json.dumps(derived.plan.to_payload()) + "\n"

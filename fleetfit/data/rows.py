@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from fleetfit.data.dataset import Data
+from fleetfit.data.image_reader import EncodedImages
 from fleetfit.data.splits import fill_missing_splits, make_empty_split_notes
 
 
@@ -86,3 +87,48 @@ class Rows:
             notes=(*self.notes, *make_empty_split_notes(name, self.sizes)),
             **facts,
         )
+
+
+_FACTS = ("classes", "class_names", "mean", "std", "channels_last", "task", "vocabulary", "padding", "resize",
+          "tokenizer", "columns", "targets")  # fmt: skip
+
+
+def make_new_data(
+    facts: Data,
+    name: str,
+    x: NDArray[Any] | torch.Tensor | EncodedImages,
+    y: NDArray[Any] | torch.Tensor | None,
+    halves: bool = False,
+    splits: Mapping[str, NDArray[np.int64]] | None = None,
+    labelled_rows: torch.Tensor | None = None,
+    **more: Any,
+) -> Data:
+    """Return samples for a trained model.
+
+    Args:
+        facts: The training data, or their facts.
+        name: Name of the samples.
+        x: The samples, as those of the training data.
+        y: Their labels, as those of the training data; None: without labels.
+        halves: Whether one half of the samples is for validation; else all are for testing.
+        splits: The rows of each split, in place of these.
+        labelled_rows: The rows with labels, if only some have one.
+        **more: Further fields of `Data`.
+
+    Raises:
+        DataError: The samples do not fit the facts.
+    """
+    if splits is None:
+        rows = np.arange(len(x))
+        splits = {"validation": rows[::2], "test": rows[1::2]} if halves else {"test": rows}
+    labels = torch.zeros(len(x), *facts.y.shape[1:], dtype=facts.y.dtype) if y is None else y
+    return Data(
+        name=name,
+        x=torch.from_numpy(x) if isinstance(x, np.ndarray) else x,
+        y=torch.from_numpy(labels) if isinstance(labels, np.ndarray) else labels,
+        splits={split: torch.from_numpy(rows) for split, rows in splits.items()},
+        labelled=y is not None and labelled_rows is None,
+        labelled_rows=labelled_rows,
+        **{field: getattr(facts, field) for field in _FACTS},
+        **more,
+    )

@@ -8,7 +8,7 @@ have it. Accuracies are fractions from 0 to 1, sizes are in bytes, times in seco
 from collections.abc import Mapping
 from json import JSONDecodeError
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import pydantic
 from pydantic import BeforeValidator, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
@@ -572,24 +572,6 @@ class FleetRecord(Record):
     first: ClientsRecord
     clients: Count | None = None
     groups: dict[str, Count] = {}
-
-
-class DataRecord(Record):
-    """The facts of a run's data without samples, `data.json`: what other samples are prepared by (`fleetfit.Data`)."""
-
-    name: str
-    task: str
-    shape: List[Count]
-    dtype: Literal["uint8", "int64", "float16", "bfloat16", "float32", "float64"]
-    classes: Count
-    class_names: List[str] = []
-    mean: List[Finite] = []
-    std: List[Finite] = []
-    channels_last: bool = False
-    vocabulary: Count = 0
-    padding: int = -1
-    resize: List[Count] | None = None
-    targets: List[List[Finite]] = []
 
 
 class MemberRecord(Record):

@@ -21,11 +21,11 @@ import pytest
 import torch
 
 import fleetfit as ff
-from fleetfit.api.inference import _load_evaluation_data as read_other_data
-from fleetfit.api.inference import load_other_data
+from fleetfit.api.inference import find_transform
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.data import build_data
 from fleetfit.data import Data
+from fleetfit.data.files.memory import read_memory
 from fleetfit.data.image_reader import EncodedImages
 
 Image = pytest.importorskip("PIL.Image")
@@ -468,11 +468,6 @@ def test_new_samples_are_prepared_as_before(kind: str, root: Path, stored: dict[
             shutil.rmtree("new", ignore_errors=True)
             source = write_new_rows(kind, form)
             os.chdir(home)
-            if isinstance(source, Path):
-                check(
-                    stored,
-                    f"new {kind}: {form}{' in halves' * number}",
-                    load_other_data(run, str(source), bool(number)),
-                )
-            else:
-                check(stored, f"new {kind}: {form}", read_other_data(run, source))
+            memory = read_memory(source)
+            data = find_transform(run).apply(source if memory is None else memory, bool(number))
+            check(stored, f"new {kind}: {form}{' in halves' * number}", data)

@@ -18,7 +18,7 @@ from support import Expected, raises
 
 from fleetfit.data import Data
 from fleetfit.data.files.memory import TableSplits, read_memory
-from fleetfit.data.files.table import TableEncoder, encode_table, make_data_in_memory, table
+from fleetfit.data.files.table import TableEncoder, make_data_in_memory, prepare_table, table
 from fleetfit.errors import DataError
 
 Write = Callable[..., Path]
@@ -87,7 +87,7 @@ def test_stored_encodings_keep_their_bytes(file: str, keys: dict[str, Any], writ
     data = table(str(path), missing=("unknown",) if keys else (), **keys)
     assert data.columns == stored
     labelled = [bool(row[1]) or not keys for row in mixed()[1:]]
-    assert torch.equal(encode_table(path, stored).x[labelled], data.x)
+    assert torch.equal(prepare_table(path, data).x[labelled], data.x)
 
 
 def test_held_out_rows_change_no_number(write: Write) -> None:
@@ -159,9 +159,7 @@ def test_a_number_as_label_is_classes_or_a_regression(write: Write) -> None:
     assert data.task == "regression" and "(regression)" in data.notes[0]
     train = data.splits["train"]
     assert data.batch(train)[1].mean().abs() < 1e-5 and abs(data.batch(train)[1].std(correction=0) - 1) < 1e-5
-    other = encode_table(
-        write(rows[:20], "other.csv"), data.columns
-    )  # in the unit of the training rows, not of its own
+    other = prepare_table(write(rows[:20], "other.csv"), data)  # in the unit of the training rows, not of its own
     assert torch.allclose(other.batch(torch.arange(19))[1], data.batch(torch.arange(19))[1])
 
 
@@ -178,11 +176,11 @@ def test_a_frame_has_each_column_once(names: list[Any]) -> None:
 def test_rows_that_are_new_become_the_same_numbers(write: Write) -> None:
     rows = mixed()
     data = table(str(write(rows)))
-    assert torch.equal(encode_table(write(rows, "again.csv"), data.columns).x, data.x)
+    assert torch.equal(prepare_table(write(rows, "again.csv"), data).x, data.x)
     shuffled = [[row[2], "further", row[1], row[0]] for row in rows]  # other order, other columns, no label
-    other = encode_table(write(shuffled, "shuffled.csv"), data.columns)
+    other = prepare_table(write(shuffled, "shuffled.csv"), data)
     assert torch.equal(other.x, data.x) and not other.labelled
-    strange = encode_table(write([rows[0], ["1", "2", "violet", "cat"]], "strange.csv"), data.columns)
+    strange = prepare_table(write([rows[0], ["1", "2", "violet", "cat"]], "strange.csv"), data)
     assert not strange.x[0, 3:].any() and "1 row has a value" in strange.notes[0]
 
 
@@ -213,7 +211,7 @@ def test_a_number_that_means_no_value_does_so_in_parquet(dtype: Any, mark: float
     found = table(str(tmp_path / "things.parquet"), missing=("unknown", str(mark)))
     assert TableEncoder.from_json(found.columns, "").features == ["a", "a is missing", "b"]
     assert torch.equal(found.x, plain.x) and found.x[3, 0] == 0 and found.x[:, 1].sum() == numbers.count(mark)
-    again = encode_table(tmp_path / "things.parquet", found.columns)
+    again = prepare_table(tmp_path / "things.parquet", found)
     assert torch.equal(again.x, found.x)
 
 
@@ -290,11 +288,11 @@ def test_other_wishes_that_cannot_be_met(write: Write, tmp_path: Path) -> None:
         table(text(tmp_path, b"x", "a.csv.gz"))
     data = table(path)
     with raises(DataError, column="age", path="less.csv"):
-        encode_table(write([row[:1] + row[2:] for row in mixed()], "less.csv"), data.columns)
+        prepare_table(write([row[:1] + row[2:] for row in mixed()], "less.csv"), data)
     with raises(DataError, '"cow"', row=1, column="kind", path="cow.csv"):
-        encode_table(write([["size", "age", "colour", "kind"], [1, 2, "red", "cow"]], "cow.csv"), data.columns)
+        prepare_table(write([["size", "age", "colour", "kind"], [1, 2, "red", "cow"]], "cow.csv"), data)
     with raises(DataError, '"big"', row=1, column="size", path="big.csv"):
-        encode_table(write([["size", "age", "colour", "kind"], ["big", 2, "red", "cat"]], "big.csv"), data.columns)
+        prepare_table(write([["size", "age", "colour", "kind"], ["big", 2, "red", "cat"]], "big.csv"), data)
 
 
 @pytest.mark.parametrize(("key", "value", "says"), [

@@ -19,9 +19,9 @@ from fleetfit.data.files.table import (
     NumberForm,
     TableEncoder,
     detect_columns,
-    encode_rows,
-    encode_table,
     make_data_in_memory,
+    prepare_rows,
+    prepare_table,
     read_sheet,
     read_table,
     table,
@@ -137,7 +137,7 @@ def test_signs_are_left_out_of_numbers_with_a_note(
     assert any("price" in note and cells[0] in note for note in data.notes[1:])
     assert TableEncoder.from_json(data.columns, "").number_forms == {"price": form}
     frame[:3].to_csv(tmp_path / "new.csv", index=False)
-    assert encode_table(tmp_path / "new.csv", data.columns).x.equal(data.x[:3])  # type: ignore[union-attr, arg-type]
+    assert prepare_table(tmp_path / "new.csv", data).x.equal(data.x[:3])  # type: ignore[union-attr, arg-type]
     categories = table(str(tmp_path / "t.csv"), categories=("price",))
     assert TableEncoder.from_json(categories.columns, "").features == sorted(f"price = {cell}" for cell in cells)
 
@@ -161,7 +161,7 @@ def test_new_rows_are_read_in_the_form_of_the_training_rows(tmp_path: Path) -> N
     assert column.numbers.tolist() == [1234.5, 1234.0]
     (tmp_path / "new.csv").write_text("price;kind\n5%;a\n7%;b\n")
     with raises(DataError, '"5%"', row=1, column="price", path="new.csv"):
-        encode_table(tmp_path / "new.csv", data.columns)
+        prepare_table(tmp_path / "new.csv", data)
 
 
 def test_a_column_of_one_kind_in_one_file_and_of_another_in_the_next(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_digits_that_a_number_would_not_give_back_stay_text(case: str, form: str
     encoder = TableEncoder.from_json(data.columns, "")
     if form == "memory":
         assert encoder.features == [*(f"site = {place}" for place in sorted(set(places))), "size"]
-        assert encode_rows(memory.splits["train"], data.columns).x.equal(data.x)  # type: ignore[union-attr, arg-type]
+        assert prepare_rows(memory.splits["train"], data).x.equal(data.x)  # type: ignore[union-attr, arg-type]
         return
     assert data.groups is not None and data.groups.tolist() == [sorted(set(places)).index(place) for place in places]
     assert encoder.codes == ("site", "kind")
@@ -244,7 +244,7 @@ def test_a_run_from_before_this_rule_reads_its_numbers(tmp_path: Path) -> None:
     pandas.DataFrame({"size": np.arange(40) * 3, "kind": [7, 42] * 20}).to_csv(tmp_path / "old.csv", index=False)
     data = table(str(tmp_path / "old.csv"))
     (tmp_path / "new.csv").write_text("size,kind\n09,007\n0012,42\n")
-    again = encode_table(tmp_path / "new.csv", data.columns)
+    again = prepare_table(tmp_path / "new.csv", data)
     assert [data.class_names[code] for code in again.y.tolist()] == ["7", "42"]
     assert again.x.equal(data.x[3:5])  # type: ignore[union-attr, arg-type]
 
@@ -302,7 +302,7 @@ def test_new_rows_of_one_column(tmp_path: Path) -> None:
     pandas.DataFrame({"size": np.arange(40) * 0.5, "kind": list("ab") * 20}).to_csv(tmp_path / "t.csv", index=False)
     data = table(str(tmp_path / "t.csv"))
     (tmp_path / "new.csv").write_text("size\n0.0\n0.5\n")
-    assert encode_table(tmp_path / "new.csv", data.columns).x.equal(data.x[:2])  # type: ignore[union-attr, arg-type]
+    assert prepare_table(tmp_path / "new.csv", data).x.equal(data.x[:2])  # type: ignore[union-attr, arg-type]
     with raises(DataError, key="separator", path="new.csv"):
         table(str(tmp_path / "new.csv"))
 

@@ -12,7 +12,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -26,6 +26,7 @@ from fleetfit.data import cache
 from fleetfit.data.cache import load_folder
 from fleetfit.data.dataset import MAX_CLASSES, Data, Facts
 from fleetfit.data.files.folders import list_sample_files, resolve_folder
+from fleetfit.data.rows import make_new_data
 from fleetfit.data.splits import fill_missing_splits, find_splits, make_empty_split_notes
 from fleetfit.errors import DataError, FleetFitError, check_range, did_you_mean, format_cause, truncate
 from fleetfit.factories import declare_unused
@@ -376,68 +377,62 @@ def _convert_objects(array: NDArray[Any], name: str) -> NDArray[Any]:
     return array
 
 
-def read_arrays_like(run_data: Data, path: Path, x: str = "x", y: str = "y") -> Data:
-    """Return the arrays of a file or folder as test samples, prepared like a run's data.
+def prepare_array_file(path: Path, facts: Data, settings: Mapping[str, Any], halves: bool = False) -> Data | None:
+    """Return new arrays for a trained model; None if a path has none. If they have a test set, only that is read.
 
     Args:
-        run_data: The run's data.
-        path: An .npz file or a folder of .npy files. If the arrays have a test set, only that is read.
-        x: Name of the samples.
-        y: Name of the labels; without this array, the data have no labels.
+        path: An .npz file or a folder of .npy files.
+        facts: The training data, or their facts.
+        settings: Their keys. Without the array `y`, the data have no labels.
+        halves: Whether one half is for validation.
 
     Raises:
-        DataError: An array is missing, or does not fit the run's data.
+        DataError: An array is missing, or does not fit the training data.
     """
+    x, y = (str(settings.get(key, key)) for key in ("x", "y"))
+    if (path.is_dir() and not list_sample_files(path, "*.npy")) or (path.is_file() and path.suffix.lower() != ".npz"):
+        return None
     store = Arrays(path)
     parts = _find_parts(store, x)
     split = next(split for split in ("test", "validation", "train") if split in parts)
     alias = parts[split][len(x) :]
-    samples = store.load(parts[split])
     labels = store.load(f"{y}{alias}") if f"{y}{alias}" in store else None
-    return replace(prepare_arrays(samples, labels, run_data), name=path.resolve().stem)
+    return prepare_arrays(store.load(parts[split]), labels, facts, path.resolve().stem, halves)
 
 
-def prepare_arrays(x: Any, y: Any, run_data: Data) -> Data:
-    """Prepare samples and labels in memory like a run's data: its means, its classes, the unit of its targets.
+def prepare_arrays(x: Any, y: Any, facts: Data, name: str = "own-data", halves: bool = False) -> Data:
+    """Return samples and labels in memory for a trained model: with its means, its classes, the unit of its targets.
 
     Args:
         x: Samples [N, ...], arrays, tensors or lists of numbers.
         y: Labels [N], or targets [N, targets]; None: without labels.
-        run_data: The run's data.
+        facts: The training data, or their facts.
+        name: Name of the samples.
+        halves: Whether one half is for validation.
 
     Raises:
-        DataError: They are of another kind, or a label is not a class of the run.
+        DataError: They are of another kind, or a label is not a class of the training data.
     """
     array = as_array(x, "x")
-    shape = tuple(run_data.x.shape[1:])
+    shape = tuple(facts.x.shape[1:])
     moves = array.ndim > 2 and array.shape[1:] != shape and (array.shape[-1], *array.shape[1:-1]) == shape
-    samples = convert_samples(array, run_data.x.dtype == torch.int64, moves)
-    if run_data.resize is None and tuple(samples.shape[1:]) != shape:
+    samples = convert_samples(array, facts.x.dtype == torch.int64, moves)
+    if facts.resize is None and tuple(samples.shape[1:]) != shape:
         raise DataError(f"data=(x, y): x is {list(samples.shape)}, but a sample of the run is {list(shape)}.", key="x")
-    kinds = {one.dtype.is_floating_point for one in (samples, run_data.x)}
-    if len(kinds) > 1:
+    if samples.dtype.is_floating_point != facts.x.dtype.is_floating_point:
         raise DataError(
             f"data=(x, y): x has {str(samples.dtype).removeprefix('torch.')}, but the run was trained on "
-            f"{str(run_data.x.dtype).removeprefix('torch.')}. Convert x.",
+            f"{str(facts.x.dtype).removeprefix('torch.')}. Convert x.",
             key="x",
         )
     if position := find_not_finite(array):
         _LOG.warning("data=(x, y): x is not finite in %s. Scores on these samples are meaningless.", position)
-    exact = None
-    if y is None:
-        target = torch.zeros(len(samples), *run_data.y.shape[1:], dtype=run_data.y.dtype)
-    else:
+    target, exact = None, None
+    if y is not None:
         labels = as_array(y, "y")
-        target = _encode_labels_like(labels, len(samples), run_data)
-        exact = _keep_digits(labels, target) if run_data.task == "regression" else None
-    return Data(
-        "own-data", samples, target, {"test": torch.arange(len(samples))}, run_data.classes,
-        class_names=run_data.class_names, mean=run_data.mean, std=run_data.std,
-        channels_last=run_data.channels_last, task=run_data.task,
-        resize=run_data.resize, vocabulary=run_data.vocabulary, padding=run_data.padding, labelled=y is not None,
-        exact_targets=exact,
-        targets=tuple(tuple(m.tolist()) for m in run_data.target_scale) if run_data.task == "regression" else (),
-    )  # fmt: skip
+        target = _encode_labels_like(labels, len(samples), facts)
+        exact = _keep_digits(labels, target) if facts.task == "regression" else None
+    return make_new_data(facts, name, samples, target, halves, exact_targets=exact)
 
 
 def _encode_labels_like(labels: NDArray[Any], count: int, run_data: Data) -> Tensor:

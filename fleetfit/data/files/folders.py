@@ -16,12 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fleetfit.data.cache import find_cache_folder, load_folder, make_key
 from fleetfit.data.splits import BY_NAME, find_splits
-from fleetfit.errors import DataError, FleetFitError, format_cause, import_optional, quote_some
+from fleetfit.errors import DataError, FleetFitError, format_cause, import_optional
 from fleetfit.files import parse_path
 
 _ROWS = 1000  # rows in memory at a time
@@ -45,28 +42,6 @@ def list_sample_files(folder: Path, pattern: str) -> list[Path]:
     """Return the files below a folder that match a pattern, sorted, without those of systems and tools."""
     paths = (path for path in folder.glob(pattern) if path.is_file())
     return sorted(path for path in paths if not any(map(is_system_name, path.relative_to(folder).parts)))
-
-
-def label_by_folders(names: Sequence[Path], class_names: Sequence[str]) -> tuple[NDArray[np.int64] | None, list[str]]:
-    """Return the label of each file by the nearest folder that is named after a class, int64 [N], and notes.
-
-    Args:
-        names: The files, relative to the folder that the user named.
-        class_names: One per class.
-
-    Returns:
-        None in place of labels if a file has none; a note says why, if it is in a folder.
-    """
-    codes = {name: label for label, name in enumerate(class_names)}
-    folders = [next((part for part in reversed(name.parts[:-1]) if part in codes), None) for name in names]
-    if None not in folders:
-        return np.array([codes[folder] for folder in folders if folder is not None], dtype=np.int64), []
-    others = {name.parts[0] for name, folder in zip(names, folders, strict=True) if folder is None and name.parts[1:]}
-    note = (
-        f"No accuracy, because not every folder is a class of the run: {quote_some(sorted(others))}. The classes are "
-        f"{quote_some(class_names)}."
-    )
-    return None, [note] if others else []
 
 
 def resolve_folder(folder: str) -> Path:

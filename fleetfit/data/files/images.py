@@ -21,12 +21,12 @@ import functools
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fleetfit.data import cache
@@ -44,8 +44,8 @@ from fleetfit.data.files.folders import (
 from fleetfit.data.files.labelled import (
     IMAGES,
     find_labelled_files,
+    find_new_files,
     has_class_folders,
-    label_new_files,
 )
 from fleetfit.data.image_reader import (
     EncodedImages,
@@ -60,7 +60,7 @@ from fleetfit.data.image_reader import (
     read_first_size,
     read_size,
 )
-from fleetfit.data.rows import Rows
+from fleetfit.data.rows import Rows, make_new_data
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import DataError, format_cause
 from fleetfit.files import check_file
@@ -143,54 +143,33 @@ def images(
     return make_data(name, rows, validation, test, seed, augment, mean, std, resize, samples)
 
 
-def read_images_like(
-    trained: Data,
-    path: Path,
-    paths: Sequence[Path],
-    size: int | None,
-    centre: float,
-    upright: bool,
-    listed: Sequence[str | None] | None = None,
-) -> Data:
-    """Return images as test samples in the shape of a training set. They stay encoded on disk.
-
-    An image has the label of its row in a table of files, or of the nearest folder that is named after a class. If one
-    has none, the data have no labels.
+def prepare_images(path: Path, facts: Data, settings: Mapping[str, Any], halves: bool = False) -> Data | None:
+    """Return new images for a trained model, still encoded; None if a path has none, or is a data set.
 
     Args:
-        trained: The training set.
-        path: The file or folder that the user named.
-        paths: Its images, at least one.
-        size: Side to which training images were resized; None: they all had the same size.
-        centre: Share of the shorter side that was kept.
-        upright: Whether to apply the EXIF orientation.
-        listed: The label of each image in a table of files; None: without such a table.
+        path: An image, a folder, or a table of files.
+        facts: The training data, or their facts.
+        settings: Their keys.
+        halves: Whether one half is for validation.
 
     Raises:
         DataError: The first image cannot be opened.
     """
-    names, labels, notes = label_new_files(trained, path, paths, listed)
-    source = ImageFiles((path if path.is_dir() else path.parent).absolute(), names)
-    height, width = trained.x.shape[2:]
+    files = find_new_files(path, IMAGES, facts, settings.get("label") if settings.get("image") else None)
+    if files is None:
+        return None
+    upright = settings.get("exif_orientation") is not False
+    source = ImageFiles(files.folder.absolute(), files.names)
+    height, width = facts.x.shape[2:]
     first_width, first_height = read_first_size(source, upright)
-    if size is None and (first_height, first_width) != (height, width):
-        notes.append(
+    if settings.get("size") is None and (first_height, first_width) != (height, width):
+        files.notes.append(
             f"{path.name}: the first image has {first_height}x{first_width} pixels (height x width). Images are cut to "
             f"the proportions of the training images and resized to {height}x{width}."
         )
-    return Data(
-        name=path.resolve().name,
-        x=EncodedImages(source, trained.x.shape[1:], centre, upright),
-        y=torch.from_numpy(np.zeros(len(names), dtype=np.int64) if labels is None else labels),
-        splits={"test": torch.arange(len(names))},
-        classes=trained.classes,
-        class_names=trained.class_names,
-        mean=trained.mean,
-        std=trained.std,
-        resize=trained.resize,
-        labelled=labels is not None,
-        notes=tuple(notes),
-        file_names=source.names,
+    x = EncodedImages(source, facts.x.shape[1:], settings.get("centre") or 1.0, upright)
+    return make_new_data(
+        facts, path.resolve().name, x, files.y, halves, notes=tuple(files.notes), file_names=files.names
     )
 
 

@@ -11,7 +11,7 @@ import functools
 import json
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,7 +25,6 @@ from fleetfit.data.files.folders import (
     find_tables,
     is_saved_dataset,
     is_system_name,
-    label_by_folders,
     list_class_folders,
     list_sample_files,
 )
@@ -289,32 +288,6 @@ def find_file_table(
     return None if label is None else FileTable(sheet, files, label, groups, paths)
 
 
-def find_listed_files(
-    path: Path, suffixes: tuple[str, ...], label: str | None
-) -> tuple[list[Path], list[str | None] | None] | None:
-    """Return the files that a table names, and their labels if it has the column; None if it is no such table.
-
-    Args:
-        path: As of `find_file_table`.
-        suffixes: As of `find_file_table`.
-        label: Column of the labels; None: `label`, `labels`, `target`, `class` or `y`.
-
-    Raises:
-        DataError: A file is missing.
-    """
-    listing = _find_files(path, suffixes)
-    if listing is None:
-        return None
-    sheet, files, paths = listing
-    every = [_check_file(sheet, files, row, path) for row, path in enumerate(paths)]
-    names = table.LABELS if label is None else (label,)
-    column = next((name for name in sheet.table.column_names if name in names), None)
-    if column is None:
-        return every, None
-    codes, texts = table.detect_columns(sheet)[column].encode_values()
-    return every, [texts[code] if code >= 0 else None for code in codes.tolist()]
-
-
 def _find_files(path: Path, suffixes: tuple[str, ...]) -> tuple[table.TableSheet, str, list[Path | None]] | None:
     """Return a table that names files, the column of the files, and the file of each row."""
     try:
@@ -399,34 +372,89 @@ def read_file_table(files: FileTable) -> Rows:
 # ---- new files for a trained model -----------------------------------------------------------------------------------
 
 
-def list_new_files(path: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Return a file itself, or the files below a folder, sorted.
+@dataclass(frozen=True)
+class NewFiles:
+    """Files of new samples.
 
-    A folder of splits or of Parquet files has none: it is a data set.
+    Attributes:
+        folder: Their folder.
+        paths: The files, [N].
+        names: Their paths relative to the folder, bytes [N].
+        y: Their labels, int64 [N]; None if one has none.
+        notes: Sentences on the labels.
     """
-    if path.is_file():
-        return [path] if path.suffix.lower() in suffixes else []
-    if not path.is_dir() or (path / "train").is_dir() or is_saved_dataset(path):
-        return []
-    paths = list_sample_files(path, "**/*")
-    has_parquet = any(file.suffix.lower() == ".parquet" for file in paths)
-    return [] if has_parquet else [file for file in paths if file.suffix.lower() in suffixes]
+
+    folder: Path
+    paths: list[Path]
+    names: NDArray[np.bytes_]
+    y: NDArray[np.int64] | None
+    notes: list[str]
 
 
-def label_new_files(
-    trained: Data, path: Path, paths: Sequence[Path], listed: Sequence[str | None] | None
-) -> tuple[NDArray[np.bytes_], NDArray[np.int64] | None, list[str]]:
-    """Return the names and labels of new files, both [N], and notes. The labels are None if a file has none.
+def find_new_files(
+    path: Path, suffixes: tuple[str, ...], facts: Data, label: str | None, tables: Collection[str] = (".parquet",)
+) -> NewFiles | None:
+    """Return the files of new samples for a trained model; None if there are none.
+
+    A file has the label of its row in a table of files, or of the nearest folder that is named after a class. A folder
+    with splits or with tables of samples has none: it is a data set.
 
     Args:
-        trained: The training set.
-        path: The file or folder that the user named.
-        paths: Its files, at least one.
-        listed: The label of each in a table of files; None: the nearest folder that is named after a class.
+        path: A file, a folder, or a table of files.
+        suffixes: Suffixes of the files, in lower case.
+        facts: The training data, or their facts.
+        label: The training data's column of labels in a table of files, or None.
+        tables: Suffixes of tables of samples.
+
+    Raises:
+        DataError: A file of the table is missing.
     """
-    names = [file.relative_to(path if path.is_dir() else path.parent) for file in paths]
-    folders = (
-        names if listed is None else [Path(label or "", name.name) for label, name in zip(listed, names, strict=True)]
+    listing = _find_files(path, suffixes) if path.exists() and (path.is_file() or label is not None) else None
+    labels: list[str | None] | None = None
+    if listing is not None:
+        sheet, column, rows = listing
+        paths = [_check_file(sheet, column, row, file) for row, file in enumerate(rows)]
+        usual = table.LABELS if label is None else (label,)
+        name = next((name for name in sheet.table.column_names if name in usual), None)
+        if name is not None:
+            codes, texts = table.detect_columns(sheet)[name].encode_values()
+            labels = [texts[code] if code >= 0 else None for code in codes.tolist()]
+    elif path.is_file():
+        paths = [path]
+    elif not path.is_dir() or (path / "train").is_dir() or is_saved_dataset(path):
+        return None
+    else:
+        paths = list_sample_files(path, "**/*")
+        if any(file.suffix.lower() in tables for file in paths):
+            return None
+    paths = [file for file in paths if file.suffix.lower() in suffixes]
+    if not paths:
+        return None
+    folder = path if path.is_dir() else path.parent
+    names = [file.relative_to(folder) for file in paths]
+    classes = facts.class_names or tuple(map(str, range(facts.classes)))
+    places = names if labels is None else [Path(one or "", name.name) for one, name in zip(labels, names, strict=True)]
+    y, notes = _label_by_folders(places, classes)
+    return NewFiles(folder, paths, np.array([os.fsencode(name) for name in names], dtype=np.bytes_), y, notes)
+
+
+def _label_by_folders(names: Sequence[Path], class_names: Sequence[str]) -> tuple[NDArray[np.int64] | None, list[str]]:
+    """Return the label of each file by the nearest folder that is named after a class, int64 [N], and notes.
+
+    Args:
+        names: The files, relative to the folder that the user named.
+        class_names: One per class.
+
+    Returns:
+        None in place of labels if a file has none; a note says why, if it is in a folder.
+    """
+    codes = {name: label for label, name in enumerate(class_names)}
+    folders = [next((part for part in reversed(name.parts[:-1]) if part in codes), None) for name in names]
+    if None not in folders:
+        return np.array([codes[folder] for folder in folders if folder is not None], dtype=np.int64), []
+    others = {name.parts[0] for name, folder in zip(names, folders, strict=True) if folder is None and name.parts[1:]}
+    note = (
+        f"No accuracy, because not every folder is a class of the run: {quote_some(sorted(others))}. The classes are "
+        f"{quote_some(class_names)}."
     )
-    labels, notes = label_by_folders(folders, trained.class_names or tuple(map(str, range(trained.classes))))
-    return np.array([os.fsencode(name) for name in names], dtype=np.bytes_), labels, notes
+    return None, [note] if others else []

@@ -34,8 +34,9 @@ from torch import Tensor
 from fleetfit.data import cache
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files.folders import resolve_folder
-from fleetfit.data.files.labelled import find_labelled_files, label_new_files
+from fleetfit.data.files.labelled import find_labelled_files, find_new_files
 from fleetfit.data.image_reader import Origin, count_threads
+from fleetfit.data.rows import make_new_data
 from fleetfit.errors import DataError, MissingExtra, import_optional
 from fleetfit.files import check_file, read_bytes
 
@@ -351,46 +352,28 @@ def _load_sounds(name: str, paths: Sequence[Path], form: Spectrogram) -> NDArray
     return cache.load_array(key, len(paths), build)
 
 
-def read_sounds_like(
-    trained: Data,
-    path: Path,
-    paths: Sequence[Path],
-    settings: Mapping[str, Any],
-    listed: Sequence[str | None] | None = None,
-) -> Data:
-    """Return sounds as test samples, with the spectrograms of a training set.
-
-    A sound has the label of its row in a table of files, or of the nearest folder that is named after a class. If one
-    has none, the data have no labels.
+def prepare_sounds(path: Path, facts: Data, settings: Mapping[str, Any], halves: bool = False) -> Data | None:
+    """Return new sounds for a trained model as spectrograms; None if a path has none, or is a data set.
 
     Args:
-        trained: The training set.
-        path: The file or folder that the user named.
-        paths: Its sounds, at least one.
-        settings: The keys of the training set.
-        listed: The label of each sound in a table of files; None: without such a table.
+        path: A sound, a folder, or a table of files.
+        facts: The training data, or their facts.
+        settings: Their keys.
+        halves: Whether one half is for validation.
 
     Raises:
         DataError: A sound cannot be decoded.
         MissingExtra: soundfile is not installed, and a sound is not a PCM .wav file.
     """
-    names, labels, notes = label_new_files(trained, path, paths, listed)
+    files = find_new_files(path, SUFFIXES, facts, settings.get("label"))
+    if files is None:
+        return None
     rate = settings.get("rate", RATE)
     window, hop = (
         round(settings.get(f"{key}_ms", usual) * rate / 1000) for key, usual in (("window", WINDOW_MS), ("hop", HOP_MS))
     )
-    mels, frames = trained.x.shape[2:]
+    mels, frames = facts.x.shape[2:]
     form = Spectrogram(rate, (frames - 1) * hop, mels, window, hop, resamples=True)
-    return Data(
-        name=path.resolve().name,
-        x=torch.from_numpy(_load_sounds(path.resolve().name, paths, form)),
-        y=torch.from_numpy(np.zeros(len(names), dtype=np.int64) if labels is None else labels),
-        splits={"test": torch.arange(len(names))},
-        classes=trained.classes,
-        class_names=trained.class_names,
-        mean=trained.mean,
-        std=trained.std,
-        labelled=labels is not None,
-        notes=tuple(notes),
-        file_names=names,
-    )
+    name = path.resolve().name
+    x = _load_sounds(name, files.paths, form)
+    return make_new_data(facts, name, x, files.y, halves, notes=tuple(files.notes), file_names=files.names)

@@ -1552,48 +1552,39 @@ def make_data_in_memory(
     return make_data("table", sheet, options, None, samples, validation, test, seed)
 
 
-def encode_table(path: Path, text: str, halves: bool = False) -> Data:
-    """Encode the rows of another table like a model's training rows; none are for training.
+def prepare_table(path: Path, facts: Data, settings: Mapping[str, Any] | None = None, halves: bool = False) -> Data:
+    """Return the rows of another table for a trained model.
 
     Args:
         path: A file or a folder, as in `table`. Rows without a split are for testing.
-        text: The `columns.json` of the model.
+        facts: The training data, or their facts, with the encoding of the columns.
+        settings: Not used: the encoding has all.
         halves: Whether one half of the rows is for validation.
 
     Raises:
         DataError: As `table`; or a column is missing, or a label is not a class of the model.
     """
-    encoder = TableEncoder.from_json(text, "columns.json")
+    encoder = TableEncoder.from_json(facts.columns, "columns.json")
     sheet = read_sheet(convert_saved_dataset(path), missing=encoder.missing, texts=encoder.number_forms)
-    x, y, labelled_rows, notes = _encode(encoder, sheet)
-    splits = {"test": np.arange(len(x))}
-    if len(sheet.sizes) > 1:
-        splits = fill_missing_splits(sheet.sizes, np.zeros(len(x), dtype=np.int64), 0.0, 0.0, 0)
-    elif halves:
-        strata = _choose_strata(y, encoder.task, None, len(x))
-        splits = dict(zip(("validation", "test"), hold_out(splits["test"], strata, 0.5, 0), strict=True))
-    return _wrap(path.resolve().stem, x, y, splits, encoder, None, notes, labelled_rows)
+    return _prepare(path.resolve().stem, encoder, sheet, halves)
 
 
-def encode_rows(rows: Any, text: str) -> Data:
-    """Encode a table in memory like a model's training rows, all for testing.
+def prepare_rows(rows: Any, facts: Data) -> Data:
+    """Return a table in memory for a trained model, all rows for testing.
 
     Args:
         rows: A `pyarrow.Table`.
-        text: The `columns.json` of the model.
+        facts: The training data, or their facts, with the encoding of the columns.
 
     Raises:
         DataError: A column is missing, or a label is not a class of the model.
     """
-    encoder = TableEncoder.from_json(text, "columns.json")
-    x, y, labelled_rows, notes = _encode(encoder, make_sheet([("test", IN_MEMORY, rows)]))
-    return _wrap("table", x, y, {"test": np.arange(len(x))}, encoder, None, notes, labelled_rows)
+    encoder = TableEncoder.from_json(facts.columns, "columns.json")
+    return _prepare("table", encoder, make_sheet([("test", IN_MEMORY, rows)]))
 
 
-def _encode(
-    encoder: TableEncoder, sheet: TableSheet
-) -> tuple[NDArray[np.float32], NDArray[Any] | None, NDArray[np.int64] | None, tuple[str, ...]]:
-    """Return rows as numbers, their labels (0 where one is missing), the labelled rows (None: all or none), notes."""
+def _prepare(name: str, encoder: TableEncoder, sheet: TableSheet, halves: bool = False) -> Data:
+    """Return rows with their labels (0 where one is missing), and the labelled rows if some have none."""
     sheet = replace(sheet, texts={encoder.label.name: [name.lower() for name in encoder.label.classes]})
     columns = encoder.detect_columns(sheet, encoder.missing)
     x, notes = encoder.transform(sheet, columns)
@@ -1603,7 +1594,13 @@ def _encode(
         notes.append(f"{int(missing.sum())} of {len(x)} rows have no label, so accuracy is not measured.")
         y = y.copy()
         y[missing], labelled_rows = 0, np.flatnonzero(~missing)
-    return x, y, labelled_rows, tuple(notes)
+    splits = {"test": np.arange(len(x))}
+    if len(sheet.sizes) > 1:
+        splits = fill_missing_splits(sheet.sizes, np.zeros(len(x), dtype=np.int64), 0.0, 0.0, 0)
+    elif halves:
+        strata = _choose_strata(y, encoder.task, None, len(x))
+        splits = dict(zip(("validation", "test"), hold_out(splits["test"], strata, 0.5, 0), strict=True))
+    return _wrap(name, x, y, splits, encoder, None, tuple(notes), labelled_rows)
 
 
 def _wrap(

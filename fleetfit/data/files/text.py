@@ -10,12 +10,11 @@ Examples are the unpacked IMDB, or your own table. A set is a folder with a trai
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from fleetfit import files
@@ -27,14 +26,12 @@ from fleetfit.data.files.folders import (
     find_or_download,
     find_parquet_files,
     find_tables,
-    list_sample_files,
     resolve_folder,
 )
-from fleetfit.data.files.labelled import find_labelled_files, find_listed_files, label_new_files
+from fleetfit.data.files.labelled import find_labelled_files, find_new_files
 from fleetfit.data.files.table import read_cells
 from fleetfit.data.files.tokens import Texts, encode, encode_texts, load_tokenizer
-from fleetfit.data.rows import Rows
-from fleetfit.data.splits import BY_NAME
+from fleetfit.data.rows import Rows, make_new_data
 from fleetfit.errors import DataError, quote_some
 from fleetfit.files import parse_path, read_text
 
@@ -412,79 +409,50 @@ def _has_withheld_labels(rows: TextTable, label: str) -> bool:
 # ---- new texts for a trained model -----------------------------------------------------------------------------------
 
 
-def read_texts_like(
-    trained: Data,
-    path: Path,
-    text: str | Sequence[str] | None = None,
-    label: str | None = None,
-    header: bool = True,
-) -> Data | None:
-    """Return texts as test samples, with the tokens and the classes of a training set; None if there are no texts.
+def prepare_texts(path: Path, facts: Data, settings: Mapping[str, Any], halves: bool = False) -> Data | None:
+    """Return new texts for a trained model as tokens; None if a path has none, or is a data set.
 
-    A row of a table has the label of its column, a .txt file that of its row in a table of files, or of the nearest
-    folder that is named after a class. A single .txt file has a text on each line, without labels. If a text has no
-    label, the data have none.
+    A row of a table has the label of its column, a .txt file that of `find_new_files`. A single .txt file has a text on
+    each line, without labels. If a text has no label, the data have none.
 
     Args:
-        trained: The training set.
-        path: A file, or a folder of .txt files. A folder with splits of its own is a data set: see `text`.
-        text: Column of the texts, or several, as in training; None: `text` or `sentence`.
-        label: Column of the labels, as in training; None: `label` or `labels`. It may be missing.
-        header: Whether the first line of a CSV or TSV file names the columns.
+        path: A file, or a folder of .txt files.
+        facts: The training data, or their facts.
+        settings: Their keys.
+        halves: Whether one half is for validation.
 
     Raises:
-        DataError: A file cannot be read, has no texts, or has a label that is no class of the training set.
+        DataError: A file cannot be read, has no texts, or has a label that is no class of the training data.
         MissingExtra: `tokenizers` is not installed.
     """
+    text, label = settings.get("text"), settings.get("label")
     names, labels = None, None
     notes: list[str] = []
-    is_listed = text is None and path.exists() and (path.is_file() or label is not None)
-    paths, listed = (find_listed_files(path, FILE_SUFFIXES, label) if is_listed else None) or ([], None)
-    if path.is_dir() and not paths and not _is_data_set(path):
-        paths = list_sample_files(path, "**/*.txt")
-    if paths:
-        names, labels, notes = label_new_files(trained, path, paths, listed)
-        texts = [read_text(file, DataError) for file in paths]
-    elif path.suffix == ".txt" and path.is_file():
+    if path.suffix == ".txt" and path.is_file():
         lines = read_text(path, DataError).split("\n")
         texts = [line for line in lines if line.strip()]
         if blank := len(lines[:-1]) + bool(lines[-1]) - len(texts):
             notes.append(f"{path.name}: lines that are left out because they are blank: {blank}.")
+    elif found := find_new_files(path, FILE_SUFFIXES, facts, None if text else label, SUFFIXES):
+        names, labels, notes = found.names, found.y, found.notes
+        texts = [read_text(file, DataError) for file in found.paths]
     elif path.suffix in SUFFIXES and path.is_file():
-        table = _open_rows(path, header)
+        table = _open_rows(path, settings.get("header") is not False)
         columns = [
             _find_text_column(table, TEXT_COLUMNS if column is None else (column,))
             for column in ([text] if isinstance(text, str) or text is None else text)
         ]
         texts = _join_columns(table, columns)
         column = next((name for name in (_LABEL if label is None else (label,)) if name in table.columns), None)
-        labels = None if column is None or not texts else _encode_labels(trained, table, column)
+        labels = None if column is None or not texts else _encode_labels(facts, table, column)
     else:
         return None
     if not texts:
         raise DataError(f"{path} has no texts.", path=path)
-    tokenizer, _ = load_tokenizer(path.name, Path(trained.tokenizer))
-    return Data(
-        name=path.resolve().stem if path.is_file() else path.resolve().name,
-        x=torch.from_numpy(encode(path.name, tokenizer, texts, trained.x.shape[1], trained.padding)),
-        y=torch.from_numpy(np.zeros(len(texts), dtype=np.int64) if labels is None else labels),
-        splits={"test": torch.arange(len(texts))},
-        classes=trained.classes,
-        class_names=trained.class_names,
-        vocabulary=trained.vocabulary,
-        padding=trained.padding,
-        tokenizer=trained.tokenizer,
-        labelled=labels is not None,
-        notes=tuple(notes),
-        file_names=names,
-    )
-
-
-def _is_data_set(folder: Path) -> bool:
-    """Return whether a folder has a training split, or tables of texts."""
-    return any(
-        file.suffix in SUFFIXES or (BY_NAME.get(file.name) == "train" and file.is_dir()) for file in folder.iterdir()
-    )
+    tokenizer, _ = load_tokenizer(path.name, Path(facts.tokenizer))
+    name = path.resolve().stem if path.is_file() else path.resolve().name
+    x = encode(path.name, tokenizer, texts, facts.x.shape[1], facts.padding)
+    return make_new_data(facts, name, x, labels, halves, notes=tuple(notes), file_names=names)
 
 
 def _find_text_column(table: TextTable, usual: Sequence[str]) -> str:
