@@ -217,18 +217,6 @@ def test_a_run_on_series_predicts_on_others_as_it_was_trained(tmp_path: Path) ->
     assert alone.evaluate(data=tmp_path / "new.npz")["static"]["full"] == expected
 
 
-def test_a_run_of_before_keeps_the_second_dimension(tmp_path: Path) -> None:
-    """A folder without `data.json` is of a version that knew no other: 20 means of steps, not 3 of channels."""
-    np.savez(tmp_path / "a.npz", x=series(20, 3, True), y=np.arange(60) % 2)
-    data = {"path": str(tmp_path / "a.npz"), "channels_last": False}
-    run = ff.run(data=data, model="mlp", out=tmp_path / "run", **QUICK)
-    config = tmp_path / "run" / "config.toml"
-    config.write_text(config.read_text().replace("channels_last = false\n", ""))
-    assert len(ff.load(tmp_path / "run").assembly.data.mean) == 3  # type: ignore[union-attr]
-    (tmp_path / "run" / "data.json").unlink()
-    assert ff.load(tmp_path / "run").assembly.data.mean == run.assembly.data.mean  # type: ignore[union-attr]
-
-
 class Recurrent(nn.Module):
     """An LSTM of the number of channels that it is given, over the samples [N, time, channels]."""
 
