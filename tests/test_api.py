@@ -347,7 +347,7 @@ def test_rows_by_settings_by_seeds(tmp_path: Path, file: Path) -> None:
     assert found.table.rows[0][2] == f"{(a + b) / 2:.2f} ± {abs(a - b) / 2**0.5:.2f}"
     assert (tmp_path / "out" / "table.md").read_text().startswith(found.table.to_markdown())
     assert (tmp_path / "out" / "table.csv").read_text().startswith("what,row,setting,seed,against,seeds,tuned,")
-    assert len(json.loads((tmp_path / "out" / "compare.json").read_text())) == 8
+    assert len(json.loads((tmp_path / "out" / "results.json").read_text())["runs"]) == 8
 
 
 def test_rows_share_split_and_fleet(tmp_path: Path, file: Path) -> None:
@@ -467,9 +467,9 @@ def test_settings_with_names_printed_numbers_and_rounds_to_targets(tmp_path: Pat
     run = found.runs["fedavg", "IID"][0]
     assert found.table.rows[0][2] == f"{100 * run.accuracy('full'):.2f}"
     assert "Differs from the paper's setting: 8 clients" in found.table.notes
-    numbers = json.loads((tmp_path / "out" / "compare.json").read_text())[0]
-    assert numbers["printed"] == {"global": 81.46, "rounds to 5%": 10, "rounds to 99.9%": 100}
-    assert numbers["columns"]["full"] == run.accuracy("full")
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["printed"][0]["numbers"] == {"global": 81.46, "rounds to 5%": 10, "rounds to 99.9%": 100}
+    assert results["runs"][0]["final"]["full"] == pytest.approx(100 * run.accuracy("full"), abs=1e-4)
     assert "| fedavg (paper) | 81.46 | - | 10 | 100 |" in (tmp_path / "out" / "table.md").read_text()
 
 

@@ -64,7 +64,7 @@ TEXTS = (CODES, LONG, TITLE, COLOUR, C1, BACK, TURNED, LINES)
 NEWEST = "checkpoints/round-000003.safetensors"
 OF_A_RUN = ("summary.json", "environment.json", "metrics.jsonl", "fleet.json", "plan.toml", "config.toml",
             "columns.json", "inference/level-2.json", "nodes.json", NEWEST)  # fmt: skip
-OF_A_COMPARISON = ("results.json", "compare.json", "runs.json", "differences.json", "first/seed-1/summary.json",
+OF_A_COMPARISON = ("results.json", "runs.json", "first/seed-1/summary.json",
                    "first/seed-1/config.toml", "first/seed-1/metrics.jsonl", "first/seed-1/environment.json",
                    "first/seed-1/plan.toml")  # fmt: skip
 VERBS: dict[str, list[str]] = {
@@ -491,7 +491,7 @@ def test_what_a_comparison_writes_keeps_its_values(root: Path, text: str) -> Non
     found = read_results(root / "above/compared/results.json")
     runs = [run.model_copy(update={"row": text}) for run in found.runs]
     results = found.model_copy(update={"name": text, "settings": {text: text}, "runs": runs})
-    for written in (format_results(results), format_comparison_csv(results, (), (), {})):
+    for written in (format_results(results), format_comparison_csv(results)):
         check_text(written)
     again = json.loads(format_results(results))
     assert (again["name"], again["settings_of_file"]) == (text, {text: text})

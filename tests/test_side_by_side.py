@@ -96,7 +96,7 @@ def compared(place: Path, text: str, out: str, jobs: int, **more: Any) -> ff.Com
 
 def content(folder: Path) -> Mapping[str, bytes]:
     """All files of a comparison that do not say when it was, how long it took, or where it is."""
-    kinds = ("*.safetensors", "config.toml", "plan.toml", "fleet.json", "table.md", "differences.json")
+    kinds = ("*.safetensors", "config.toml", "plan.toml", "fleet.json", "table.md")
     found = {str(p.relative_to(folder)): p.read_bytes() for kind in kinds for p in sorted(folder.rglob(kind))}
     lines = (folder / "table.csv").read_text().splitlines()
     assert lines[0].endswith(",training_seconds,seconds")
@@ -242,8 +242,8 @@ def test_the_command_shows_all_runs_and_one_table(place: Path) -> None:
     for number, row in enumerate(("scalefl", "heterofl", "fedavg")):
         assert f"[{2 * number + 1}/6] {row}, seed 0  round 3/3" in out
     assert out.index("│ scalefl") < out.index("│ heterofl") < out.index("│ fedavg")
-    entries = json.loads((place / "out/compare.json").read_text())
-    assert [entry["row"] for entry in entries] == ["scalefl"] * 2 + ["heterofl"] * 2 + ["fedavg"] * 2
+    runs = json.loads((place / "out/results.json").read_text())["runs"]
+    assert [run["row"] for run in runs] == ["scalefl"] * 2 + ["heterofl"] * 2 + ["fedavg"] * 2
 
 
 def started(place: Path) -> tuple[list[str], dict[str, Any]]:

@@ -2,9 +2,11 @@
 
 The column `what` is the kind of a line:
 
-    run one run, with its seed mean, deviation over the seeds of a row in a setting; `seeds` is their number difference,
-    low, high from the row in `against`, over common seeds, and its 95% interval paper a paper's own numbers candidate
-    values `tuned` for a row on validation data, and their score `validation`
+- `run`: one run, with its seed;
+- `mean`, `deviation`: over the seeds of a row in a setting; `seeds` is their number;
+- `difference`, `low`, `high`: from the row in `against`, over common seeds, and its 95% interval;
+- `paper`: a paper's own numbers;
+- `candidate`: values `tuned` for a row on validation data, and their score `validation`.
 
 Accuracies and waste are in percent, their differences in percentage points. An empty cell was not measured or is not
 known. Rounds to a target have a mean only if all seeds reached it.
@@ -17,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fleetfit.errors import escape_controls
 from fleetfit.report.columns import ATTACKED, PERSONAL, list_number_names, number_name, rounds_column
-from fleetfit.report.statistics import Difference
+from fleetfit.report.statistics import Difference, paired_differences
 from fleetfit.report.tables import format_values
 from fleetfit.runs.schema import ComparisonResults, RunResult, TuningResult
 
@@ -28,24 +30,16 @@ _LAST = ("training_seconds", "seconds")
 Line = Mapping[str, str | float | None]
 
 
-def format_comparison_csv(
-    results: ComparisonResults,
-    differences: Sequence[Difference],
-    targets: Sequence[float],
-    printed: Mapping[tuple[str, str, str], float],
-) -> str:
-    """Return the text of the file.
-
-    Args:
-        results: The runs.
-        differences: Differences of the table.
-        targets: The target accuracies for counting rounds; one column each.
-        printed: A paper's numbers by (row, setting, column).
-    """
+def format_comparison_csv(results: ComparisonResults) -> str:
+    """Return the text of the file."""
     text = io.StringIO()
+    differences = paired_differences(results, results.columns)
     present = {name for run in results.runs for name in run.final}
-    present |= {number_name(column) for column in (*(one.column for one in differences), *(c for _, _, c in printed))}
-    names = [name for name in list_number_names(targets) if name in present or name not in (*ATTACKED, PERSONAL)]
+    columns = (*(one.column for one in differences), *(name for one in results.printed for name in one.numbers))
+    present |= {number_name(column) for column in columns}
+    names = [
+        name for name in list_number_names(results.targets) if name in present or name not in (*ATTACKED, PERSONAL)
+    ]
     writer = csv.DictWriter(text, [*_FIRST, *names, *_LAST], restval="", lineterminator="\n")
     writer.writeheader()
     groups: dict[tuple[str, str], list[Line]] = {}
@@ -56,8 +50,10 @@ def format_comparison_csv(
     for key, lines in groups.items():
         writer.writerows(_iter_seed_lines(*key, lines))
     writer.writerows(_iter_difference_lines(differences, results.against))
-    writer.writerows(_iter_paper_lines(printed))
-    writer.writerows(_iter_tuning_lines(results.tuning, targets))
+    for one in results.printed:
+        numbers = {number_name(column): number for column, number in one.numbers.items()}
+        writer.writerow({"what": "paper", "row": one.row, "setting": one.setting, **numbers})
+    writer.writerows(_iter_tuning_lines(results.tuning, results.targets))
     return escape_controls(text.getvalue())
 
 
@@ -99,14 +95,6 @@ def _iter_difference_lines(differences: Sequence[Difference], against: str) -> I
             numbers = {number_name(column): _round(value) for column, value in values.items() if value is not None}
             if numbers:
                 yield {"what": kind, **labels, **numbers}
-
-
-def _iter_paper_lines(printed: Mapping[tuple[str, str, str], float]) -> Iterator[Line]:
-    groups: dict[tuple[str, str], dict[str, float]] = {}
-    for (row, setting, column), number in printed.items():
-        groups.setdefault((row, setting), {})[number_name(column)] = number
-    for (row, setting), numbers in groups.items():
-        yield {"what": "paper", "row": row, "setting": setting, **numbers}
 
 
 def _iter_tuning_lines(tuning: Sequence[TuningResult], targets: Sequence[float]) -> Iterator[Line]:

@@ -31,16 +31,9 @@ def format_results(results: ComparisonResults) -> str:
 
 def _format(results: ComparisonResults, points: int) -> str:
     """Return the text with a number of points per curve, and one line per entry of lists and settings."""
-    head = (
-        "format",
-        "name",
-        "file",
-        "versions",
-        "commit",
-        "machine",
-        "against",
-        *["smallest"] * bool(results.smallest),
-    )
+    head = ["format", "name", "file", "versions", "commit", "machine", "against"]
+    optional = ("title", "smallest", "columns", "targets", "target_on", "tune_on")
+    head += [key for key in optional if getattr(results, key) != ComparisonResults.model_fields[key].default]
     parts = [f"{_format_value(key)}: {_format_value(getattr(results, key))}" for key in head]
     settings = [f"{_format_value(key)}: {_format_value(value)}" for key, value in results.settings.items()]
     parts.append(f'"settings_of_file": {_format_block("{}", settings)}')
@@ -52,6 +45,11 @@ def _format(results: ComparisonResults, points: int) -> str:
         for one in results.tuning
     ]
     parts.append(f'"tuning": {_format_block("[]", map(_format_value, tuning))}')
+    printed = [_make_table(one) for one in results.printed]
+    for key, values in (("printed", printed), ("rows", results.rows), ("failures", results.failures),
+                        ("notes", results.notes)):  # fmt: skip
+        if values:
+            parts.append(f'"{key}": {_format_block("[]", map(_format_value, values))}')
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 

@@ -9,12 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
-from fleetfit.errors import RunError
 from fleetfit.files import parse_path
 from fleetfit.runs.folder import RunFolder
-from fleetfit.runs.schema import ComparisonResults, EntryRecord, RunResult
+from fleetfit.runs.schema import ComparisonResults, RunResult
 
 _TUNING = "tune"
 """The folder of a comparison's tuning runs."""
@@ -57,16 +54,12 @@ class ComparisonRecord:
     Attributes:
         folder: The folder.
         results: Its `results.json`.
-        entries: Its `compare.json`; empty if the comparison is not finished.
-        notes: The sentences below the table in `table.md`.
         rows: Its runs, by row and setting.
         problems: Sentences on unreadable files.
     """
 
     folder: Path
     results: ComparisonResults
-    entries: Sequence[EntryRecord]
-    notes: Sequence[str]
     rows: Sequence[RowRecord]
     problems: tuple[str, ...]
 
@@ -84,22 +77,13 @@ def read_comparison(folder: str | Path) -> ComparisonRecord:
         RunError: It has no readable `results.json`.
     """
     path = parse_path(folder)
-    files = RunFolder(path)
-    results = read_results(path / "results.json")
-    problems: list[str] = []
-    entries: list[EntryRecord] = []
-    notes: list[str] = []
-    try:
-        entries = read_entries(files)
-        notes = find_notes(files.text("table.md")) if files.has("table.md") else []
-    except RunError as error:
-        problems.append(f"It is left out: {error}")
+    results, problems = read_results(path / "results.json"), list[str]()
     rows: dict[tuple[str, str], list[tuple[int, RunFolder]]] = {}
     for result, record in _iter_runs(path, results.runs):
         rows.setdefault((result.row, result.setting), []).append((result.seed, record))
         problems += [f"{result.row}, seed {result.seed}: {sentence}" for sentence in record.find_problems()]
     records = [RowRecord(*key, runs) for key, runs in rows.items()]
-    return ComparisonRecord(path, results, entries, notes, records, tuple(problems))
+    return ComparisonRecord(path, results, records, tuple(problems))
 
 
 def read_results(path: str | Path) -> ComparisonResults:
@@ -114,25 +98,6 @@ def read_results(path: str | Path) -> ComparisonResults:
     return ComparisonResults.read(Path(path))
 
 
-def read_entries(files: RunFolder) -> list[EntryRecord]:
-    """Return the runs of `compare.json`; empty if the comparison is not finished.
-
-    Raises:
-        RunError: The file is damaged.
-    """
-    if not files.has("compare.json"):
-        return []
-    try:
-        return TypeAdapter(list[EntryRecord]).validate_python(files.json("compare.json"))
-    except ValidationError:
-        path = files.path / "compare.json"
-        raise RunError(
-            f"{path} is damaged. Run the same fleetfit compare command to write it again; finished runs are not "
-            "repeated.",
-            path=path,
-        ) from None
-
-
 def _iter_runs(folder: Path, results: Sequence[RunResult]) -> Iterator[tuple[RunResult, RunFolder]]:
     """Yield the runs whose folders exist and whose configuration has the result's checksum."""
     folders: dict[str, list[Path]] = {}
@@ -143,16 +108,3 @@ def _iter_runs(folder: Path, results: Sequence[RunResult]) -> Iterator[tuple[Run
         candidates = folders.get(result.digest, [])
         if candidates:
             yield result, RunFolder.open(candidates.pop(0) if len(candidates) > 1 else candidates[0])
-
-
-def find_notes(markdown: str) -> list[str]:
-    """Return the sentences below the first table of a `table.md`."""
-    notes, has_table = [], False
-    for line in markdown.splitlines():
-        if line.startswith("|"):
-            has_table = True
-        elif has_table and line.startswith("**"):
-            break
-        elif has_table and line.strip():
-            notes.append(line.strip())
-    return notes

@@ -594,7 +594,7 @@ class CallbacksRecord(Record):
     told: dict[str, Count]
 
 
-# ---- comparisons: runs.json, results.json, compare.json --------------------------------------------------------------
+# ---- comparisons: runs.json, results.json ----------------------------------------------------------------------------
 
 
 class PlannedRunRecord(Record):
@@ -732,8 +732,16 @@ class LevelResult(Record):
     multiply_adds: Count
 
 
+class PaperNumbers(Record):
+    """A paper's numbers of a row in a setting, by the table's columns: percent, or rounds."""
+
+    row: str
+    setting: str
+    numbers: dict[str, Number]
+
+
 class ComparisonResults(Record):
-    """The results of a comparison, `results.json`, finished or not.
+    """The results of a comparison, `results.json`, finished or not: all that its tables and its page show.
 
     Attributes:
         name: Name of the run file.
@@ -742,11 +750,19 @@ class ComparisonResults(Record):
         commit: Commit of the checkout of FleetFit, "-dirty" if its package was changed; None outside of one.
         machine: `processor` and `cores`.
         against: Label of the baseline row.
+        title: Title of the table; by default the name.
         smallest: Label of the row that `compare.smallest` added, or "".
+        columns: The columns of the table (`fleetfit.report.columns`).
+        targets: The accuracies to which rounds are counted, and which accuracy that is.
+        tune_on: The criterion of the tuning.
         settings: The file's tables with every default.
         runs: The finished runs, row by row.
-        levels: The levels of each row and setting; empty in files of earlier versions.
+        levels: The levels of each row and setting.
         tuning: The tuning of each row and setting; empty without tuning.
+        printed: A paper's numbers.
+        rows: The labels of all rows; empty until all runs have ended.
+        failures: Titles of the runs without a usable update.
+        notes: Sentences below the table; empty until all runs have ended.
     """
 
     format: Count = 1
@@ -756,17 +772,22 @@ class ComparisonResults(Record):
     commit: str | None = None
     machine: dict[str, Any]
     against: str
+    title: str = ""
     smallest: str = ""
+    columns: List[str] = ["local", "global"]
+    targets: List[Number] = []
+    target_on: str = "global"
+    tune_on: str = "local"
     settings: dict[str, Any] = Field(alias="settings_of_file")
     runs: List[RunResult]
     levels: List[LevelResult] = []
     tuning: List[TuningResult] = []
+    printed: List[PaperNumbers] = []
+    rows: List[str] = []
+    failures: List[str] = []
+    notes: List[str] = []
 
-
-class EntryRecord(Record):
-    """A run in `compare.json`: its numbers in the table's columns as fractions or rounds, and the paper's."""
-
-    row: str
-    setting: str
-    columns: dict[str, Number | None]
-    printed: dict[str, Number] = {}
+    @property
+    def paper_numbers(self) -> dict[tuple[str, str, str], float]:
+        """A paper's numbers by (row, setting, column)."""
+        return {(one.row, one.setting, column): n for one in self.printed for column, n in one.numbers.items()}

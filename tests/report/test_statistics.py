@@ -14,7 +14,7 @@ from scipy import stats
 from fleetfit.report.comparison_csv import format_comparison_csv
 from fleetfit.report.statistics import Difference, confidence_interval, explain_smallest, paired_differences
 from fleetfit.report.tables import make_difference_table
-from fleetfit.runs.schema import ComparisonResults, CurvesRecord, RunResult
+from fleetfit.runs.schema import ComparisonResults, CurvesRecord, PaperNumbers, RunResult
 
 Finals = Mapping[tuple[str, str], Mapping[int, Mapping[str, float]]]
 
@@ -169,7 +169,7 @@ HEADER = (
 
 def test_columns_of_attacks_are_there_where_some_run_has_them() -> None:
     made = results({("A", "x"): {0: {"local": 40.0, "honest_excluded_2": 12.5}}, ("B", "x"): {0: {"local": 42.0}}})
-    text = format_comparison_csv(made, paired_differences(made, ["backdoor"]), [0.4, 0.975], {})
+    text = format_comparison_csv(made.model_copy(update={"columns": ["backdoor"], "targets": [0.4, 0.975]}))
     assert {*text.splitlines()[0].split(",")} - {*HEADER.split(",")} == {"honest_excluded_2", "backdoor"}
     assert [line["honest_excluded_2"] for line in lines(text)[:2]] == ["12.5", ""]
 
@@ -179,10 +179,9 @@ def test_the_csv_has_numbers_and_a_stable_header() -> None:
         ("A", "x"): {0: {"local": 40.0, "rounds_to_40": 7.5, "bytes_up": 10}, 1: {"local": 41.0, "bytes_up": 30}},
         ("B", "x"): {0: {"local": 42.0, "bytes_up": 1}, 1: {"local": 45.0, "bytes_up": 1}},
     }
-    made = results(finals)
-    text = format_comparison_csv(
-        made, paired_differences(made, ["local"]), [0.4, 0.975], {("A", "x", "rounds to 40%"): 12.0}
-    )
+    printed = [PaperNumbers(row="A", setting="x", numbers={"rounds to 40%": 12.0})]
+    update = {"columns": ["local"], "targets": [0.4, 0.975], "printed": printed}
+    text = format_comparison_csv(results(finals).model_copy(update=update))
     assert text.splitlines()[0] == HEADER
     found = lines(text)
     assert [(line["what"], line["row"], line["seed"]) for line in found] == [

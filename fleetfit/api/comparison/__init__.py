@@ -32,7 +32,7 @@ from fleetfit.api.comparison.results import (
     ResultsFile,
     find_record_path,
     load_comparison,
-    write_comparison,
+    open_comparison,
     write_record,
 )
 from fleetfit.api.progress import (
@@ -133,6 +133,7 @@ def compare(
             display.say("Checking every row and setting before the first run.")
             on_run, on_progress = on_run or display.show_run, on_progress or display.show_progress
         dry_run, results, outcome = _run_rows(plan, path, folder, against, jobs, on_run, on_progress)
+        results.finish(outcome.runs, outcome.failures, [*dry_run.notes, *outcome.notes])
         if outcome.failures:
             record_path = None  # only a finished comparison is copied
         if record_path is not None:
@@ -140,10 +141,9 @@ def compare(
         if display is not None:
             display.close()
             display.say("Drawing the plots and the page.")
-        tuned = {key: format_label(values) for key, values in outcome.tuned.items()}
-        notes = [*outcome.failures.values(), *dry_run.notes, *outcome.notes]
-        failures = tuple(outcome.failures)
-        return write_comparison(dry_run.plan, outcome.runs, tuned, results, notes, failures, record_path)
+        comparison = open_comparison(folder, runs=outcome.runs, results=record_path)
+        comparison.write()
+        return comparison
 
 
 def _run_rows(

@@ -68,7 +68,7 @@ RESULTS_FILE = "results.json"
 _LOCK = ".lock"
 _LONGEST_LABEL = 200
 _NOT_IN_RUN_FILES = ("label", "printed")
-_RESERVED = (TUNING_FOLDER, "plots", RUNS_FILE, RESULTS_FILE, "compare.json", "differences.json", "table.md",
+_RESERVED = (TUNING_FOLDER, "plots", RUNS_FILE, RESULTS_FILE, "table.md",
              "table.csv", "report.html", "config.toml", "plan.toml", "metrics.jsonl", "summary.json")  # fmt: skip
 """Files in the folder of a comparison or a run. No folder of a row has such a name."""
 _SAME_IN_ALL_RUNS = {

@@ -5,12 +5,12 @@ The results of a finished comparison may be copied to a folder under version con
 """
 
 import contextlib
-import dataclasses
 import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -35,27 +35,22 @@ from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, RunError
 from fleetfit.files import write_text
 from fleetfit.markup import escape_html
 from fleetfit.report import figures, page
-from fleetfit.report.columns import MEANINGS, find_numbers, is_rounds, make_final_numbers
+from fleetfit.report.columns import MEANINGS, is_rounds, make_final_numbers
 from fleetfit.report.comparison_csv import format_comparison_csv
 from fleetfit.report.drawing import make_plots_folder, save_figures
 from fleetfit.report.order import explain_row_order
-from fleetfit.report.page.run_set import collect_comparison
+from fleetfit.report.page.run_set import RunSet
 from fleetfit.report.results import format_results, make_curves, to_percent
-from fleetfit.report.statistics import LEVEL, Difference, explain_smallest, paired_differences
-from fleetfit.report.tables import (
-    OF_THE_PAPER,
-    make_comparison_table,
-    make_difference_table,
-    make_tuning_table,
-)
+from fleetfit.report.statistics import Difference, explain_smallest
+from fleetfit.report.tables import OF_THE_PAPER
 from fleetfit.report.text import Table, describe_data, get_score_name
-from fleetfit.runs.comparison import read_comparison, read_entries, read_results
-from fleetfit.runs.folder import RunFolder
+from fleetfit.runs.comparison import ComparisonRecord, read_comparison, read_results
 from fleetfit.runs.planned import list_planned_runs
 from fleetfit.runs.schema import (
     ComparisonResults,
     EnvironmentRecord,
     LevelResult,
+    PaperNumbers,
     RunResult,
     SummaryRecord,
     TuningResult,
@@ -67,42 +62,81 @@ _SECTIONS = ("data", "model", "peft", "fleet", "method", "local", "cohort", "att
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """The result of `compare` and of `load_comparison`.
+    """The result of `compare` and of `load_comparison`: the content of `results.json`.
 
     Attributes:
-        folder: Its folder, with `table.md`, `table.csv`, `compare.json`, `differences.json` and `results.json`.
-        table: Methods as rows, with the columns of each setting side by side, and a paper's numbers below the run's.
+        folder: Its folder, with `results.json`, and the tables `table.md` and `table.csv`.
         runs: The runs by (row, setting), one per seed.
-        tuned: The chosen values of the tuned grid, by (row, setting).
         results: The file with all results, `results.json`, or its copy.
-        differences: Differences of each row from the baseline row, by setting and column; empty for a single row.
-        difference_table: The same as a table, or None.
-        tuning: The tried and chosen values of each row and setting.
-        tuning_table: The same as a table, or None.
         finished: Whether all runs are finished. If not, the table has only finished ones.
-        failures: Titles of the runs without a usable update. Notes below the table have the reasons.
     """
 
     folder: Path
-    table: Table
     runs: Mapping[RowSetting, Sequence[Run]]
-    tuned: Mapping[RowSetting, str]
     results: Path
-    differences: tuple[Difference, ...] = ()
-    difference_table: Table | None = None
-    tuning: tuple[TuningResult, ...] = ()
-    tuning_table: Table | None = None
-    finished: bool = True
-    failures: tuple[str, ...] = ()
+    finished: bool
+    _record: ComparisonRecord
 
     def _repr_html_(self) -> str:
         """Return the tables, for notebooks."""
         return "".join(one.to_html() for one in self.tables) + f"<p>{escape_html(str(self.folder))}</p>"
 
+    @cached_property
+    def _visible(self) -> RunSet:
+        return RunSet(self._record.rows, self._record.results).hide_private()
+
+    @cached_property
+    def table(self) -> Table:
+        """Methods as rows, with the columns of each setting side by side, and a paper's numbers below the run's."""
+        return self._visible.make_table(self._record.results.title or self._record.results.name)
+
+    @cached_property
+    def differences(self) -> tuple[Difference, ...]:
+        """Differences of each row from the baseline row, by setting and column; empty for a single row."""
+        return tuple(self._visible.differences)
+
+    @property
+    def difference_table(self) -> Table | None:
+        """The same as a table, or None."""
+        return self._visible.make_difference_table()
+
+    @property
+    def tuned(self) -> dict[RowSetting, str]:
+        """The chosen values of the tuned grid, by (row, setting)."""
+        runs = self._record.results.runs
+        return {(run.row, run.setting): format_label(tuple(run.tuned.items())) for run in runs if run.tuned}
+
+    @property
+    def tuning(self) -> tuple[TuningResult, ...]:
+        """The tried and chosen values of each row and setting."""
+        return tuple(self._record.results.tuning)
+
+    @property
+    def tuning_table(self) -> Table | None:
+        """The same as a table, or None."""
+        return self._visible.make_tuning_table()
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Titles of the runs without a usable update. Notes below the table have the reasons."""
+        return tuple(self._record.results.failures)
+
     @property
     def tables(self) -> list[Table]:
         """All tables, in the order of `table.md` and of the terminal."""
         return [one for one in (self.table, self.difference_table, self.tuning_table) if one is not None]
+
+    def write(self) -> None:
+        """Write `table.md`, `table.csv`, the plots and the page."""
+        results = self._record.results
+        write_text(self.folder / "table.md", "\n".join(one.to_markdown() for one in self.tables))
+        write_text(self.folder / "table.csv", format_comparison_csv(self._visible.results))
+        with contextlib.suppress(MissingExtra):  # the command line reports missing plots
+            save_figures(
+                figures.draw_comparison(self._record.rows, results.columns, results.targets, results.target_on),
+                make_plots_folder(self.folder),
+            )
+        page.write_comparison_page(self._record)
 
 
 # ---- results.json --------------------------------------------------------------------------------------------------
@@ -125,6 +159,7 @@ class ResultsFile:
         self._levels: dict[RowSetting, list[LevelResult]] = {}
         self._tuning: list[TuningResult] = []
         self._environments: list[EnvironmentRecord] = []
+        self._end: dict[str, list[str]] = {}
 
     def add(self, planned: PlannedRun, run: Run, tuned: Mapping[str, Any]) -> None:
         """Add a finished run without writing the file."""
@@ -143,6 +178,29 @@ class ResultsFile:
         """Add the chosen values and the tuning runs of a row and setting without writing the file."""
         self._tuning.append(result)
         self._environments += [_read_environment(run) for run in runs]
+
+    def finish(self, runs: Runs, failures: Mapping[str, str], notes: Sequence[str]) -> None:
+        """Write the file after the last run, with the notes below the table.
+
+        Args:
+            runs: The finished runs.
+            failures: A sentence on each run without a usable update, by title.
+            notes: Further notes.
+        """
+        plan, results = self._plan, self.results
+        summaries = {key: [run.files.read_summary() for run in group] for key, group in runs.items()}
+        every = [summary for group in summaries.values() for summary in group]
+        sentences = [
+            *_list_notes(plan, results, f"{get_score_name(*every)} in percent on {describe_data(*every)}"),
+            *_list_recipe_notes(plan, runs, summaries),
+            *_list_notes_on_samples(summaries),
+            *explain_row_order({join(*key): group for key, group in summaries.items()}),
+            *explain_smallest(results),
+            *failures.values(),
+            *notes,
+        ]
+        self._end = {"rows": list(plan.rows), "failures": list(failures), "notes": sentences}
+        self.write()
 
     def write(self) -> None:
         """Write the file with all added results."""
@@ -163,12 +221,25 @@ class ResultsFile:
             commit=self._join("fleetfit_commit"),
             machine={"processor": self._join("processor") or "unknown", "cores": next(cores, 0)},
             against=self._against,
+            title=self._plan.name if self._plan.name != self._file.stem else "",
             smallest=self._plan.smallest,
+            columns=list(self._plan.columns),
+            targets=self._plan.targets,
+            target_on=self._plan.section.target_on,
+            tune_on=self._plan.section.tune_on,
             settings=self._shorten_paths({key: table[key] for key in _SECTIONS if key in table}),
             runs=[self._runs[run.subfolder] for run in finished],
             tuning=self._tuning,
             levels=[level for key in dict.fromkeys(run.group for run in finished) for level in self._levels[key]],
+            printed=self._list_printed(),
+            **self._end,
         )
+
+    def _list_printed(self) -> list[PaperNumbers]:
+        numbers: dict[RowSetting, dict[str, float]] = {}
+        for (row, setting, column), number in self._plan.printed.items():
+            numbers.setdefault((row, setting), {})[column] = number
+        return [PaperNumbers(row=row, setting=setting, numbers=values) for (row, setting), values in numbers.items()]
 
     def _join(self, key: str) -> str | None:
         return ", ".join(dict.fromkeys(getattr(one, key) for one in self._environments if getattr(one, key))) or None
@@ -250,85 +321,10 @@ def write_record(results: ComparisonResults, path: Path) -> None:
         raise ConfigError(f"cannot write the results to {path}: {error.strerror}.", key="record", path=path) from None
 
 
-# ---- the tables ----------------------------------------------------------------------------------------------------
+# ---- the notes below the table -------------------------------------------------------------------------------------
 
 
-def write_comparison(
-    plan: ComparisonPlan,
-    runs: Runs,
-    tuned: Mapping[RowSetting, str],
-    results: ResultsFile,
-    notes: Sequence[str] = (),
-    failures: tuple[str, ...] = (),
-    record: Path | None = None,
-) -> Comparison:
-    """Write the tables, numbers, plots and page of finished runs."""
-    folder, numbers = results.path.parent, results.results
-    summaries = {key: [run.files.read_summary() for run in group] for key, group in runs.items()}
-    target_on = plan.section.target_on
-    cells = {
-        key: [
-            find_numbers(summary, run._read_rounds(), plan.columns, plan.targets, target_on)
-            for run, summary in zip(group, summaries[key], strict=True)
-        ]
-        for key, group in runs.items()
-    }
-    every = [summary for group in summaries.values() for summary in group]
-    notes = [
-        *_list_notes(plan, tuned, f"{get_score_name(*every)} in percent on {describe_data(*every)}"),
-        *_list_recipe_notes(plan, runs, summaries),
-        *_list_notes_on_samples(summaries),
-        *explain_row_order({join(*key): group for key, group in summaries.items()}),
-        *explain_smallest(numbers),
-        *notes,
-    ]
-    table = make_comparison_table(
-        list(plan.rows), list(plan.settings), cells, plan.name, notes, plan.columns, plan.printed
-    )
-    row_differences = paired_differences(numbers, plan.columns)
-    comparison = Comparison(
-        folder=folder,
-        table=table,
-        runs=runs,
-        tuned=tuned,
-        results=record or results.path,
-        differences=tuple(row_differences),
-        difference_table=make_difference_table(row_differences, numbers.against) if row_differences else None,
-        tuning=tuple(numbers.tuning),
-        tuning_table=make_tuning_table(numbers.tuning, plan.section.tune_on) if numbers.tuning else None,
-        finished=not failures,
-        failures=failures,
-    )
-    write_text(folder / "table.md", "\n".join(one.to_markdown() for one in comparison.tables))
-    write_text(folder / "table.csv", format_comparison_csv(numbers, row_differences, plan.targets, plan.printed))
-    lines = [{**dataclasses.asdict(one), "order": one.order} for one in row_differences]
-    text = json.dumps({"format": 1, "against": numbers.against, "level": LEVEL, "differences": lines}, indent=2)
-    write_text(folder / "differences.json", text + "\n")
-    entries = [
-        {
-            "row": row,
-            "setting": setting,
-            "tuned": tuned.get((row, setting)),
-            "columns": columns,
-            "printed": {c: plan.printed[row, setting, c] for c in plan.columns if (row, setting, c) in plan.printed},
-            **run.summary,
-            "folder": str(run.folder),
-        }
-        for (row, setting), group in runs.items()
-        for run, columns in zip(group, cells[row, setting], strict=True)
-    ]
-    write_text(folder / "compare.json", json.dumps(entries, indent=2) + "\n")
-    comparison_record = read_comparison(folder)
-    with contextlib.suppress(MissingExtra):  # the command line reports missing plots
-        save_figures(
-            figures.draw_comparison(comparison_record.rows, plan.columns, plan.targets, target_on),
-            make_plots_folder(folder),
-        )
-    page.write_comparison_page(comparison_record)
-    return comparison
-
-
-def _list_notes(plan: ComparisonPlan, tuned: Mapping[RowSetting, str], score: str) -> list[str]:
+def _list_notes(plan: ComparisonPlan, results: ComparisonResults, score: str) -> list[str]:
     """Return the sentences below the table. The first one explains its numbers."""
     section, seeds = plan.section, len(plan.seeds)
     several = "s, mean ± standard deviation" if seeds > 1 else ""
@@ -345,7 +341,9 @@ def _list_notes(plan: ComparisonPlan, tuned: Mapping[RowSetting, str], score: st
         )
     if "waste" in plan.columns:
         notes.append("Waste: 1 - elements returned / elements sent, in percent, mean over the rounds.")
-    notes += [f"Tuned on validation data: {join(*key)}: {value}." for key, value in tuned.items()]
+    for one in results.tuning:
+        chosen = format_label(tuple(one.chosen.items()))
+        notes.append(f"Tuned on validation data: {join(one.row, one.setting)}: {chosen}.")
     if plan.printed:
         notes.append(f'Lines that end in "{OF_THE_PAPER.strip()}" have the paper\'s numbers.')
     if section.differs:
@@ -407,42 +405,39 @@ def load_comparison(folder: str | Path) -> Comparison:
     """
     path = files.parse_path(folder)
     run_count = _count_runs(path)
-    read_entries(RunFolder(path))  # a damaged file raises an error here
-    record = read_comparison(path)
-    finished = bool(record.entries) and run_count in (0, len(record.results.runs))
-    if not finished:
-        count = f"{len(record.results.runs)}{f' of {run_count}' if run_count else ''}"
-        notes = [*record.notes, f"Not finished: {count} run{'' if count == '1' else 's'} so far."]
-        record = replace(record, notes=notes, entries=())
-    visible = collect_comparison(record).hide_private()
-    first_line = files.read_text(path / "table.md").partition("\n")[0] if files.is_file(path / "table.md") else ""
-    is_title = first_line.startswith("**") and first_line.endswith("**")
-    table = visible.make_table((first_line[2:-2] if is_title else "") or record.results.name)
-    runs: Runs = {}
+    return open_comparison(path, run_count)
+
+
+def open_comparison(
+    folder: Path, run_count: int = 0, runs: Runs | None = None, results: Path | None = None
+) -> Comparison:
+    """Open the folder of a comparison.
+
+    Args:
+        folder: The folder.
+        run_count: The number of its runs; 0 if unknown.
+        runs: Its runs, if they are at hand: only Python has the objects of some.
+        results: A copy of its results.
+    """
+    record = read_comparison(folder)
+    count = len(record.results.runs)
+    finished = bool(record.results.notes) and not record.results.failures and run_count in (0, count)
+    if not record.results.notes or run_count not in (0, count + len(record.results.failures)):
+        progress = f"{count}{f' of {run_count}' if run_count else ''} run{'' if count == 1 else 's'}"
+        update = {"notes": [f"Not finished: {progress} so far."], "rows": []}
+        record = replace(record, results=record.results.model_copy(update=update))
     logger = logging.getLogger("fleetfit")
     for sentence in record.problems:
         logger.warning("%s", sentence)
-    for group in record.rows:
-        for _, run in group.runs:
-            try:
-                runs.setdefault((group.row, group.setting), []).append(load(run.path))
-            except FleetFitError as error:
-                logger.warning("Leaving out a run of the comparison: %s", error)
-    row_differences, tuning = paired_differences(visible.results, visible.columns), tuple(visible.results.tuning)
-    return Comparison(
-        folder=path,
-        table=table,
-        runs=runs,
-        tuned={
-            (one.row, one.setting): format_label(tuple(one.tuned.items())) for one in record.results.runs if one.tuned
-        },
-        results=path / RESULTS_FILE,
-        differences=tuple(row_differences),
-        difference_table=make_difference_table(row_differences, visible.results.against) if row_differences else None,
-        tuning=tuning,
-        tuning_table=visible.make_tuning_table(),
-        finished=finished,
-    )
+    if runs is None:
+        runs = {}
+        for group, folders in ((row, [run.path for run in row.records]) for row in record.rows):
+            for path in folders:
+                try:
+                    runs.setdefault((group.row, group.setting), []).append(load(path))
+                except FleetFitError as error:
+                    logger.warning("Leaving out a run of the comparison: %s", error)
+    return Comparison(folder, runs, results or folder / RESULTS_FILE, finished, record)
 
 
 def _count_runs(path: Path) -> int:

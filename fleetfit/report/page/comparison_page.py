@@ -12,9 +12,7 @@ from fleetfit.report.page.blocks import Block, Fact, FactList, Fold, Page, PageS
 from fleetfit.report.page.participants import make_participation_section, make_partitions_section
 from fleetfit.report.page.plan import make_plans_section
 from fleetfit.report.page.provenance import list_links, make_comparison_provenance_section, make_runs_provenance_section
-from fleetfit.report.page.run_set import PRIVATE_KINDS, RunSet, collect_comparison, collect_runs
-from fleetfit.report.statistics import paired_differences
-from fleetfit.report.tables import make_difference_table
+from fleetfit.report.page.run_set import PRIVATE_KINDS, RunSet, collect_runs
 from fleetfit.report.text import Table, format_bytes, format_percent
 from fleetfit.runs.comparison import ComparisonRecord, RowRecord
 
@@ -29,9 +27,10 @@ def make_comparison_page(record: ComparisonRecord, page: Path) -> Page:
         record: The comparison.
         page: The file, to which links are relative.
     """
-    state = "" if record.entries else ", not finished"
+    state = "" if record.results.notes else ", not finished"
     provenance = make_comparison_provenance_section(record, page)
-    return _make_page(record.results.name, state, collect_comparison(record), provenance, page, record.problems)
+    runs = RunSet(record.rows, record.results)
+    return _make_page(record.results.name, state, runs, provenance, page, record.problems)
 
 
 def make_runs_page(rows: Sequence[RowRecord], page: Path) -> Page:
@@ -75,9 +74,8 @@ def _make_page(
 def make_tables_section(runs: RunSet) -> PageSection:
     """Return the main table, the differences, and the tuning."""
     blocks: list[Block] = [Sheet(runs.make_table())]
-    paired = paired_differences(runs.results, runs.columns) if runs.has_differences else []
-    if paired:
-        blocks.append(Sheet(make_difference_table(paired, runs.results.against)))
+    if (differences := runs.make_difference_table()) is not None:
+        blocks.append(Sheet(differences))
     tuning = runs.make_tuning_table()
     if tuning is not None:
         blocks.append(Fold("Tuning", [Sheet(tuning)]))

@@ -15,7 +15,7 @@ from fleetfit.runs.comparison import ComparisonRecord, RowRecord
 from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import EnvironmentRecord, FleetRecord
 
-_COMPARISON_FILES = ("results.json", "table.csv", "table.md", "differences.json", "compare.json", "plots")
+_COMPARISON_FILES = ("results.json", "table.csv", "table.md", "plots")
 _LONGEST = 500  # characters
 _MOST_MACHINES = 4
 _MOST_RUNS = 300

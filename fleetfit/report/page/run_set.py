@@ -4,13 +4,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fleetfit.report.columns import is_rounds, make_final_numbers, number_name
+from fleetfit.report.columns import ROUNDS, is_rounds, make_final_numbers, number_name
 from fleetfit.report.curves import KINDS, to_percent
-from fleetfit.report.tables import make_comparison_table, make_tuning_table
+from fleetfit.report.statistics import Difference, paired_differences
+from fleetfit.report.tables import make_comparison_table, make_difference_table, make_tuning_table
 from fleetfit.report.text import Table, describe_data, get_score_name
-from fleetfit.runs.comparison import ComparisonRecord, RowRecord
+from fleetfit.runs.comparison import RowRecord
 from fleetfit.runs.folder import RunFolder
-from fleetfit.runs.schema import ComparisonResults, CurvesRecord, EntryRecord, RunResult
+from fleetfit.runs.schema import ComparisonResults, CurvesRecord, RunResult
 
 MAIN_KINDS = ("local", "global")
 """The accuracies of the papers' tables."""
@@ -26,29 +27,28 @@ class RunSet:
 
     Attributes:
         rows: The runs, by row and setting.
-        results: Their final numbers, and the baseline row.
-        columns: The columns of the table.
-        entries: The content of `compare.json`; empty if there is none.
-        notes: Sentences below the table.
+        results: Their final numbers, the columns and notes of the table, and the baseline row.
         has_differences: Whether differences between rows are meaningful.
     """
 
     rows: Sequence[RowRecord]
     results: ComparisonResults
-    columns: Sequence[str]
-    entries: Sequence[EntryRecord] = ()
-    notes: Sequence[str] = ()
     has_differences: bool = True
 
     @property
     def labels(self) -> list[str]:
         """The labels of the rows."""
-        return list(dict.fromkeys(run.row for run in self.results.runs))
+        return list(dict.fromkeys([*self.results.rows, *(run.row for run in self.results.runs)]))
 
     @property
     def settings(self) -> list[str]:
         """The labels of the settings."""
         return list(dict.fromkeys(run.setting for run in self.results.runs))
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The columns of the table."""
+        return self.results.columns
 
     @property
     def records(self) -> list[RunFolder]:
@@ -74,29 +74,21 @@ class RunSet:
         private = self.private_rows
         if not private:
             return self
-        runs, entries = list(self.results.runs), list(self.entries)
+        runs = list(self.results.runs)
         for i, run in enumerate(runs):
             if (run.row, run.setting) in private:
-                final = {name: value for name, value in run.final.items() if name in PRIVATE_KINDS}
+                final = {name: v for name, v in run.final.items() if name.startswith((*PRIVATE_KINDS, f"{ROUNDS}_"))}
                 runs[i] = run.model_copy(update={"final": final, "per_level": {}, "per_exit": {}})
-        for i, entry in enumerate(entries):
-            if (entry.row, entry.setting) in private:
-                columns = {name: None if _is_hidden(name) else value for name, value in entry.columns.items()}
-                entries[i] = entry.model_copy(update={"columns": columns})
-        return replace(self, results=self.results.model_copy(update={"runs": runs}), entries=entries)
+        return replace(self, results=self.results.model_copy(update={"runs": runs}))
 
     def make_table(self, title: str = "") -> Table:
         """Return the main table; withheld numbers are marked."""
         numbers: dict[tuple[str, str], list[Mapping[str, float | None]]] = {}
-        printed: dict[tuple[str, str, str], float] = {}
-        for entry in self.entries:
-            key = (entry.row, entry.setting)
-            numbers.setdefault(key, []).append(entry.columns)
-            printed |= {(*key, column): value for column, value in entry.printed.items()}
-        if not numbers:
-            for run in self.results.runs:
-                numbers.setdefault((run.row, run.setting), []).append(_list_numbers(run, self.columns))
-        table = make_comparison_table(self.labels, self.settings, numbers, title, self.notes, self.columns, printed)
+        for run in self.results.runs:
+            numbers.setdefault((run.row, run.setting), []).append(_list_numbers(run, self.columns))
+        table = make_comparison_table(
+            self.labels, self.settings, numbers, title, self.results.notes, self.columns, self.results.paper_numbers
+        )
         cells = [(setting, column) for setting in self.settings for column in self.columns]
         rows = tuple(
             (row, *(
@@ -107,11 +99,20 @@ class RunSet:
         )  # fmt: skip
         return replace(table, rows=rows)
 
+    @property
+    def differences(self) -> list[Difference]:
+        """Differences of each row from the baseline row."""
+        return paired_differences(self.results, self.columns) if self.has_differences else []
+
+    def make_difference_table(self) -> Table | None:
+        """Return the table of the differences; None if there are none."""
+        paired = self.differences
+        return make_difference_table(paired, self.results.against) if paired else None
+
     def make_tuning_table(self) -> Table | None:
-        """Return the table of the tuning. Results do not record the criterion."""
+        """Return the table of the tuning; None without tuning."""
         tuning = self.results.tuning
-        by_rounds = any(candidate.rounds is not None for result in tuning for candidate in result.candidates)
-        return make_tuning_table(tuning, "rounds" if by_rounds else "") if tuning else None
+        return make_tuning_table(tuning, self.results.tune_on) if tuning else None
 
 
 def _is_hidden(column: str) -> bool:
@@ -124,21 +125,11 @@ def _list_numbers(run: RunResult, columns: Sequence[str]) -> dict[str, float | N
     return {column: v if v is None or is_rounds(column) else v / 100 for column, v in values.items()}
 
 
-def collect_comparison(record: ComparisonRecord) -> RunSet:
-    """Return the runs of a comparison's folder."""
-    columns = list(record.entries[0].columns) if record.entries else _choose_columns(record.rows)
-    return RunSet(record.rows, record.results, columns, record.entries, record.notes)
-
-
 def collect_runs(rows: Sequence[RowRecord]) -> RunSet:
     """Return runs of several folders, from `group_runs`. The first row is the baseline.
 
     There are no differences between rows if the runs differ in data or clients.
     """
-    results = ComparisonResults(
-        name="", file="", versions={}, machine={}, against=rows[0].row, settings={},
-        runs=[_make_result(row, seed, run) for row in rows for seed, run in row.runs],
-    )  # fmt: skip
     runs = [run for row in rows for run in row.records]
     summaries = [run.summary for run in runs]
     seeds = max(len(row.runs) for row in rows)
@@ -152,7 +143,11 @@ def collect_runs(rows: Sequence[RowRecord]) -> RunSet:
             f"These runs also differ in {', '.join(unlike)}, so their numbers do not rank methods, and differences "
             "between rows are left out."
         )
-    return RunSet(rows, results, _choose_columns(rows), notes=notes, has_differences=not unlike)
+    results = ComparisonResults(
+        name="", file="", versions={}, machine={}, against=rows[0].row, settings={}, notes=notes,
+        columns=_choose_columns(rows), runs=[_make_result(row, seed, run) for row in rows for seed, run in row.runs],
+    )  # fmt: skip
+    return RunSet(rows, results, has_differences=not unlike)
 
 
 def group_runs(folders: Sequence[RunFolder | RowRecord]) -> list[RowRecord]:
