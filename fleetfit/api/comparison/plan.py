@@ -127,32 +127,26 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class ComparisonEntry:
-    """A row or a setting of the file.
+    """A row or a setting.
 
     Attributes:
-        kind: "row" or "setting".
-        position: Its place in the list, from 0.
-        table: Its table.
+        label: Its label; "" for the only setting.
+        change: The tables that it changes in a run file.
+        heading: Its name in messages.
+        key: Its key in the run file. Several settings share one, if a grid multiplies a setting of the file.
+        values: The values of the grid in a setting.
     """
 
-    kind: str
-    position: int
-    table: Mapping[str, Any]
+    label: str
+    change: Mapping[str, Any]
+    heading: str
+    key: str
+    values: TunedValues = ()
 
     @functools.cached_property
-    def change(self) -> dict[str, Any]:
-        """The tables that the entry changes in a run file."""
-        return expand_sections({key: value for key, value in self.table.items() if key not in _NOT_IN_RUN_FILES})
-
-    @property
-    def heading(self) -> str:
-        """Its name in messages."""
-        return f"[compare] {self.kind} #{self.position + 1}"
-
-    @property
-    def key(self) -> str:
-        """Its key in the run file."""
-        return f"compare.{self.kind}.{self.position}"
+    def table(self) -> dict[str, Any]:
+        """The tables that it changes, with the values of the grid."""
+        return merge_tables(self.change, make_tables(self.values))
 
 
 @dataclass(frozen=True)
@@ -164,9 +158,8 @@ class ComparisonPlan:
         section: The section `[compare]`.
         base: The tables that all rows share: those of the file, with the overrides.
         overrides: The overrides.
-        entries: The rows and settings of the file.
-        rows: The tables of each row, by label.
-        settings: The changes of each setting, by label; one empty label if the file has one setting.
+        rows: The rows by label.
+        settings: The settings by label; one empty label if the file has one setting.
         grid: The lists of `[compare.grid]`, by dotted key.
         columns: The columns of the table.
         seeds: The seeds of each row and setting.
@@ -181,9 +174,8 @@ class ComparisonPlan:
     section: CompareSection
     base: Mapping[str, Any]
     overrides: Mapping[str, Any]
-    entries: Sequence[ComparisonEntry]
-    rows: Mapping[str, Mapping[str, Any]]
-    settings: Mapping[str, Mapping[str, Any]]
+    rows: Mapping[str, ComparisonEntry]
+    settings: Mapping[str, ComparisonEntry]
     grid: Mapping[str, list[Any]]
     columns: Sequence[str]
     seeds: Sequence[int]
@@ -202,12 +194,6 @@ class ComparisonPlan:
     def tuning_runs(self) -> list[PlannedRun]:
         """The tuning runs, ordered by row, setting, values and seed."""
         return list(self._make_tuning_runs()) if self.tuning != [()] else []
-
-    @functools.cached_property
-    def row_changes(self) -> dict[str, Mapping[str, Any]]:
-        """The changes of each row of the file, by label."""
-        changes = [entry.change for entry in self.entries if entry.kind == "row"]
-        return {**dict(zip(self.rows, changes, strict=False)), **({self.smallest: _FEDAVG} if self.smallest else {})}
 
     @property
     def first_runs(self) -> list[PlannedRun]:
@@ -264,7 +250,7 @@ class ComparisonPlan:
                 "false.",
                 key="compare.smallest",
             )
-        row = {**_drop_method(self.base), **_FEDAVG}
+        row = ComparisonEntry(SMALLEST, _FEDAVG, "[compare] smallest", "compare.smallest")
         return replace(self, rows={**self.rows, SMALLEST: row}, smallest=SMALLEST)
 
     def drop_smallest(self, reason: str = "") -> "ComparisonPlan":
@@ -273,7 +259,7 @@ class ComparisonPlan:
         Args:
             reason: Why it is left out, for a note.
         """
-        rows = {label: table for label, table in self.rows.items() if label != self.smallest}
+        rows = {label: row for label, row in self.rows.items() if label != self.smallest}
         notes = [*self.notes, f'The row "{self.smallest}" is left out: {reason}'] if reason else self.notes
         return replace(self, rows=rows, smallest="", notes=notes)
 
@@ -282,28 +268,28 @@ class ComparisonPlan:
         """Whether it has a row "smallest model" that the file does not ask for."""
         return bool(self.smallest) and self.section.smallest is None
 
-    def select_runs(self, entry: ComparisonEntry) -> list[PlannedRun]:
-        """Return the runs with the first seed that have a row or a setting of the file; a grid may multiply them."""
-        if entry.kind == "row":
-            return [run for run in self.first_runs if run.row == list(self.rows)[entry.position]]
-        each = len(self.settings) // len(self.section.setting)
-        labels = list(self.settings)[entry.position * each : (entry.position + 1) * each]
-        return [run for run in self.first_runs if run.setting in labels]
+    def select_runs(self, key: str) -> list[PlannedRun]:
+        """Return the runs with the first seed that have the row or the setting at a key."""
+        return [run for run in self.first_runs if key in (self.rows[run.row].key, self.settings[run.setting].key)]
 
-    def _parse_first(self, setting: str) -> Experiment:
-        """Return the first row in a setting."""
-        return complete_experiment(merge_tables(next(iter(self.rows.values())), self.settings[setting]))
+    def _make_table(self, row: ComparisonEntry, setting: ComparisonEntry) -> dict[str, Any]:
+        tables = [self.base, row.change, setting.table]
+        if row.label == self.smallest:  # it stays plain FedAvg
+            tables = [_drop_method(self.base), row.change, _drop_method(setting.table)]
+        return functools.reduce(merge_tables, tables)
 
     def _make_runs(self) -> Iterator[PlannedRun]:
-        first, parse_first = next(iter(self.rows)), functools.cache(self._parse_first)
-        for row, setting, seed in itertools.product(self.rows, self.settings, self.seeds):
-            change = self.settings[setting]  # the smallest model stays plain FedAvg
-            table = merge_tables(self.rows[row], _drop_method(change) if row == self.smallest else change)
-            if self.section.same_recipe and row != first:
-                table = copy_recipe(parse_first(setting), table, list(list_keys(self.row_changes.get(row, {}))))
-            table |= {"seed": seed, "name": row}
-            subfolder = Path(make_slug(row, _RESERVED)) / make_slug(setting) / f"seed-{seed}"
-            yield PlannedRun(row, setting, seed, table, subfolder, join(row, setting, f"seed {seed}"))
+        first = next(iter(self.rows.values()))
+        parse_first = functools.cache(lambda label: complete_experiment(self._make_table(first, self.settings[label])))
+        for row, setting in itertools.product(self.rows.values(), self.settings.values()):
+            table = self._make_table(row, setting)
+            if self.section.same_recipe and row is not first:
+                table = copy_recipe(parse_first(setting.label), table, list(list_keys(row.change)))
+            folder = Path(make_slug(row.label, _RESERVED)) / make_slug(setting.label)
+            for seed in self.seeds:
+                title = join(row.label, setting.label, f"seed {seed}")
+                own = {**table, "seed": seed, "name": row.label}
+                yield PlannedRun(row.label, setting.label, seed, own, folder / f"seed-{seed}", title)
 
     def _make_tuning_runs(self) -> Iterator[PlannedRun]:
         for run, values, seed in itertools.product(self.first_runs, self.tuning, self.tune_seeds):
@@ -354,18 +340,16 @@ def _make_plan(file: Mapping[str, Any], stem: str, overrides: Mapping[str, Any])
     experiment = complete_experiment(table)
     section = experiment.compare
     base = {key: value for key, value in table.items() if key != "compare"}
-    entries = [*_list_entries("row", section.row), *_list_entries("setting", section.setting)]
     grid, tune = _read_lists(section.grid, "compare.grid"), _read_lists(section.tune, "compare.tune")
-    _check_allowed_keys(entries, grid, tune)
-    seeds, rows = grid.get("seed", [experiment.seed]), _make_rows(section, base)
+    seeds, rows, settings = grid.get("seed", [experiment.seed]), _make_rows(section, base), _make_settings(section)
+    _check_allowed_keys([*rows.values(), *settings.values()], grid, tune)
     plan = ComparisonPlan(
         name=experiment.name or stem,
         section=section,
         base=base,
         overrides=overrides,
-        entries=entries,
         rows=rows,
-        settings=_make_settings(section),
+        settings=settings,
         grid=grid,
         columns=_list_columns(experiment),
         seeds=seeds,
@@ -398,11 +382,11 @@ def _drop_method(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def _compares_methods(plan: ComparisonPlan) -> bool:
     """Return whether rows of a file share data and model, and none is FedAvg at the smallest budget."""
-    fleet = plan.base.get("fleet")
+    rows, fleet = [merge_tables(plan.base, row.change) for row in plan.rows.values()], plan.base.get("fleet")
     has_smallest = SMALLEST in plan.rows or any(
-        row.get("method", {}).get("name") == "fedavg" and row.get("fleet") == fleet for row in plan.rows.values()
+        row.get("method", {}).get("name") == "fedavg" and row.get("fleet") == fleet for row in rows
     )
-    changed = {section for entry in plan.entries if entry.kind == "row" for section in entry.change}
+    changed = {section for row in plan.rows.values() for section in row.change}
     return bool(plan.section.row) and not has_smallest and not changed & {"data", "model"}
 
 
@@ -414,62 +398,60 @@ def join(*parts: str) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _list_entries(kind: str, tables: Sequence[Mapping[str, Any]]) -> list[ComparisonEntry]:
-    return [ComparisonEntry(kind, position, table) for position, table in enumerate(tables)]
+def _make_entry(kind: str, position: int, table: Mapping[str, Any], label: str) -> ComparisonEntry:
+    """Return a row or a setting. Its label must be printable, because tables and messages show it."""
+    heading, key = f"[compare] {kind} #{position + 1}", f"compare.{kind}.{position}"
+    if not label.isprintable() or len(label) > _LONGEST_LABEL:
+        raise ConfigError(
+            f"{heading} label: must have at most {_LONGEST_LABEL} printable characters, got {truncate(repr(label))}.",
+            key=f"{key}.label",
+        )
+    change = expand_sections({name: value for name, value in table.items() if name not in _NOT_IN_RUN_FILES})
+    return ComparisonEntry(label, change, heading, key)
 
 
-def _make_rows(section: CompareSection, base: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the tables of each row by its label. The default label is the method's name."""
-    rows: dict[str, dict[str, Any]] = {}
-    for entry in _list_entries("row", section.row or [{}]):
-        table = merge_tables(base, entry.change)
-        method = table.get("method", {}).get("name", MethodSection().name)
-        label = _check_label(entry) if entry.table.get("label") else truncate(method, _LONGEST_LABEL)
-        if label in rows:
+def _make_rows(section: CompareSection, base: Mapping[str, Any]) -> dict[str, ComparisonEntry]:
+    """Return the rows by label. The default label is the method's name."""
+    rows: dict[str, ComparisonEntry] = {}
+    for position, table in enumerate(section.row or [{}]):
+        row = _make_entry("row", position, table, str(table.get("label") or ""))
+        if not row.label:
+            method = merge_tables(base, row.change).get("method", {}).get("name", MethodSection().name)
+            row = replace(row, label=truncate(method, _LONGEST_LABEL))
+        if row.label in rows:
             raise ConfigError(
-                f'{entry.heading}: another row has the label "{label}". Set distinct labels.',
-                key=f"{entry.key}.label",
+                f'{row.heading}: another row has the label "{row.label}". Set distinct labels.', key=f"{row.key}.label"
             )
-        rows[label] = table
+        rows[row.label] = row
     return rows
 
 
-def _check_label(entry: ComparisonEntry) -> str:
-    """Return a label as text. It must be printable, because tables and messages show it."""
-    label = str(entry.table["label"])
-    if not label.isprintable() or len(label) > _LONGEST_LABEL:
-        raise ConfigError(
-            f"{entry.heading} label: must have at most {_LONGEST_LABEL} printable characters, got "
-            f"{truncate(repr(label))}.",
-            key=f"{entry.key}.label",
-        )
-    return label
-
-
-def _make_settings(section: CompareSection) -> dict[str, dict[str, Any]]:
-    """Return the changes of each setting by its label; one empty label if the file has one setting."""
-    changes: list[tuple[str, Mapping[str, Any]]] = []
-    for entry in _list_entries("setting", section.setting):
-        if not entry.table.get("label"):
+def _make_settings(section: CompareSection) -> dict[str, ComparisonEntry]:
+    """Return the settings by label; one empty label if the file has one setting."""
+    of_file = [
+        _make_entry("setting", position, table, str(table.get("label") or ""))
+        for position, table in enumerate(section.setting)
+    ]
+    for entry, table in zip(of_file, section.setting, strict=True):
+        if not entry.label:
             raise ConfigError(
                 f'{entry.heading}: has no label. Set one, such as label = "IID".', key=f"{entry.key}.label"
             )
-        if "printed" in entry.table:
+        if "printed" in table:
             raise ConfigError(
                 f"{entry.heading} printed: only rows have printed numbers. Move it to a row.",
                 key=f"{entry.key}.printed",
             )
-        changes.append((_check_label(entry), entry.change))
     grid = _read_lists(section.grid, "compare.grid")
     grid.pop("seed", None)
-    settings: dict[str, dict[str, Any]] = {}
-    for (name, change), values in itertools.product(changes or [("", {})], _combine(grid)):
-        label = join(name, format_label(values))
+    settings: dict[str, ComparisonEntry] = {}
+    for entry, values in itertools.product(of_file or [ComparisonEntry("", {}, "", "")], _combine(grid)):
+        label = join(entry.label, format_label(values))
         if label in settings:
             raise ConfigError(
                 f'[compare] two settings have the label "{label}". Set distinct labels.', key="compare.setting"
             )
-        settings[label] = merge_tables(change, make_tables(values))
+        settings[label] = replace(entry, label=label, values=values)
     return settings
 
 
@@ -519,8 +501,8 @@ def _read_printed(file: Mapping[str, Any], labels: Sequence[str]) -> PrintedNumb
     section, columns = experiment.compare, _list_columns(experiment)
     cells = [(setting, column) for setting in _make_settings(section) for column in columns]
     printed: dict[tuple[str, str, str], float] = {}
-    for label, entry in zip(labels, _list_entries("row", section.row), strict=False):
-        key, numbers = f"{entry.key}.printed", entry.table.get("printed", [])
+    for position, (label, row) in enumerate(zip(labels, section.row, strict=False)):
+        key, numbers = f"compare.row.{position}.printed", row.get("printed", [])
         if not isinstance(numbers, list) or (numbers and len(numbers) != len(cells)):
             expected = "; ".join(join(*cell) for cell in cells)
             got = len(numbers) if isinstance(numbers, list) else repr(numbers)
@@ -630,11 +612,12 @@ def _list_sources(plan: ComparisonPlan) -> list[tuple[str, str, list[tuple[str, 
         return [(key, find_value(table, key)[0]) for key in list_keys(table)]
 
     overrides = {key: value for key, value in plan.overrides.items() if key not in ("name", "compare")}
+    entries = {one.key: one for one in (*plan.rows.values(), *plan.settings.values())}
     grid = [(key, value) for key, values in plan.grid.items() if key != "seed" for value in values]
     tuned = [pair for values in plan.tuning for pair in values]
     return [
         ("--set", "", list_values(overrides), plan.first_runs),
-        *((one.heading, f"{one.key}.", list_values(one.change), plan.select_runs(one)) for one in plan.entries),
+        *((one.heading, f"{one.key}.", list_values(one.change), plan.select_runs(one.key)) for one in entries.values()),
         ("[compare.grid]", "compare.grid.", grid, plan.first_runs),
         ("[compare.tune]", "compare.tune.", tuned, plan.first_runs),
     ]
@@ -642,7 +625,7 @@ def _list_sources(plan: ComparisonPlan) -> list[tuple[str, str, list[tuple[str, 
 
 def _check_effect(plan: ComparisonPlan) -> None:
     """Refuse a key that something later in the order replaces in every run."""
-    for heading, section, values, runs in _list_sources(plan)[: 1 + len(plan.entries)]:  # without lists of values
+    for heading, section, values, runs in _list_sources(plan)[:-2]:  # without lists of values
         merged = [merge_tables(run.table, make_tables(tuned)) for run in runs for tuned in plan.tuning]
         for key, value in values:
             if not any(find_value(table, key) == (value,) for table in merged):

@@ -164,7 +164,7 @@ class ResultsFile:
     def add(self, planned: PlannedRun, run: Run, tuned: Mapping[str, Any]) -> None:
         """Add a finished run without writing the file."""
         plan = self._plan
-        changes = (plan.row_changes.get(planned.row, {}), plan.settings[planned.setting])
+        changes = (plan.rows[planned.row].change, plan.settings[planned.setting].table)
         values = {key: make_plain(find_value(table, key)[0]) for table in changes for key in list_keys(table)}
         self._runs[planned.subfolder] = _make_run_result(plan, planned, run, self._shorten_paths(values), tuned)
         names = {"level", "width", "depth", "blocks", "parameters", "multiply_adds"}
