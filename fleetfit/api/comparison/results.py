@@ -159,7 +159,7 @@ class ResultsFile:
         self._levels: dict[RowSetting, list[LevelResult]] = {}
         self._tuning: list[TuningResult] = []
         self._environments: list[EnvironmentRecord] = []
-        self._end: dict[str, list[str]] = {}
+        self._labels, self._failures, self._notes = list[str](), list[str](), list[str]()
 
     def add(self, planned: PlannedRun, run: Run, tuned: Mapping[str, Any]) -> None:
         """Add a finished run without writing the file."""
@@ -190,7 +190,7 @@ class ResultsFile:
         plan, results = self._plan, self.results
         summaries = {key: [run.files.read_summary() for run in group] for key, group in runs.items()}
         every = [summary for group in summaries.values() for summary in group]
-        sentences = [
+        self._notes = [
             *_list_notes(plan, results, f"{get_score_name(*every)} in percent on {describe_data(*every)}"),
             *_list_recipe_notes(plan, runs, summaries),
             *_list_notes_on_samples(summaries),
@@ -199,7 +199,7 @@ class ResultsFile:
             *failures.values(),
             *notes,
         ]
-        self._end = {"rows": list(plan.rows), "failures": list(failures), "notes": sentences}
+        self._labels, self._failures = list(plan.rows), list(failures)
         self.write()
 
     def write(self) -> None:
@@ -232,7 +232,9 @@ class ResultsFile:
             tuning=self._tuning,
             levels=[level for key in dict.fromkeys(run.group for run in finished) for level in self._levels[key]],
             printed=self._list_printed(),
-            **self._end,
+            rows=self._labels,
+            failures=self._failures,
+            notes=self._notes,
         )
 
     def _list_printed(self) -> list[PaperNumbers]:
