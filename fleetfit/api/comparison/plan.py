@@ -273,10 +273,10 @@ class ComparisonPlan:
         return [run for run in self.first_runs if key in (self.rows[run.row].key, self.settings[run.setting].key)]
 
     def _make_table(self, row: ComparisonEntry, setting: ComparisonEntry) -> dict[str, Any]:
-        tables = [self.base, row.change, setting.table]
+        base, change = self.base, setting.table
         if row.label == self.smallest:  # it stays plain FedAvg
-            tables = [_drop_method(self.base), row.change, _drop_method(setting.table)]
-        return functools.reduce(merge_tables, tables)
+            base, change = _drop_method(base), _drop_method(change)
+        return merge_tables(merge_tables(base, row.change), change)
 
     def _make_runs(self) -> Iterator[PlannedRun]:
         first = next(iter(self.rows.values()))
