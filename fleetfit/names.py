@@ -103,7 +103,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "engines": Kind(
         ("engine.name",), _list_modules("engines", "flower local processes ray"), context=("simulation",),
-        shared=("device", "speed", "precision", "memory_format", "compile", "features_bytes", "chosen"),
+        shared=("device", "speed", "precision", "memory_format", "compile", "features_bytes"),
         example="local",
     ),
     "callbacks": Kind(("callbacks",), _list_modules("callbacks", "tensorboard wandb"), context=("report",),

@@ -116,9 +116,9 @@ FAST: dict[str, Any] = {
 
 def test_fast_on_cuda_equals_workers(tmp_path: Path) -> None:
     run = ff.run(FAST, out=tmp_path / "fast")
-    assert all("channels_last" in how for how in run.experiment.engine.chosen.values())
+    assert all("channels_last" in how for how in run.experiment.recorded.computing.values())
     if torch.cuda.get_device_capability() >= (8, 0):
-        assert all("bf16" in how for how in run.experiment.engine.chosen.values())
+        assert all("bf16" in how for how in run.experiment.recorded.computing.values())
     workers = {**FAST["engine"], "name": "processes", "workers": 1, "device": "cuda:0"}
     other = ff.run({**FAST, "engine": workers}, out=tmp_path / "workers")
     exact = ff.run({**FAST, "engine": {"device": "cuda"}}, out=tmp_path / "exact")

@@ -142,7 +142,7 @@ def state_of(run: ff.Run) -> dict[str, torch.Tensor]:
 
 def test_a_run_records_its_rule(tmp_path: Path) -> None:
     run = ff.run(TABLE, out=tmp_path / "run")
-    assert run.experiment.engine.memory_format == "rule-1"
+    assert run.experiment.recorded.memory_format == "rule-1"
     assert 'memory_format = "rule-1"' in (run.folder / "config.toml").read_text()
     problem = run.assembly.federation.problem
     assert [one["how"] for one in json.loads(json.dumps(problem.spec))["computed"]] == ["fp32 rule-1"] * 2
@@ -155,7 +155,7 @@ def test_tables_have_no_memory_format(tmp_path: Path) -> None:
     x = torch.randn(60, 5, generator=torch.Generator().manual_seed(0)).numpy()
     table = {"name": (x, x[:, 0] > 0), "partition": {"kind": "iid", "clients": 4}}
     new = ff.run(TABLE, out=tmp_path / "run", model={"name": "mlp"}, data=table, rounds=1)
-    assert new.experiment.engine.memory_format is None
+    assert new.experiment.recorded.memory_format is None
     assert ff.load(new.folder, data=table["name"]).assembly.unused == ()
 
 

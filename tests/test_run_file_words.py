@@ -54,7 +54,7 @@ SMALL = ["data.name=tiny:tiny_data", "model.name=tiny:tiny", "data.partition.cli
             "cohort.choose = { name = 'loss', candidates = nan }",
             Expected("[cohort] choose.candidates", key="cohort.choose.candidates"),
         ),
-        ("fleet.measured = { zzyzx = [1.0] }", Expected("[fleet] measured zzyzx", key="fleet.measured.zzyzx")),
+        ("recorded.latencies = { zzyzx = [1.0] }", Expected("zzyzx", key="recorded.latencies.zzyzx")),
         ('name = "a\\u0000b"', Expected("name", 200, key="name")),
         ('start = "a\\u0000b"', Expected("start", "NUL", key="start")),
         ('fleet.levels = "a\\u0000b.toml"', Expected("[fleet] levels", "NUL", key="fleet.levels")),

@@ -134,7 +134,7 @@ engine.precision = "bf16"
 def chosen(folder: Path) -> dict[str, Mapping[str, str]]:
     """How each run of a comparison computes, by row."""
     configs = sorted(folder.rglob("config.toml"))
-    return {found.parts[-3]: tomllib.loads(found.read_text())["engine"]["chosen"] for found in configs}
+    return {found.parts[-3]: tomllib.loads(found.read_text())["recorded"]["computing"] for found in configs}
 
 
 def test_fast_rows_choose_alike_side_by_side_and_when_they_go_on(place: Path) -> None:

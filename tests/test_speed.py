@@ -130,17 +130,17 @@ def test_predictions_use_the_arithmetic_of_the_run(fast: ff.Run) -> None:
 
 
 def test_fast_run_stores_its_choice(fast: ff.Run, exact: ff.Run) -> None:
-    section = tomllib.loads((fast.folder / "config.toml").read_text())["engine"]
-    assert section["speed"] == "fast"
-    assert section["chosen"] == {"1": "bf16 channels_last", "2": "bf16 channels_last"}
-    section = tomllib.loads((exact.folder / "config.toml").read_text())["engine"]
-    assert section["speed"] == "exact" and "chosen" not in section
+    table = tomllib.loads((fast.folder / "config.toml").read_text())
+    assert table["engine"]["speed"] == "fast"
+    assert table["recorded"]["computing"] == {"1": "bf16 channels_last", "2": "bf16 channels_last"}
+    table = tomllib.loads((exact.folder / "config.toml").read_text())
+    assert table["engine"]["speed"] == "exact" and "computing" not in table["recorded"]
 
 
 def test_stored_choice_is_used(exact: ff.Run, tmp_path: Path) -> None:
     """As on another machine, where the rule might choose otherwise: what stands there counts."""
-    chosen = dict.fromkeys("12", "fp32 contiguous")
-    run = ff.run(laid(TABLE, engine={"speed": "fast", "chosen": chosen}), out=tmp_path / "run")
+    table = laid(TABLE, engine={"speed": "fast"}, recorded={"computing": dict.fromkeys("12", "fp32 contiguous")})
+    run = ff.run(table, out=tmp_path / "run")
     plain = ff.run(laid(TABLE, engine={"memory_format": "contiguous"}), out=tmp_path / "plain")
     assert_same_bits(trained(run), trained(plain))
     assert not has_same_bits(trained(exact)["blocks.0.conv.weight"], trained(plain)["blocks.0.conv.weight"])
@@ -166,10 +166,10 @@ def images(tmp_path: Path, engine: Mapping[str, Any]) -> ff.Run:
 def test_fast_avoids_emulated_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     able = has_bf16(HOST)
     settings = images(tmp_path / "a", {"speed": "fast"})
-    assert set(settings.experiment.engine.chosen.values()) == {f"{'bf16' if able else 'fp32'} channels_last"}
+    assert set(settings.experiment.recorded.computing.values()) == {f"{'bf16' if able else 'fp32'} channels_last"}
     monkeypatch.setenv(*HELD)
     settings = images(tmp_path / "b", {"speed": "fast"})
-    assert set(settings.experiment.engine.chosen.values()) == {"fp32 channels_last"}
+    assert set(settings.experiment.recorded.computing.values()) == {"fp32 channels_last"}
     assert any("fp32" in note and "bf16" in note for note in settings.assembly.notes)
 
 
@@ -190,7 +190,7 @@ def test_explicit_bf16_is_emulated_with_note(fast: ff.Run, tmp_path: Path, monke
     assert any("bf16" in note and "slower" in note for note in settings.assembly.notes)
     again = ff.load(fast.folder)
     assert any("as on the machine that started it" in note for note in again.assembly.notes)
-    assert again.experiment.engine.chosen == fast.experiment.engine.chosen
+    assert again.experiment.recorded.computing == fast.experiment.recorded.computing
 
 
 # ---- keys ----------------------------------------------------------------------------------------------------------
@@ -204,9 +204,6 @@ def test_explicit_bf16_is_emulated_with_note(fast: ff.Run, tmp_path: Path, monke
         ({"memory_format": "nhwc"}, "cnn", Expected("memory_format")),
         ({"compile": "yes"}, "cnn", Expected("compile", "'yes'")),
         ({"memory_format": "channels_last"}, "mlp_2nn", Expected("memory_format")),
-        ({"chosen": {"1": "fp32 contiguous"}}, "cnn", Expected('speed = "exact"')),
-        ({"speed": "fast", "chosen": {"9": "fp32 contiguous"}}, "cnn", Expected("[engine] chosen", 9)),
-        ({"speed": "fast", "chosen": dict.fromkeys("12", "fp8 sideways")}, "cnn", Expected("'fp8 sideways'", "bf16")),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )
@@ -217,6 +214,21 @@ def test_refused_engine_keys(engine: Mapping[str, Any], model: str, expected: Ex
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("computing", "expected"),
+    [
+        ({"9": "fp32 contiguous"}, Expected(9, key="recorded.computing")),
+        (dict.fromkeys("12", "fp8 sideways"), Expected("'fp8 sideways'", "bf16")),
+    ],
+)
+def test_a_recorded_computation_of_other_levels_is_refused(
+    computing: Mapping[str, str], expected: Expected, tmp_path: Path
+) -> None:
+    table = laid(TABLE, method={"name": "heterofl"}, engine={"speed": "fast"}, recorded={"computing": computing})
+    with raises(ConfigError, expected):
+        ff.run(table, out=tmp_path / "run")
+
+
 def test_kernels_need_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with raises(ConfigError, key="engine.compile"):
@@ -225,7 +237,7 @@ def test_kernels_need_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_finer_key_overrides_fast(tmp_path: Path) -> None:
     settings = images(tmp_path, {"speed": "fast", "precision": "fp32"})
-    assert set(settings.experiment.engine.chosen.values()) == {"fp32 channels_last"}
+    assert set(settings.experiment.recorded.computing.values()) == {"fp32 channels_last"}
 
 
 def test_engine_override_keeps_speed(tmp_path: Path) -> None:

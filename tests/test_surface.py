@@ -143,7 +143,7 @@ KEYS = {
     "data.partition": ["kind", "clients", "seed"],
     "data.server": ["name"],
     "model": ["name", "derive"],
-    "model.derive": ["exits", "head", "weights", "axes", "plan"],
+    "model.derive": ["exits", "head", "weights", "axes"],
     "peft": ["name"],
     "fleet": [
         "cost",
@@ -158,7 +158,6 @@ KEYS = {
         "links",
         "reports_labels",
         "groups",
-        "measured",
     ],
     "fleet.drift": ["sd", "jump", "low"],
     "fleet.slow": ["share", "factor", "link"],
@@ -189,7 +188,7 @@ KEYS = {
     "attack": ["kind", "share", "among"],
     "secure": ["minimum", "threshold", "range", "bits"],
     "privacy": ["clip", "noise", "epsilon", "delta", "key_file"],
-    "engine": ["name", "speed", "precision", "memory_format", "compile", "features_bytes", "chosen"],
+    "engine": ["name", "speed", "precision", "memory_format", "compile", "features_bytes"],
     "evaluate": [
         "every",
         "between",
@@ -220,6 +219,7 @@ KEYS = {
         "smallest",
         "same_recipe",
     ],
+    "recorded": ["latencies", "computing", "memory_format", "derived"],
 }
 
 

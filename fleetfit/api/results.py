@@ -20,7 +20,7 @@ from fleetfit.config.assemble.run import assemble, assemble_fleet, assemble_with
 from fleetfit.config.detect import wrap_in_memory_data
 from fleetfit.config.dump import find_object_sections
 from fleetfit.config.load import restore_experiment
-from fleetfit.data import AbsentData, Data, DataInMemory
+from fleetfit.data import AbsentData, Data
 from fleetfit.data.files.folders import resolve_folder
 from fleetfit.data.transform import COLUMNS, FILE
 from fleetfit.errors import COMMAND, ConfigError, FleetFitError, RunError, did_you_mean
@@ -492,13 +492,14 @@ def load(folder: str | Path, **sections: Any) -> Run:
         raise RunError(f"{path} is damaged: it has no [data].", key="data", path=path)
     if files.has(COLUMNS) and table["data"].get("name") == "table":
         table["data"]["columns"] = str(files.path / COLUMNS)  # the table may have changed since then
-    _use_derived_plan(files, table, sections)
+    if files.has(DERIVED) and not hasattr(sections.get("model"), "build"):  # levels stay as they were derived
+        sections["recorded"] = {"derived": str(files.path / DERIVED)}
     if "data" in sections:
         recorded = files.environment.data
         shape = (
             () if recorded is None or len(recorded.shape) == 2 else recorded.shape
         )  # the channels of series are found
-        sections["data"] = _restore_keys(table["data"], wrap_in_memory_data(sections["data"], shape))
+        sections["data"] = wrap_in_memory_data(sections["data"], shape)
     missing = [section for section in find_object_sections(table) if section not in sections]
     if missing == ["data"] and files.has(FILE):
         reason = "This run was started from Python with data in memory."
@@ -527,27 +528,6 @@ def _warn_of_edits(files: RunFolder, experiment: Experiment) -> None:
         )
     if sentence := find_code_changes(files, experiment):
         logging.getLogger("fleetfit").warning("%s", sentence)
-
-
-def _restore_keys(recorded: Mapping[str, Any], section: Any) -> Any:
-    """Return data in memory with the keys that the run recorded for them."""
-    if not str(recorded.get("name")).startswith(f"<{DataInMemory.__name__}"):
-        return section
-    if not isinstance(section, Mapping) or not isinstance(section.get("name"), DataInMemory):
-        return section
-    return {**{key: value for key, value in recorded.items() if key not in ("partition", "server")}, **section}
-
-
-def _use_derived_plan(files: RunFolder, table: dict[str, Any], sections: dict[str, Any]) -> None:
-    """Let the levels of a plain module stay as they were derived when the run began."""
-    model = sections.get("model", table.get("model"))
-    if not files.has(DERIVED) or hasattr(model, "build"):
-        return
-    derive = {**table.get("model", {}).get("derive", {}), "plan": str(files.path / DERIVED)}
-    if "model" in sections:
-        sections["model"] = {"name": model, **(model if isinstance(model, Mapping) else {}), "derive": derive}
-    elif isinstance(model, dict):
-        model["derive"] = derive
 
 
 def load_usable_checkpoint(run: Run, most: int | None = None, due: int = 0) -> dict[str, Any] | None:

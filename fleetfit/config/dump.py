@@ -11,9 +11,7 @@ from fleetfit.config.schema import Experiment
 from fleetfit.errors import escape_controls
 from fleetfit.values.section import dump_section
 
-_EMPTY = {
-    "fleet": ("measured",), "method": ("hooks", "plus"), "engine": ("chosen",), "evaluate": ("metrics",),
-}  # fmt: skip
+_EMPTY = {"method": ("hooks", "plus"), "evaluate": ("metrics",), "recorded": ("latencies", "computing")}
 """Keys that are left out if they are empty. Other empty values are the user's, and refused later."""
 
 
@@ -38,7 +36,8 @@ def dump_experiment(experiment: Experiment) -> Table:
         del table["privacy"]
     for section, keys in _EMPTY.items():
         table[section] = {key: value for key, value in table[section].items() if key not in keys or value}
-    return {key: value for key, value in table.items() if key not in ("name", "start", "callbacks") or value}
+    unset = ("name", "start", "callbacks", "recorded")
+    return {key: value for key, value in table.items() if key not in unset or value}
 
 
 def to_toml(experiment: Experiment) -> str:

@@ -6,7 +6,6 @@ opens data (`fleetfit.config.detect`). Overrides and keywords are merged with ea
 matter. Nodes' configurations and groups of a run file may name budget files, which `fleetfit profile` writes.
 """
 
-import contextlib
 import functools
 import inspect
 import sys
@@ -30,7 +29,8 @@ from fleetfit.config.detect import (
     sets_client_count,
     wrap_in_memory_data,
 )
-from fleetfit.config.merge import CHOOSERS, Table, deep_merge, list_keys, merge_tables
+from fleetfit.config.dump import make_plain
+from fleetfit.config.merge import CHOOSERS, Table, deep_merge, find_value, list_keys, merge_tables
 from fleetfit.config.parse import check_callbacks, parse_experiment, parse_section
 from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
 from fleetfit.config.toml import (
@@ -43,7 +43,7 @@ from fleetfit.config.toml import (
     read_toml,
     resolve_path,
 )
-from fleetfit.errors import COMMAND, ConfigError, FleetFitError, truncate
+from fleetfit.errors import COMMAND, ConfigError, truncate
 from fleetfit.method import build, find_replaced_parameters
 from fleetfit.profiles import PROFILES
 from fleetfit.values.local import OPTIMISERS
@@ -196,12 +196,17 @@ def restore_experiment(tables: Mapping[str, Any], **sections: Any) -> Experiment
 
     Args:
         tables: The tables.
-        **sections: Objects in place of names, and whole sections.
+        **sections: Objects in place of names, and whole sections. Keys stay if the object is of the recorded type.
 
     Raises:
         ConfigError: A key is unknown, or a value has a wrong type or is out of range.
     """
-    return parse_experiment(merge_tables(tables, resolve_paths(expand_sections(sections), Path.cwd())))
+    change = resolve_paths(expand_sections(sections), Path.cwd())
+    for section, value in change.items():
+        name = value.get("name") if isinstance(value, Mapping) else None
+        if name is not None and find_value(tables, f"{section}.name") == (make_plain(name),):
+            tables = replace_key(tables, f"{section}.name", name)
+    return parse_experiment(merge_tables(tables, change))
 
 
 def add_callbacks(experiment: Experiment, entries: Sequence[Any]) -> Experiment:
@@ -332,9 +337,7 @@ def fill_in_parameters(experiment: Experiment) -> Experiment:
     Raises:
         ConfigError: A name is unknown.
     """
-    replaced: set[str] = set()
-    with contextlib.suppress(FleetFitError):  # assembling the run raises it
-        replaced = find_replaced_parameters(build_method_spec(experiment))
+    replaced = find_replaced_parameters(build_method_spec(experiment))
     for one in list_components(experiment):
         if one.kind in _WITHOUT_DEFAULTS or not isinstance(one.name, str):
             continue

@@ -80,11 +80,11 @@ def _check_names(experiment: Experiment) -> None:
                 f"{truncate(repr(name))}.",
                 key=one.key,
             )
-    for key in experiment.fleet.measured:
+    for key in experiment.recorded.latencies:
         if not key.startswith("latency_s "):
             raise ConfigError(
-                f"[fleet] measured {truncate(key)}: unknown key. Measured keys begin with latency_s.",
-                key=f"fleet.measured.{key}",
+                f"[recorded] latencies {truncate(key)}: unknown key. Measured keys begin with latency_s.",
+                key=f"recorded.latencies.{key}",
             )
     if not experiment.name.isprintable() or len(experiment.name) > 200:
         raise ConfigError(

@@ -112,9 +112,6 @@ REQUIREMENTS = (
     Requirement("engine.memory_format", has_memory_format, "the model has no convolutions"),
     Requirement("engine.features_bytes", lambda run: run.federation.problem.base, "no part of the model is frozen"),
     Requirement(
-        "engine.chosen", lambda run: run.experiment.engine.speed == "fast", 'with speed = "exact" nothing is chosen'
-    ),
-    Requirement(
         "evaluate.prior", lambda run: run.settings.privacy is None, "with [privacy] the accuracy of clients is withheld"
     ),
     Requirement("evaluate.between", has_earlier_evaluations, "only the last round is evaluated"),

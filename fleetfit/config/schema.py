@@ -138,14 +138,12 @@ class DeriveSection(Section):
         head: "new" replaces the module's classifier by one with the data's classes; "keep" keeps it.
         weights: Where training starts: the module's own weights, or "new" ones drawn by PyTorch's rules.
         axes: By pattern of axis names another name, or "whole" for axes that are not cut.
-        plan: A file with what was derived before, such as `derived.json` of a run folder; nothing is derived then.
     """
 
     exits: Literal["auto", "none"] | list[str] = "auto"
     head: Literal["keep", "new"] = "keep"
     weights: Literal["instance", "new"] = "instance"
     axes: dict[str, str] = Field(default_factory=dict)
-    plan: str | None = None
 
 
 class ModelSection(OpenSection):
@@ -304,7 +302,6 @@ class FleetSection(Section):
         links: Faults of links; none by default.
         reports_labels: Whether clients report to the server how many samples of each class they have.
         groups: The budget classes.
-        measured: Latencies that were measured when the run was prepared; a run writes them, so that it can be repeated.
     """
 
     cost: str = "parameters"
@@ -326,7 +323,6 @@ class FleetSection(Section):
     groups: Annotated[list[GroupSection], Field(min_length=1)] = Field(
         default_factory=lambda: [GroupSection(budget=b) for b in (0.125, 0.25, 0.5, 1.0)]
     )
-    measured: dict[str, list[float]] = Field(default_factory=dict)
 
 
 class MethodSection(OpenSection):
@@ -427,21 +423,18 @@ class EngineSection(OpenSection):
         speed: "exact" computes in fp32, with the same bits on every machine of one kind; "fast" chooses for each
             level's shape the precision and memory format that pay on this machine (`fleetfit.training.runtime`).
         precision: For all levels, with any speed: "fp32", or "bf16" for products of matrices; weights stay fp32.
-        memory_format: For all levels, of images: "contiguous" or "channels_last"; by default each level's shape
-            chooses, by the rule that a run records, "rule-1". A run that recorded none computes in "contiguous".
+        memory_format: For all levels, of images; by default each level's shape chooses.
         compile: For all levels: whether `torch.compile` compiles them.
         features_bytes: Memory of each process for cached features of a frozen backbone; features that exceed it go into
             a file. 0: they are computed each time, the default if the speed is exact.
-        chosen: How each level is computed; a "fast" run writes it, so that it resumes with the same bits.
     """
 
     name: Any = "local"
     speed: Literal["exact", "fast"] = "exact"
     precision: Precision | None = None
-    memory_format: MemoryFormat | None = None
+    memory_format: Literal["contiguous", "channels_last"] | None = None
     compile: bool | None = None
     features_bytes: NotNegative | None = None
-    chosen: dict[str, str] = Field(default_factory=dict)
 
 
 class EvaluationPartSection(Section):
@@ -505,6 +498,24 @@ class CheckpointSection(Section):
     keep: Count = 2
 
 
+class RecordedSection(Section):
+    """`[recorded]`: what a run measured or chose when it was prepared. Runs write it; leave it out of your files.
+
+    A run resumes from it with the same bits, and a run of its `config.toml` measures nothing.
+
+    Attributes:
+        latencies: Measured latencies, for levels that are planned by latency.
+        computing: How each level is computed, with `engine.speed = "fast"`.
+        memory_format: The rule by which each level's shape chooses the memory format of images.
+        derived: File with the levels that were derived from a PyTorch module.
+    """
+
+    latencies: dict[str, list[float]] = Field(default_factory=dict)
+    computing: dict[str, str] = Field(default_factory=dict)
+    memory_format: MemoryFormat | None = None
+    derived: str | None = None
+
+
 class Request(NamedTuple):
     """What a user asked for.
 
@@ -556,6 +567,7 @@ class Experiment(Section):
     evaluate: EvaluateSection = Field(default_factory=EvaluateSection)
     checkpoint: CheckpointSection = Field(default_factory=CheckpointSection)
     compare: CompareSection = Field(default_factory=CompareSection)
+    recorded: RecordedSection = Field(default_factory=RecordedSection)
     _request: Request | None = PrivateAttr(default=None)
 
     @property

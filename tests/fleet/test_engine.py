@@ -113,8 +113,8 @@ def test_a_fast_run_has_the_bits_of_local(how: dict[str, Any], tmp_path: Path, m
     lab, base = lab_of(tmp_path, described({"name": "scalefl"}, model={"name": "cnn"}, engine=fast))
     run = lab.serve(**fast)
     assert have_same_state(base, run)
-    assert run.experiment.engine.chosen == base.experiment.engine.chosen
-    assert set(run.experiment.engine.chosen.values()) == {f"{'bf16' if how else 'fp32'} channels_last"}
+    assert run.experiment.recorded.computing == base.experiment.recorded.computing
+    assert set(run.experiment.recorded.computing.values()) == {f"{'bf16' if how else 'fp32'} channels_last"}
     plain = described({"name": "scalefl"}, model={"name": "cnn"}, engine={"memory_format": "contiguous"})
     assert not have_same_state(ff.run(plain, out=tmp_path / "plain"), run)
 

@@ -119,8 +119,8 @@ def test_a_fast_fleet_equals_the_simulation(lab: Deployment, tmp_path: Path) -> 
     table, engine = run_file("scalefl", model=model), {"name": "flower", "nodes": 4}
     base = ff.run({**table, "fleet": fleet(), "engine": {"speed": "fast"}}, out=tmp_path / "local")
     run = finished(lab, "fast", {**table, "engine": {**engine, "speed": "fast"}}, tmp_path / "run")
-    assert run.experiment.engine.chosen == base.experiment.engine.chosen
-    assert any("bf16" in how for how in run.experiment.engine.chosen.values()) == has_bf16(torch.device("cpu"))
+    assert run.experiment.recorded.computing == base.experiment.recorded.computing
+    assert any("bf16" in how for how in run.experiment.recorded.computing.values()) == has_bf16(torch.device("cpu"))
     ours, theirs = run.server.state, base.server.state
     assert ours.keys() == theirs.keys() and all((ours[name] == theirs[name]).all() for name in ours)
     assert [r["train"] for r in run.metrics] == [r["train"] for r in base.metrics]

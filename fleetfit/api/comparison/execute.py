@@ -350,8 +350,8 @@ class _Executor:
     def _make_task(self, planned: PlannedRun) -> "_Task":
         table, measured = self._dry_run.share_evaluations(planned), self._dry_run.measured[planned.group]
         if measured:
-            own = planned.experiment.fleet.measured
-            table = merge_tables(table, {"fleet": {"measured": {**measured, **own}}})
+            own = planned.experiment.recorded.latencies
+            table = merge_tables(table, {"recorded": {"latencies": {**measured, **own}}})
         return _Task(planned.title, table, self._folders[planned.subfolder], self._dry_run.notes_of[planned.group])
 
     def _load_existing(self, planned: PlannedRun) -> Run | None:
@@ -388,7 +388,12 @@ def _find_folder(folder: Path, subfolder: Path) -> Path:
 
 
 def _find_objects(table: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
-    return {section: table[section] for section in find_object_sections(to_table(experiment))}
+    """Return the sections with objects, without their plain keys, which the run folder has."""
+    sections = {section: table[section] for section in find_object_sections(to_table(experiment))}
+    return {
+        name: {k: v for k, v in section.items() if make_plain(v) != v} if isinstance(section, Mapping) else section
+        for name, section in sections.items()
+    }
 
 
 def _format_difference(existing: Experiment, expected: Experiment) -> str:

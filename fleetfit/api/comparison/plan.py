@@ -43,7 +43,6 @@ from fleetfit.config.assembly import UnusedKey
 from fleetfit.config.components import check_keys, find_function
 from fleetfit.config.load import complete_experiment, expand_sections, parse_overrides, read_run_file, resolve_paths
 from fleetfit.config.merge import deep_merge, find_value, list_keys, merge_tables
-from fleetfit.config.records import record_latencies
 from fleetfit.config.schema import CompareSection, MethodSection
 from fleetfit.config.toml import find_base_folder
 from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, truncate
@@ -51,6 +50,7 @@ from fleetfit.files import make_slug
 from fleetfit.method import build
 from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, PERSONAL, ROUNDS, expand_columns
 from fleetfit.runs.planned import RUNS_FILE
+from fleetfit.values.section import replace_key
 
 RowSetting = tuple[str, str]
 """The labels of a row and a setting."""
@@ -768,7 +768,7 @@ def check_rows(
                 if run.row == plan.smallest and plan.has_implied_smallest:
                     return check_rows(plan.drop_smallest(str(error)), folder, on_assembly)
                 raise
-            measured[run.group] |= assembly.experiment.fleet.measured
+            measured[run.group] |= assembly.experiment.recorded.latencies
             unused[run.group].append(assembly.unused)
             if run.experiment.evaluate.every == "auto":
                 evaluations.setdefault((run.setting, run.experiment.rounds), _make_evaluations(plan, assembly))
@@ -802,7 +802,8 @@ def _assemble(
 ) -> Assembly:
     try:
         experiment = complete_experiment(merge_tables(run.table, make_tables(values)))
-        assembly = assemble(record_latencies(experiment, {**measured, **experiment.fleet.measured}))
+        latencies = {**measured, **experiment.recorded.latencies}
+        assembly = assemble(replace_key(experiment, "recorded.latencies", latencies))
         parts = assembly.simulation.parts if assembly.simulation is not None else ()
         if plan.tuning != [()] and not any(len(part.get("validation", ())) for part in parts):
             raise ConfigError(NO_VALIDATION, key="compare.tune")
@@ -820,7 +821,7 @@ def _read_measured(run: PlannedRun, folder: Path | None) -> dict[str, list[float
         patterns = (f"{group}/*/config.toml", f"{TUNING_FOLDER}/{group}/*/*/config.toml")
         for config in sorted(path for pattern in patterns for path in folder.glob(pattern)):
             with contextlib.suppress(FleetFitError):
-                measured |= load(config.parent).experiment.fleet.measured
+                measured |= load(config.parent).experiment.recorded.latencies
     return measured
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fleetfit.config.schema import EngineSection
+from fleetfit.config.schema import EngineSection, RecordedSection
 from fleetfit.errors import ConfigError, truncate
 from fleetfit.layout import build_module, unwrap
 from fleetfit.models.family import Family
@@ -25,8 +25,8 @@ class Computing:
 
     Attributes:
         computed: By shape; empty if all levels are computed in fp32, contiguous and not compiled.
-        chosen: The same as text by the level's name, for the run's configuration; empty if nothing was chosen.
-        memory_format: `engine.memory_format` for the run's configuration.
+        chosen: The same as text by the level's name, for `recorded.computing`; empty if nothing was chosen.
+        memory_format: For `recorded.memory_format`.
         notes: Notes for the user.
     """
 
@@ -37,35 +37,37 @@ class Computing:
 
 
 def choose_computing(
-    section: EngineSection, problem: Problem, levels: Sequence[Level], accelerator: torch.device
-) -> Computing:
+    section: EngineSection, records: RecordedSection, problem: Problem, levels: Sequence[Level],
+    accelerator: torch.device,
+) -> Computing:  # fmt: skip
     """Choose how the levels are computed: by the keys, else by the recorded choice, else by this machine.
 
     Args:
         section: `[engine]`.
+        records: `[recorded]`.
         problem: With the exits of the levels.
         levels: The run's.
         accelerator: Device that computes most of it.
 
     Raises:
-        ConfigError: `chosen` has other levels, or a level needs a compiler and there is none.
+        ConfigError: `recorded.computing` has other levels, or a level needs a compiler and there is none.
     """
     fast = section.speed == "fast"
     fixed: dict[str, Any] = {"precision": section.precision, "compile": section.compile}
-    takes_images = len(problem.input_shape) == 3
-    if takes_images:
-        fixed["memory_format"] = section.memory_format or (None if fast else NEWEST_RULE)
+    rule = None if fast or len(problem.input_shape) != 3 else records.memory_format or NEWEST_RULE
+    if len(problem.input_shape) == 3:
+        fixed["memory_format"] = section.memory_format or rule
     fixed = {key: value for key, value in fixed.items() if value is not None}
     recorded: dict[str, Arithmetic] = {}
-    if fast and section.chosen:
+    if fast and records.computing:
         names = [level.name for level in levels]
-        if sorted(section.chosen) != sorted(names):
+        if sorted(records.computing) != sorted(names):
             raise ConfigError(
-                f"[engine] chosen is of levels {', '.join(map(truncate, section.chosen))}, but this run has "
+                f"[recorded] computing is of levels {', '.join(map(truncate, records.computing))}, but this run has "
                 f"{', '.join(names)}. A run writes this key itself: leave it out.",
-                key="engine.chosen",
+                key="recorded.computing",
             )
-        recorded = {name: Arithmetic.read(text) for name, text in section.chosen.items()}
+        recorded = {name: Arithmetic.read(text) for name, text in records.computing.items()}
     arithmetic: dict[str, Arithmetic] = {}
     for level in levels:
         choice = recorded.get(level.name, PLAIN)
@@ -94,8 +96,7 @@ def choose_computing(
             'engine.speed = "fast" changes nothing: no faster computation is known for this model on this machine.',
         )
     chosen = {name: str(one) for name, one in arithmetic.items()} if fast else {}
-    recorded_format = section.memory_format if fast or not takes_images else fixed["memory_format"]
-    return Computing(() if is_plain else computed, chosen, recorded_format, notes)
+    return Computing(() if is_plain else computed, chosen, None if section.memory_format else rule, notes)
 
 
 _NO_BF16 = "this machine has no bf16 instructions"

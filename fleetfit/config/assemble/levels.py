@@ -100,7 +100,7 @@ def plan_problem(
     problem = replace(problem, base=initial_base(problem, experiment.seed) if base is None else base)
     problem = set_feature_cache(problem, experiment.engine)
     device = accelerator or find_server_device(experiment.engine)
-    computing = choose_computing(experiment.engine, problem, levels, device)
+    computing = choose_computing(experiment.engine, experiment.recorded, problem, levels, device)
     problem = problem.replace_arithmetic(computing.computed)
     return PlannedProblem(experiment, problem, method, method_spec, budgets, targets, levels, computing)
 
@@ -113,7 +113,7 @@ def make_conditions(experiment: Experiment, largest: int | None) -> Conditions:
         raise ConfigError(
             '[local] batch_size: "all" needs the data. Set a number: --set local.batch_size=64.', key="local.batch_size"
         )
-    return Conditions(size, dict(experiment.fleet.measured), local.moments)
+    return Conditions(size, dict(experiment.recorded.latencies), local.moments)
 
 
 def _add_further_costs(levels: Iterable[Level], problem: Problem, budgets: DeviceBudgets) -> tuple[Level, ...]:

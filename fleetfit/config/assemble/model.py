@@ -61,9 +61,9 @@ def build_problem(
     peft = {"name": experiment.peft.name, **experiment.peft.settings}
     if isinstance(architecture, nn.Module):
         facts = SampleFacts(shape, data.vocabulary, data.classes, data.task == "next_token", padding=data.padding)
-        derive = section.derive or DeriveSection()
-        architecture = derive_model(architecture, facts, derive, experiment.seed, say)
-        if derive.plan is None:  # a plan says which norms keep their statistics
+        plan = experiment.recorded.derived
+        architecture = derive_model(architecture, facts, section.derive or DeriveSection(), experiment.seed, say, plan)
+        if plan is None:  # a plan says which norms keep their statistics
             architecture = architecture.keep_norms(apply_peft(architecture, peft))
         spec = None if spec is None else {**spec, "derived": {**architecture.plan.to_payload(), "whole": []}}
     elif section.derive is not None:
@@ -91,6 +91,7 @@ def derive_model(
     section: DeriveSection,
     seed: int,
     say: Callable[[str], None] | None = None,
+    plan: str | None = None,
 ) -> DerivedArchitecture:
     """Derive the levels of a module for some data, or take them from a plan.
 
@@ -100,20 +101,19 @@ def derive_model(
         section: `[model] derive`.
         seed: Of what is drawn.
         say: Called with a sentence from time to time, where it takes long.
+        plan: The file of an earlier run, `derived.json`; None to derive.
 
     Raises:
         ModelError: It does not fit the data, or cannot be derived.
         ConfigError: The plan cannot be read.
     """
-    if section.plan is None:
+    if plan is None:
         return _derive_for_padding(net, facts, section, seed, say)
     try:
-        payload = json.loads(Path(section.plan).read_text())
+        payload = json.loads(Path(plan).read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"[model] derive: plan {section.plan} cannot be read: {format_cause(error)}.",
-            key="model.derive.plan",
-            path=section.plan,
+            f"[recorded] derived: {plan} cannot be read: {format_cause(error)}.", key="recorded.derived", path=plan
         ) from None
     facts = replace(facts, mask=DerivedPlan.from_payload(payload).mask)
     return restore_architecture(fit_instance(net, facts, section.head, section.weights, seed), payload)

@@ -28,12 +28,7 @@ from fleetfit.config.assemble.trust import (
     draw_attackers,
 )
 from fleetfit.config.assembly import Assembly
-from fleetfit.config.records import (
-    record_client_count,
-    record_computing,
-    record_evaluations,
-    record_latencies,
-)
+from fleetfit.config.records import record_choices
 from fleetfit.config.requirements import find_unused_keys
 from fleetfit.config.schema import Experiment
 from fleetfit.data import AbsentData
@@ -149,10 +144,10 @@ def _assemble(
         settings = replace(settings, scope=replace(settings.scope, whole=False, beyond=False))
     plan = build_plan(truth, planned.budgets, planned.targets)
     notes += describe_single_level(experiment, federation, plan)
-    recorded = record_latencies(experiment, planned.budgets.conditions.measured)
-    recorded = record_computing(recorded, planned.computing)
-    recorded = record_evaluations(recorded, settings)
-    recorded = recorded if simulation is None else record_client_count(recorded, population.count)
+    recorded = record_choices(
+        experiment, planned.budgets.conditions.measured, planned.computing, settings,
+        None if simulation is None else population.count,
+    )  # fmt: skip
     assembly = Assembly(
         recorded, population.data, planned.budgets, federation, simulation, settings, plan, attackers, tuple(notes)
     )
