@@ -16,8 +16,7 @@ from typing import Any
 IMPORTED = [
     "torch._dynamo", "torch.export", "fleetfit.cli.run", "fleetfit.api.run",
     "fleetfit.api.comparison", "fleetfit.inference.export.folder",
-    "fleetfit.api.pictures", "fleetfit.report.attention", "fleetfit.fleet.app_folder",
-    "fleetfit.fleet.certificates", "fleetfit.fleet.node",
+    "fleetfit.report.figures", "fleetfit.fleet.app_folder", "fleetfit.fleet.certificates", "fleetfit.fleet.node",
     "matplotlib.pyplot", "matplotlib.backends.backend_agg",
 ]  # fmt: skip
 WRITES = ("fsync", "replace", "rename")

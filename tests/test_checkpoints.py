@@ -107,7 +107,7 @@ def sentence(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return said
 
 
-@pytest.mark.parametrize("verb", ["eval", "predict", "export", "calibrate", "attention"])
+@pytest.mark.parametrize("verb", ["eval", "predict", "export", "calibrate"])
 @pytest.mark.parametrize("how", ["removed", "emptied", "cut", "folder removed"])
 def test_without_a_checkpoint_there_is_no_model(
     verb: str, how: str, finished: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -123,8 +123,7 @@ def test_without_a_checkpoint_there_is_no_model(
     if how == "folder removed":
         (folder / "checkpoints").rmdir()
     said = sentence(capsys, verb, folder, *(["--out", tmp_path / "out"] if verb == "export" else []))
-    if verb != "attention":  # which may need an extra first
-        assert "no trained model" in said if "removed" in how else "every checkpoint in" in said
+    assert "no trained model" in said if "removed" in how else "every checkpoint in" in said
     assert not (tmp_path / "out").exists()
 
 

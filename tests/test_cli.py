@@ -252,7 +252,7 @@ def test_help_names_every_verb_without_importing_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for verb in ("run", "plan", "compare", "resume", "eval", "attention", "list", "check-model"):
+    for verb in ("run", "plan", "compare", "resume", "eval", "pictures", "list", "check-model"):
         assert verb in done.stdout
 
 

@@ -83,7 +83,6 @@ VERBS: dict[str, list[str]] = {
     "calibrate --json": ["calibrate", "FOLDER", "--json"],
     "export": ["export", "FOLDER", "--no-onnx", "--out", "OUT/device"],
     "pictures": ["pictures", "FOLDER", "--format", "svg", "--out", "OUT/drawn"],
-    "attention": ["attention", "FOLDER"],
     "plan": ["plan", "FOLDER/config.toml"],
     "plan again": ["plan", "FOLDER/config.toml", "--set", "fleet.levels=FOLDER/plan.toml"],
     "profile": ["profile", "FOLDER/config.toml", "--step-s", "100", "--memory", "4 GB", "--out", "OUT/budget.toml"],

@@ -94,22 +94,12 @@ def result(place: Path, parts: bool = False) -> dict[str, Any]:
     return found
 
 
-ATTENTIVE: dict[str, Any] = {
-    "rounds": 1,
-    "data": {"name": "digits", "partition": {"kind": "iid", "clients": 4}},
-    "model": {"name": "vit", "hidden": 8, "depth": 2, "attention_heads": 2, "patch": 4},
-    "fleet": {"groups": [{"budget": 1.0}]}, "method": {"name": "reefl"}, "cohort": {"count": 1},
-    "local": {"epochs": 1, "max_steps": 1}, "evaluate": {"clients": 1},
-}  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, calibrated, and run files."""
     place = tmp_path_factory.mktemp("trained")
     tables = {**TINY, "rounds": 2}
     ff.run(settings(), out=place / "run")
-    ff.run({**tables, **ATTENTIVE}, out=place / "attentive")
     (place / "run.toml").write_text(tomli_w.dumps(tables))
     (place / "rows.toml").write_text(tomli_w.dumps({**tables, "compare": {"row": [{"label": "a"}]}}))
     return place
@@ -124,7 +114,6 @@ VERBS: dict[str, list[str]] = {
     "resume": ["resume", "run", "-q"],
     "predict": ["predict", "run", "--adaptive", "--out", "predictions.csv"],
     "pictures": ["pictures", "run"],
-    "attention": ["attention", "run", "--samples", "2"],
     "flower init": ["flower", "init", "out", "--run", "SOURCE/run.toml"],
     "flower certificates": ["flower", "certificates", "out", "--host", "localhost"],
     "flower key": ["flower", "key", "keys/pi"],
@@ -161,7 +150,7 @@ def prepared(verb: str, trained: Path, place: Path) -> list[str]:
     place.mkdir()
     words = {**VERBS, **READERS}[verb]
     if "run" in words[1:]:
-        shutil.copytree(trained / ("attentive" if verb == "attention" else "run"), place / "run")
+        shutil.copytree(trained / "run", place / "run")
     if verb == "resume":  # of which all is left to do
         (place / "run" / "summary.json").unlink()
         (place / "run" / "metrics.jsonl").unlink()
@@ -184,7 +173,7 @@ def moments(verb: str, writes: int) -> list[int]:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_killed_while_it_writes(verb: str, command: Caller, trained: Path, tmp_path: Path) -> None:
-    if verb in ("pictures", "attention"):
+    if verb == "pictures":
         pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
     if verb in RANDOM:
         pytest.importorskip("cryptography", reason="the extra `flower` is not installed")

@@ -321,7 +321,6 @@ VERBS = {
     "calibrate": (["calibrate", "--budget", "0.5"], "file"),
     "export": (["export", "--out", "{tmp}/new"], "file"),
     "pictures": (["pictures"], "file"),
-    "attention": (["attention"], "file"),
     "profile": (["profile"], "folder"),
     "profile --out": (["profile", "--out"], "folder"),
     "flower node": (["flower", "node"], "folder"),

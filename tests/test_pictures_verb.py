@@ -1,218 +1,31 @@
-"""`fleetfit pictures`: what it draws of a run, where, and what it says of what it cannot draw."""
+"""`fleetfit pictures` draws the plots of a run, also of one that a comparison or a stop left without."""
 
-import functools
-import json
-import shutil
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
+from run_folders import TINY, stopped_run
 from support import run_verb
-
-import fleetfit as ff
-from fleetfit.api.pictures import PictureOptions, draw_pictures
-from fleetfit.data import Data
-from fleetfit.report import drawing
 
 pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
 
-TINY = Path(__file__).parent / "tiny.py"
-SECTIONS: dict[str, Any] = {
-    "rounds": 2,
-    "data": {"name": f"{TINY}:tiny_data", "partition": {"kind": "iid", "clients": 4}},
-    "model": {"name": f"{TINY}:tiny"},
-    "fleet": {"groups": [{"budget": 0.3}, {"budget": 1.0}]},
-    "method": {"name": "scalefl"},
-    "local": {"epochs": 1, "lr": 0.05},
-    "cohort": {"count": 4},
-    "checkpoint": {"every": 1},
-}
-PLOTS = ["accuracy", "cost", "levels", "loss", "partition"]
-"""What a run that is no part of a comparison has from the beginning."""
-ALL = sorted(["accuracy-cost", "exits-0", "exits-1", "exits-2", "exits-3", "stopping", *PLOTS])
+
+def test_the_plots_of_a_run_are_drawn(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    stopped_run(TINY, run, 1)
+    out = run_verb("pictures", run, code=0).out
+    assert sorted(Path(line.removeprefix("Drawn: ")).name for line in out.splitlines()) == [
+        "accuracy.png", "cost.png", "levels.png", "loss.png", "partition.png"
+    ]  # fmt: skip
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in (run / "plots").iterdir())
+    run_verb("pictures", run, "--format", "svg", "--out", tmp_path / "drawn", code=0)
+    assert "<svg" in (tmp_path / "drawn" / "accuracy.svg").read_text()
 
 
-fleetfit = functools.partial(run_verb, "pictures")
-
-
-def trained(folder: Path, **sections: Any) -> Path:
-    return ff.run(out=folder, **(SECTIONS | sections)).folder
-
-
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return trained(tmp_path_factory.mktemp("runs") / "run")
-
-
-@pytest.fixture
-def own(done: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(done, tmp_path / "run"))
-
-
-def test_one_command_draws_everything_and_writes_nothing_else(own: Path) -> None:
-    before = {p for p in own.rglob("*") if p.is_file()}
-    code, out, err = fleetfit(own)
-    assert (code, err) == (0, "")
-    drawn = [Path(line.removeprefix("Drawn: ")) for line in out.splitlines()]
-    assert sorted(path.stem for path in drawn) == ALL
-    assert all(path.parent == own / "plots" and path.read_bytes().startswith(b"\x89PNG") for path in drawn)
-    assert {p for p in own.rglob("*") if p.is_file()} == before | set(drawn)
-
-
-def test_options(done: Path, tmp_path: Path) -> None:
-    code, _, _ = fleetfit(
-        done, "--level", 2, "--budget", "900 s", "--measure", "margin", "--temperature", "--class", 2, "--share", 1,
-        "--out", tmp_path / "drawn", "--format", "svg",
-    )  # fmt: skip
-    assert code == 0, "the budget's unit says that it is a time"
-    found = {path.name for path in (tmp_path / "drawn").iterdir()}
-    assert found == {f"{name}.svg" for name in ("accuracy-cost", "exits-2", "stopping", *PLOTS)}
-    assert not (done / "plots").exists()
-
-
-def test_without_a_budget_the_saved_calibration_is_followed(own: Path) -> None:
-    run = ff.load(own)
-    saved = run.calibrate(2, budget=0.9, measure="entropy")
-    figures = draw_pictures(ff.load(own), PictureOptions()).figures
-    labels = [str(line.get_label()) for line in figures["stopping"].axes[0].lines]
-    assert any(f"{100 * saved.test.accuracy:.2f}%" in label for label in labels if label.startswith("budget"))
-    share = saved.budget / saved.costs[-1]
-    assert f"({100 * share:.0f}% of the last exit's)" in figures["exits-0"].get_suptitle()
-    assert "thresholds are those of" in fleetfit(own, "--class", 0)[1]
-    other = draw_pictures(ff.load(own), PictureOptions(budget=1.0)).figures["exits-0"].get_suptitle()
-    assert "(100% of the last exit's)" in other
-    assert json.loads((own / "inference/level-2.json").read_text())["budget"] == saved.budget, "it is still the same"
-
-
-def test_a_calibration_of_another_state_is_refused(own: Path) -> None:
-    ff.load(own).calibrate(2, budget=0.9)
-    path = own / "inference" / "level-2.json"
-    numbers = json.loads(path.read_text())
-    path.write_text(json.dumps(numbers | {"accuracies": [0.0] * len(numbers["accuracies"])}))
-    assert "is of another state of this model. Calibrate again, or set a budget." in fleetfit(own)[2]
-    del numbers["curve"]
-    path.write_text(json.dumps(numbers))
-    err = fleetfit(own, code=2).err
-    assert "level-2.json" in err and "curve" in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--budget", "0.01"], "a sample that stops at the first exit costs"),
-        (["--budget", "nan"], "a budget must be above 0, got nan."),
-        (["--budget", "much"], 'got "much"'),
-        (
-            ["--cost", "latency"],
-            'cost of a prediction: "latency". The costs are multiply_adds and latency_s. Did you mean',
-        ),
-        (["--measure", "maxx"], '"maxx"'),
-        (["--class", "33"], 'tiny has no class "33". Its classes are 0, 1, 2, 3.'),
-        (["--share", "0"], "share must be above 0 and at most 1, got 0."),
-        (["--level", "9"], "no such level: 9"),
-        (["--format", "pmg"], '--format must be png, pdf, svg; got pmg. Did you mean "png"?'),
-        (["--out", "/dev/null/x"], "cannot write the figure to /dev/null/x/accuracy.png: Not a directory."),
-    ],
-)
-def test_a_mistake_is_a_sentence(done: Path, arguments: list[str], message: str) -> None:
-    code, out, err = fleetfit(done, *arguments)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert message in err
-    assert not (done / "plots").exists()
-
-
-def test_without_matplotlib_it_is_a_sentence(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "is_available", lambda: False)
-    assert 'pip install "fleetfit[plots]"' in fleetfit(done)[2]
-
-
-def test_without_checkpoints_a_finished_run_has_its_plots(own: Path) -> None:
-    shutil.rmtree(own / "checkpoints")
-    code, out, err = fleetfit(own)
-    assert (code, err) == (0, "")
-    assert "Note: No figures of early stopping and of accuracy over cost: the run has no checkpoint." in out
-    assert sorted(path.stem for path in (own / "plots").iterdir()) == PLOTS
-
-
-# ---- what cannot be drawn --------------------------------------
-
-
-def with_data(done: Path, data: Data) -> ff.Run:
-    run = ff.load(done)
-    run.__dict__["assembly"] = replace(run.assembly, data=data)
-    return run
-
-
-def test_samples_that_are_no_images_are_left_out(done: Path) -> None:
-    data = ff.load(done).assembly.data
-    assert isinstance(data, Data)
-    assert isinstance(data.x, torch.Tensor)
-    run = with_data(done, replace(data, x=data.x.flatten(1).float(), mean=(), std=()))
-    run._models["2"] = Reshaped(run.model())
-    drawn = draw_pictures(run, PictureOptions())
-    assert sorted(drawn.figures) == sorted(["accuracy-cost", "stopping", *PLOTS])
-    timed = [line for line in drawn.figures["accuracy-cost"].axes[1].lines if line.get_label() != "level 1"][-2]
-    assert [bool(ms > 0) for ms in timed.get_xdata()] == [False, True], "only the whole can be timed"
-    assert drawn.notes == [
-        "No figures of samples by exit: samples of tiny are of shape [16], not grey or coloured images."
-    ]
-
-
-class Reshaped(torch.nn.Module):
-    """A module that takes flat samples."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.module(x.view(-1, 1, 4, 4))
-
-
-def test_another_task_has_no_early_stopping(done: Path) -> None:
-    data = ff.load(done).assembly.data
-    assert isinstance(data, Data)
-    hot = torch.nn.functional.one_hot(data.y, 4)
-    drawn = draw_pictures(with_data(done, replace(data, y=hot, task="multi_label")), PictureOptions())
-    assert sorted(drawn.figures) == sorted(["accuracy-cost", *PLOTS])
-    assert drawn.notes == [
-        "No figure of early stopping: it needs one class per sample, but the task of tiny is multi_label."
-    ]
-
-
-def test_a_level_with_one_exit_and_a_set_without_validation_have_none(done: Path) -> None:
-    one = draw_pictures(ff.load(done), PictureOptions(level=1))
-    assert one.notes == ["No figure of early stopping: level 1 has only one exit."]
-    data = ff.load(done).assembly.data
-    assert isinstance(data, Data)
-    bare = replace(data, splits={**data.splits, "validation": torch.arange(0)})
-    assert draw_pictures(with_data(done, bare), PictureOptions()).notes == [
-        "No figure of early stopping: tiny has no validation samples."
-    ]
-
-
-def test_of_an_unfinished_run_early_stopping_is_drawn(own: Path) -> None:
-    (own / "summary.json").unlink()
-    _, out, _ = fleetfit(own, "--class", 1)
-    assert "Note: No plots of rounds and levels: the run is not finished." in out
-    assert sorted(path.stem for path in (own / "plots").iterdir()) == ["accuracy-cost", "exits-1", "stopping"]
-
-
-def test_levels_without_clients_are_named(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = ff.load(done)
-    columns = run.columns
-    columns["static"]["levels"]["1"] = {"local": None}
-    monkeypatch.setattr(ff.Run, "columns", columns)
-    drawn = draw_pictures(run, PictureOptions())
-    assert drawn.notes == ["Levels without clients are left out of the figure of accuracy over cost: level 1."]
-    axes = drawn.figures["accuracy-cost"].axes[0]
-    assert [line.get_label() for line in axes.lines if str(line.get_label()).startswith("level")] == ["level 2"]
-
-
-def test_a_missing_matplotlib_is_said_before_anything_is_computed(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drawing, "is_available", lambda: False)
-    monkeypatch.setattr("fleetfit.api.pictures._draw_stopping", lambda *_: pytest.fail("it computes"))
-    err = fleetfit(done, code=2).err
-    assert 'pip install "fleetfit[plots]"' in err
+def test_mistakes_are_sentences(tmp_path: Path, without_plots: None) -> None:
+    run = tmp_path / "run"
+    stopped_run(TINY, run, 1)
+    assert "pmg" in run_verb("pictures", run, "--format", "pmg", code=2).err
+    assert "fleetfit[plots]" in run_verb("pictures", run, code=2).err
+    (run / "metrics.jsonl").unlink()
+    assert f"fleetfit resume {run}" in run_verb("pictures", run, code=2).err
+    assert not (run / "plots").exists()

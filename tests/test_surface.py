@@ -120,11 +120,7 @@ OPTIONS = {
         "--prior", "--push", "--public",
     ],
     "eval": ["FOLDER", "--data", "--split", "--batch-size", "--json"],
-    "attention": ["FOLDER", "--samples", "--out", "--data"],
-    "pictures": [
-        "FOLDER", "--level", "--budget", "--cost", "--measure", "--temperature", "--class", "--share", "--out",
-        "--format", "--data",
-    ],
+    "pictures": ["FOLDER", "--out", "--format"],
     "list": ["KIND", "NAME"],
     "runs": ["FOLDER", "--clear-checkpoints", "--last", "--unfinished", "--yes/-y", "--json"],
     "check-model": ["NAME", "--classes", "--input-shape", "--task", "--set"],

@@ -125,7 +125,7 @@ def make_app() -> "typer.Typer":
         "plan": plan.plan, "profile": plan.profile, "runs": runs.runs, "report": runs.report,
         "eval": predict.evaluate, "list": listing.list_builtins, "check-model": model.check_model,
         "predict": predict.predict, "calibrate": predict.calibrate, "export": predict.export,
-        "attention": runs.attention, "pictures": runs.pictures,
+        "pictures": runs.pictures,
     }  # fmt: skip
     for name, verb in verbs.items():
         app.command(name)(verb)

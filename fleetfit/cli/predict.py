@@ -167,7 +167,7 @@ def calibrate(
 ) -> None:
     """Choose early-stopping thresholds for an average budget on validation data, and evaluate them on test data.
 
-    The result is written to the run folder (inference/level-N.json). `predict --stop`, `export` and `pictures` read it.
+    The result is written to the run folder (inference/level-N.json). `predict --stop` and `export` read it.
     """
     from fleetfit.api.inference import find_budget_cost, load_other_data
     from fleetfit.api.results import load

@@ -1,17 +1,15 @@
-"""The verbs on run folders: `runs` lists them and clears checkpoints, `report`, `pictures`, `attention` draw them."""
+"""The verbs on run folders: `runs` lists them and clears checkpoints, `report` and `pictures` draw them."""
 
-import contextlib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fleetfit.cli import output
-from fleetfit.cli.arguments import Folder, OtherData, parse_folder, parse_output_file
-from fleetfit.errors import ConfigError, did_you_mean
+from fleetfit.cli.arguments import Folder, parse_folder, parse_output_file
+from fleetfit.errors import ConfigError, RunError, did_you_mean
 from fleetfit.report.text import Table, format_bytes, format_percent
 from fleetfit.runs import RUNS
 
@@ -219,75 +217,8 @@ def report(
     output.print_line(f"Page: {write_report(*folders, out=out)}")
 
 
-def attention(
-    folder: Folder,
-    samples: Annotated[int, typer.Option(help="Number of test images.")] = 4,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Image file to write (.png, .pdf, .svg). Default: FOLDER/plots/attention.png.",
-            parser=parse_output_file,
-            metavar="FILE",
-        ),
-    ] = None,
-    data: OtherData = None,
-) -> None:
-    """Draw attention maps of a vision transformer trained by ReeFL, before and after Ree's modulation.
-
-    It uses the newest checkpoint, and draws three maps per block: of the class token, the modulated token and the
-    classified token (ReeFL, appendix E).
-    """
-    from fleetfit import files
-    from fleetfit.api.inference import load_other_data, select_data
-    from fleetfit.api.results import load
-    from fleetfit.report.attention import draw_sample_attention
-    from fleetfit.report.drawing import make_plots_folder, save_figure, save_figures
-
-    run = load(folder)
-    path = run.folder / "plots" / "attention.png" if out is None else files.parse_path(out)
-    if path.suffix.removeprefix(".") not in _FORMATS:
-        raise ConfigError(f"--out must end in .png, .pdf or .svg; got {path}.", key="out", path=path)
-    images = select_data(run, None, None if data is None else load_other_data(run, data))
-    figure = draw_sample_attention(run.model(), images, samples, f"{images.name}, after round {run.server.round}")
-    if out is None:
-        (path,) = save_figures({path.stem: figure}, make_plots_folder(run.folder))
-    else:
-        try:
-            save_figure(figure, Path(os.path.realpath(path)))  # follow a link that the user named
-        except OSError as error:
-            raise ConfigError(f"cannot write the image to {path}: {error.strerror}.", key="out", path=path) from None
-    output.print_line(f"Drawn: {path}")
-
-
 def pictures(
     folder: Folder,
-    level: Annotated[
-        str | None, typer.Option(help="Level (1 is the smallest) or its name. Default: the largest.")
-    ] = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(
-            help="Average cost of a sample: a fraction of the last exit's cost (up to 1), or absolute, such as 35 ms. "
-            "Default: that of the level's saved calibration, else 0.75."
-        ),
-    ] = None,
-    cost: Annotated[
-        str | None, typer.Option(help="multiply_adds or latency_s (on this machine). Default: by the budget's unit.")
-    ] = None,
-    measure: Annotated[
-        str | None, typer.Option(help="Measure of confidence: max (default), entropy or margin.")
-    ] = None,
-    temperature: Annotated[
-        bool, typer.Option("--temperature", help="Scale each exit's logits by a fitted temperature.")
-    ] = False,
-    classes: Annotated[
-        list[str] | None,
-        typer.Option("--class", help="Class whose samples are drawn. Default: five classes. Repeatable."),
-    ] = None,
-    share: Annotated[
-        float | None,
-        typer.Option(help="Fraction of a class's samples to draw. Default: 0.1, more if there are few samples."),
-    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -298,33 +229,22 @@ def pictures(
         ),
     ] = None,
     ending: Annotated[str, typer.Option("--format", help="Image format: png, pdf or svg.")] = "png",
-    data: OtherData = None,
 ) -> None:
-    """Draw a run's plots and early stopping: Figures 2, 3 and 5 to 9 of ScaleFL, and accuracy over budget.
+    """Draw the plots of a run: accuracy, loss, cost, levels and the clients' classes.
 
-    It draws the plots that a run draws at its end, also for a run of a comparison, which has none. It uses the newest
-    checkpoint. A sample that stopped at an exit has a blue border if that exit is right, and an orange one if only the
-    last exit is. It writes images only.
+    A run draws them at its end; a run of a comparison has none. It writes images only.
     """
-    from fleetfit import files
-    from fleetfit.api.inference import load_other_data
-    from fleetfit.api.pictures import PictureOptions, draw_pictures
-    from fleetfit.api.results import load
-    from fleetfit.inference import Measure
     from fleetfit.report.drawing import make_plots_folder, save_figures
+    from fleetfit.report.figures import draw_run
+    from fleetfit.runs.folder import RunFolder
 
-    limit: float | str | None = budget
-    with contextlib.suppress(TypeError, ValueError):
-        limit = float(budget)  # type: ignore[arg-type]
     if ending not in _FORMATS:
         raise ConfigError(
             f"--format must be {', '.join(_FORMATS)}; got {ending}.{did_you_mean(ending, _FORMATS)}", key="format"
         )
-    run = load(folder)
-    other = None if data is None else load_other_data(run, data, halves=True)
-    options = PictureOptions(
-        level, limit, cost, cast(Measure | None, measure), temperature, tuple(classes or ()), share, other
-    )
-    result = draw_pictures(run, options)
-    target = make_plots_folder(run.folder) if out is None else files.parse_path(out)
-    output.print_figure_paths(save_figures(result.figures, target, ending), result.notes)
+    run = RunFolder.open(folder)
+    if not run.rounds:
+        raise RunError(f"{folder} has no finished round to draw. Continue it: fleetfit resume {folder}", path=folder)
+    figures = draw_run(run)
+    target = make_plots_folder(folder) if out is None else out
+    output.print_figure_paths(save_figures(figures, target, ending), run.find_problems())

@@ -103,9 +103,9 @@ def round_digits(value: float) -> float:
     return float(f"{value:.6g}")
 
 
-def to_percent(share: float) -> float:
-    """Return a share in percent with four decimals."""
-    return round(100 * share, 4)
+def to_percent(share: float, digits: int = 4) -> float:
+    """Return a share in percent, with four decimals by default."""
+    return round(100 * share, digits)
 
 
 # ---- of one run ------------------------------------------------------------------------------------------------------

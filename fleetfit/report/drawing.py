@@ -6,11 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from fleetfit import files
-from fleetfit.data import Data
 from fleetfit.errors import MissingExtra, RunError, make_printable
 from fleetfit.report.curves import Series
 
@@ -20,7 +16,6 @@ if TYPE_CHECKING:
 
 COLORS = ("#1f5fa8", "#d1661b", "#2f8a4b", "#8a4fa3", "#b3272d", "#6b5b4b", "#17808a", "#a8891f")
 LIGHT, DARK = "#d9dee4", "#3c4650"
-_ROUNDING = 1e-3
 _MOST_MARKERS = 40  # points of a line with large markers, at most
 _LEGEND_GAP = 0.42  # inches between axes and their legend, for ticks and a label
 _LONGEST = 300  # characters of a text
@@ -175,30 +170,6 @@ def get_shade(color: str, index: int, count: int) -> str:
     white = 0.65 * (1 - (index + 1) / count)
     red, green, blue = (white + (1 - white) * part for part in to_rgb(color))
     return to_hex((red, green, blue))
-
-
-def remove_ticks(axes: "Axes", framed: bool = False) -> None:
-    """Remove the ticks of axes, and show or hide their frame."""
-    axes.set_xticks([])
-    axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set(visible=framed, color=DARK, linewidth=1.8)
-
-
-def restore_images(images: Tensor, data: Data) -> Tensor:
-    """Undo the normalisation of images, to the range 0 to 1. Images of another range are stretched to it."""
-    if data.mean:
-        mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (data.mean, data.std))
-        images = images * std + mean
-    low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
-    in_range = (low >= -_ROUNDING) & (high <= 1 + _ROUNDING)
-    stretched = (images - low) / (high - low).clamp_min(1e-12)
-    return torch.where(in_range, images, stretched).clamp(0, 1)
-
-
-def select_evenly(values: Tensor, count: int) -> Tensor:
-    """Return `count` evenly spaced values: the middle values of equal stretches."""
-    return values[(2 * torch.arange(count) + 1) * len(values) // max(1, 2 * count)]
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

@@ -1,23 +1,15 @@
 """Figures of runs and comparisons for papers and slides. They need the extra `plots`.
 
-Of a run: accuracy and training loss over rounds; accuracy over bytes, multiply-adds and simulated time; the levels as
-rectangles with their accuracies (ScaleFL, CVPR 2023, Figure 2); classes of the first clients (Figure 4 of its
-appendix); the number of steps of each exit as teacher, for methods that count them (ReeFL, ICML 2024, Figure 7). Of a
-checkpoint: accuracy over the budget of early stopping (ScaleFL, appendix 6.3), and accuracy of each level over its cost
-(Figure 3).
+Accuracy and training loss over rounds; accuracy over bytes, multiply-adds and simulated time; the levels as rectangles
+with their accuracies (ScaleFL, CVPR 2023, Figure 2); classes of the first clients (Figure 4 of its appendix). The page
+has the same curves, from `fleetfit.report.curves`; `experiments/figures/` draws further figures of papers.
 
 Markers are measurements. Panels side by side have the same accuracy axis. Each seed is a thin line, and the mean is a
 thick line. Notes below a figure list deeper exits and larger levels that are behind smaller ones.
-
-Differs from the paper: Figure 3 has a line for each method and a marker for each level. Here the figure shows one run,
-with a line for each level from its first exit to its last, which has a large marker. Parameters and seconds of an exit
-include all earlier classifiers.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fleetfit.files import make_slug
 from fleetfit.report.columns import ON_THE_WAY
@@ -34,7 +26,6 @@ from fleetfit.report.curves import (
     explain_partial,
     level_curves,
     loss_curves,
-    to_percent,
 )
 from fleetfit.report.drawing import (
     COLORS,
@@ -52,21 +43,19 @@ from fleetfit.report.drawing import (
     share_accuracy_axis,
     wrap_label,
 )
-from fleetfit.report.order import explain_order, explain_row_order, is_behind
-from fleetfit.report.text import format_count, format_mean, format_percent, get_score_name
+from fleetfit.report.order import explain_order, explain_row_order
+from fleetfit.report.text import format_mean, get_score_name
 from fleetfit.runs.comparison import RowRecord
 from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import LevelRecord
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _PANEL = 3.5  # inches
 _LABEL = 24  # characters of a row's label at full size
 _CLASS = 18  # characters of a class's name
 _WIDTHS = (3.4, 1.8)  # points, so that equal lines (as for one level) are both visible
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def draw_run(run: RunFolder) -> "dict[str, Figure]":
@@ -81,7 +70,6 @@ def draw_run(run: RunFolder) -> "dict[str, Figure]":
         "loss": draw_loss(rows, title),
         "cost": draw_accuracy_over_cost(rows, _list_main_kinds([run]), title),
         "levels": draw_levels({run.method: [run.summary.levels]}, score=get_score_name(run.summary)),
-        "teachers": draw_teachers(run),
         "partition": (
             draw_class_counts(run.class_counts[:MOST_CLIENTS], run.summary.data, run.class_names)
             if run.class_counts
@@ -371,185 +359,4 @@ def draw_class_counts(class_counts: Sequence[Sequence[int]], data: str, class_na
     ticks = range(0, classes, max(1, classes // 20))
     names = [wrap_label(class_names[c], _CLASS, 1) if class_names else str(c) for c in ticks]
     axes.set_yticks(ticks, names, parse_math=False)
-    return figure
-
-
-# ---- teachers --------------------------------------------------------------------------------------------------------
-
-
-def draw_teachers(run: RunFolder) -> "Figure | None":
-    """Draw the number of steps of each exit as teacher, next to the accuracy of the exits (ReeFL, ICML 2024, Figure 7).
-
-    Left: accuracy of each exit in the last evaluation. Middle: training steps with each exit as teacher, on the clients
-    of the largest level, in the last round with some, as in the paper. Right: the same for all rounds and levels, with
-    a colour for each level.
-
-    Returns:
-        The figure; None if the run's method does not count teachers.
-    """
-    rounds = {
-        report.round: steps
-        for report in run.rounds
-        if (steps := {k: v for k, v in report.counts.teachers.items() if v})
-    }
-    if not rounds:
-        return None
-    levels = sorted({level for steps in rounds.values() for level in steps}, key=int)
-    last = max(number for number, steps in rounds.items() if levels[-1] in steps)
-    totals = {level: Counter[str]() for level in levels}
-    for steps in rounds.values():
-        for level, by_exit in steps.items():
-            totals[level].update(by_exit)
-    exits = sorted({int(exit) for by_exit in totals.values() for exit in by_exit})
-    figure = make_figure(10.5, 3.4)
-    left, middle, right = figure.subplots(1, 3)
-    _draw_exit_accuracy(left, run)
-    label_axes(middle, "exit after block", "steps as teacher", f"level {levels[-1]} in round {last}")
-    label_axes(right, "exit after block", "steps as teacher", f"all levels in {len(rounds)} rounds")
-    for axes in (middle, right):
-        axes.locator_params(axis="y", integer=True)
-    for axes, by_level in ((middle, {levels[-1]: rounds[last][levels[-1]]}), (right, totals)):
-        below = [0] * len(exits)
-        for level, by_exit in by_level.items():
-            heights = [by_exit.get(str(exit), 0) for exit in exits]
-            shade = get_level_color(levels.index(level))
-            axes.bar(range(len(exits)), heights, bottom=below, color=shade, width=0.7, label=level)
-            below = [low + height for low, height in zip(below, heights, strict=True)]
-        axes.set_xticks(range(len(exits)), [str(exit) for exit in exits])
-        axes.grid(visible=False, axis="x")
-    if len(levels) > 1:
-        right.legend(title="level", frameon=False, fontsize=8, title_fontsize=8)
-    return figure
-
-
-def _draw_exit_accuracy(axes: "Axes", run: RunFolder) -> None:
-    """Draw the accuracy of each exit of the largest level in the last evaluation as a bar."""
-    heights = [to_percent(share) for share in run.last.exits]
-    after = f"after round {run.evaluations[-1][0]}" if run.evaluations else "never evaluated"
-    axes.bar(range(len(heights)), heights, color=COLORS[1], width=0.7)
-    for x, height in enumerate(heights):
-        axes.annotate(f"{height:.1f}", (x, height), (0, 2), textcoords="offset points", ha="center", fontsize=8)
-    title = f"{run.method} on {run.summary.data}, {after}"
-    label_axes(axes, "exit after block", f"{get_score_name(run.summary)} (%)", title)
-    axes.set_xticks(range(len(heights)), [str(exit) for exit in run.summary.levels[-1].exits[: len(heights)]])
-    axes.grid(visible=False, axis="x")
-    axes.margins(y=0.1)
-
-
-# ---- early stopping --------------------------------------------------------------------------------------------------
-
-_BUDGET_MARGIN = 1.05  # largest budget in the figure, as a share of the last exit's cost
-_COST_LABELS = {"multiply_adds": "average multiply-adds of a sample", "latency_s": "average time of a sample"}
-_COUNTS = ((1e9, "G"), (1e6, "M"), (1e3, "K"))
-
-
-def draw_accuracy_over_budget(calibration: Mapping[str, Any], title: str = "") -> "Figure":
-    """Draw a calibration's curve with the chosen budget, the single exits, and the accuracy of the last exit.
-
-    Args:
-        calibration: The result of `Calibration.numbers`.
-        title: The title; the level by default.
-
-    Raises:
-        MissingExtra: matplotlib is not installed.
-    """
-    from matplotlib.patheffects import withStroke
-
-    figure = make_figure(6.4, 4.0)
-    axes = figure.add_subplot()
-    cost, costs = calibration["cost"], calibration["costs"]
-    scale, unit = (1e-3, "ms") if cost == "latency_s" else _fit_count(costs[-1])
-    accuracies = [100 * accuracy for accuracy in calibration["accuracies"]]
-    axes.axhline(accuracies[-1], color=DARK, linewidth=1.0, linestyle="--", label="last exit, for every sample")
-    choice = {**calibration["test"], "budget": calibration["budget"]}
-    points = sorted([*calibration["curve"], choice], key=lambda point: point["budget"])
-    axes.plot(
-        [point["cost"] / scale for point in points], [100 * point["accuracy"] for point in points],
-        color=COLORS[0], marker=".", markersize=5, label="early stopping",
-    )  # fmt: skip
-    exits = list(zip([value / scale for value in costs], accuracies, strict=True))
-    axes.plot(*zip(*exits, strict=True), "s", color=COLORS[1], markersize=6, label="single exits")
-    for i, exit in enumerate(exits, 1):
-        axes.annotate(
-            f"exit {i}", exit, xytext=(0, -7), textcoords="offset points", ha="center", va="top", fontsize=8,
-            color=COLORS[1], path_effects=[withStroke(linewidth=2.5, foreground="white")],
-        )  # fmt: skip
-    if choice["budget"] <= _BUDGET_MARGIN * costs[-1]:
-        axes.axvline(choice["budget"] / scale, color=COLORS[0], linewidth=1.2, linestyle=":")
-    axes.plot(
-        [choice["cost"] / scale], [100 * choice["accuracy"]],
-        color=COLORS[0], marker="o", markersize=10, markerfacecolor="white", markeredgewidth=2, linestyle="none",
-        label=f"budget {format_cost(choice['budget'], cost)}: {format_percent(choice['accuracy'])}%",
-    )  # fmt: skip
-    label_axes(axes, f"{_COST_LABELS[cost]} ({unit})", "accuracy (%)", title or f"level {calibration['level']}")
-    axes.margins(x=0.07, y=0.14)
-    add_legend_below(axes, 2)
-    if is_behind(calibration["accuracies"]):
-        add_notes(figure, ["A deeper exit is behind a shallower one."])
-    return figure
-
-
-def format_cost(value: float, cost: str) -> str:
-    """Return the cost of a sample with its unit: "35 ms", "1.90 M multiply-adds"."""
-    return f"{1e3 * value:.3g} ms" if cost == "latency_s" else f"{format_count(value)} multiply-adds"
-
-
-def _fit_count(largest: float) -> tuple[float, str]:
-    return next(((size, unit) for size, unit in _COUNTS if largest >= size), (1.0, "1"))
-
-
-@dataclass(frozen=True)
-class LevelCost:
-    """Accuracy and cost of the exits of a level's model.
-
-    Attributes:
-        name: Name of the level.
-        accuracies: Local accuracy of each exit, from 0 to 1 [E].
-        parameters: Parameters of a model that ends at the exit, including earlier classifiers [E].
-        latencies_s: Seconds until the exit's prediction of one sample [E]; NaN if not measured.
-    """
-
-    name: str
-    accuracies: tuple[float, ...]
-    parameters: tuple[float, ...]
-    latencies_s: tuple[float, ...]
-
-
-def draw_accuracy_by_level(levels: Sequence[LevelCost], title: str = "", score: str = "accuracy") -> "Figure":
-    """Draw the accuracy of each level and its exits over parameters and over seconds, side by side.
-
-    Args:
-        levels: Smallest first.
-        title: The title.
-        score: The name of the accuracy.
-
-    Raises:
-        MissingExtra: matplotlib is not installed.
-    """
-    figure = make_figure(9.2, 4.0)
-    figure.suptitle(title, fontsize=10, color=DARK)
-    scale, unit = _fit_count(max(level.parameters[-1] for level in levels))
-    left, right = figure.subplots(1, 2, sharey=True)
-    for i, level in enumerate(levels):
-        color, marker, heights = get_color(i), MARKERS[i % len(MARKERS)], [100 * a for a in level.accuracies]
-        for axes, costs in (
-            (left, [count / scale for count in level.parameters]),
-            (right, [1e3 * seconds for seconds in level.latencies_s]),
-        ):
-            axes.plot(costs, heights, color=color, marker=marker, markersize=3.5, linewidth=1.0, alpha=0.7)
-            axes.plot(
-                costs[-1:], heights[-1:], color=color, marker=marker, markersize=7 + 1.5 * min(i, 6), linestyle="none",
-                label=f"level {level.name}",
-            )  # fmt: skip
-    for axes in (left, right):
-        axes.margins(x=0.08, y=0.12)
-        axes.set_xlim(left=0)
-    label_axes(left, f"parameters ({unit})" if scale > 1 else "parameters", f"local {score} (%)", "over size")
-    label_axes(right, "time of one sample on this machine (ms)", "", "over time")
-    add_legend_below(left, 6)
-    behind = [level.name for level in levels if is_behind(level.accuracies)]
-    notes = [f"A deeper exit is behind a shallower one in level {', '.join(behind)}."] if behind else []
-    if is_behind([level.accuracies[-1] for level in levels]):
-        notes.append("A larger level is behind a smaller one, each on the data of its own clients.")
-    add_notes(figure, notes)
     return figure

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fleetfit.errors import escape_controls
+from fleetfit.report.curves import to_percent
 from fleetfit.runs.folder import to_json_value
 from fleetfit.runs.schema import ComparisonResults, CurvesRecord, Record, RoundRecord
 
@@ -93,19 +94,18 @@ def make_curves(rounds: Sequence[RoundRecord], norm: str) -> CurvesRecord:
     evaluations = [(one, accuracies) for one, accuracies in pairs if accuracies is not None]
     exits = max((len(accuracies.exits) for _, accuracies in evaluations), default=0)
     per_exit = {
-        str(i + 1): [to_percent(dict(enumerate(accuracies.exits)).get(i), 1) for _, accuracies in evaluations]
+        str(i + 1): _to_percents((dict(enumerate(accuracies.exits)).get(i) for _, accuracies in evaluations), 1)
         for i in range(exits)
     }
     losses = [one.train.loss for one, _ in evaluations]
     return CurvesRecord(
         round=[one.round for one, _ in evaluations],
-        local=[to_percent(accuracies.local) for _, accuracies in evaluations],
-        global_=[to_percent(accuracies.global_) for _, accuracies in evaluations],
+        local=_to_percents(accuracies.local for _, accuracies in evaluations),
+        global_=_to_percents(accuracies.global_ for _, accuracies in evaluations),
         loss=[None if loss is None else round(loss, 3) for loss in losses],
         **({"per_exit": per_exit} if exits else {}),
     )
 
 
-def to_percent(share: float | None, digits: int = 2) -> float | None:
-    """Return a fraction in percent, rounded; None for None."""
-    return None if share is None else round(100 * share, digits)
+def _to_percents(shares: Iterable[float | None], digits: int = 2) -> list[float | None]:
+    return [None if share is None else to_percent(share, digits) for share in shares]

@@ -15,6 +15,7 @@ from support.bits import have_same_state
 from tiny import spec_of, tiny_data
 
 import fleetfit as ff
+from experiments.figures import early_exits
 from fleetfit import names
 from fleetfit.data.partition import partition
 from fleetfit.errors import ConfigError, FleetFitError, RunError
@@ -675,8 +676,9 @@ def test_a_fleets_run_is_evaluated_on_local_data(tmp_path: Path) -> None:
     assert columns["full"] == pytest.approx(right[2]) and columns["samples"] == len(y)
     printed = run_verb("eval", run, *here, code=0).out
     assert f"{100 * right[1]:.2f}" in printed and f"{100 * right[2]:.2f}" in printed
-    for verb in (("calibrate", run, "--level", 2), ("predict", run, "--level", 2, "--stop"), ("pictures", run)):
+    for verb in (("calibrate", run, "--level", 2), ("predict", run, "--level", 2, "--stop")):
         run_verb(*verb, *here, code=0)
+    assert early_exits.main([str(run), *here]) == 0
     assert (run / "plots" / "stopping.png").is_file()
     assert json.loads((run / "inference" / "level-2.json").read_text())["data"] == "tiny"
 

@@ -54,7 +54,7 @@ VERBS = {
     "profile": ["profile", "FOLDER/config.toml", "--step-s", "100", "--memory", "4 GB", "--out", "OUT"],
     "start": ["run", "FILE", "--set", "start=FOLDER", "--set", "rounds=1", "--out", "OUT", "-q"],
 }
-OPENS = ("eval", "predict", "predict --stop", "calibrate", "resume", "pictures", "export")
+OPENS = ("eval", "predict", "predict --stop", "calibrate", "resume", "export")
 MOST_S = 120  # for one command, in case it never ends
 
 

@@ -37,10 +37,11 @@ from fleetfit.markup import escape_html
 from fleetfit.report import figures, page
 from fleetfit.report.columns import MEANINGS, is_rounds, make_final_numbers
 from fleetfit.report.comparison_csv import format_comparison_csv
+from fleetfit.report.curves import to_percent
 from fleetfit.report.drawing import make_plots_folder, save_figures
 from fleetfit.report.order import explain_row_order
 from fleetfit.report.page.run_set import RunSet
-from fleetfit.report.results import format_results, make_curves, to_percent
+from fleetfit.report.results import format_results, make_curves
 from fleetfit.report.statistics import Difference, explain_smallest
 from fleetfit.report.tables import OF_THE_PAPER
 from fleetfit.report.text import Table, describe_data, get_score_name
@@ -263,7 +264,10 @@ def _make_run_result(
     plan: ComparisonPlan, planned: PlannedRun, run: Run, overrides: Mapping[str, Any], tuned: Mapping[str, Any]
 ) -> RunResult:
     summary, rounds = run.files.read_summary(), run._read_rounds()
-    levels = {name: to_percent(level.local, 4) for name, level in summary.headline.levels.items()}
+    levels = {
+        name: None if level.local is None else to_percent(level.local)
+        for name, level in summary.headline.levels.items()
+    }
     training = summary.seconds_of.get("training")
     return RunResult(
         row=planned.row,

@@ -8,12 +8,7 @@ import torch
 from support import raises
 from torch import Tensor
 
-from fleetfit.data import Data
-from fleetfit.errors import ConfigError, MissingExtra
-from fleetfit.layout import build_module
-from fleetfit.models.ree import recurrent
-from fleetfit.models.vit import vit
-from fleetfit.report.attention import (
+from experiments.figures.attention import (
     ROWS,
     AttentionMaps,
     compute_shades,
@@ -21,7 +16,12 @@ from fleetfit.report.attention import (
     draw_sample_attention,
     overlay,
 )
-from fleetfit.report.drawing import restore_images
+from experiments.figures.images import restore_images
+from fleetfit.data import Data
+from fleetfit.errors import ConfigError, MissingExtra
+from fleetfit.layout import build_module
+from fleetfit.models.ree import recurrent
+from fleetfit.models.vit import vit
 
 matplotlib = pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
 

@@ -1,7 +1,15 @@
-"""The figures of a run: samples by the exit where they stop, accuracy over budgets, accuracy of levels over cost."""
+"""Early stopping of a run's newest checkpoint, and its levels (ScaleFL, CVPR 2023, Figures 3 and 5 to 9).
 
+    .venv/bin/python -m experiments.figures.early_exits RUN --budget 0.6 --class 8
+
+Draws samples by the exit where they stop, accuracy over budgets, and accuracy of levels over cost into RUN/plots.
+"""
+
+import argparse
+import contextlib
 import math
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from experiments.figures.costs import LevelCost, draw_accuracy_by_level, draw_accuracy_over_budget, format_cost
+from experiments.figures.samples_by_exit import draw_exits, explain_no_images, get_class_names, select_classes
+from experiments.figures.script import run_script
 from fleetfit import inference
 from fleetfit.api.inference import (
     calibration_file,
@@ -19,25 +30,17 @@ from fleetfit.api.inference import (
     find_level,
     load_calibration,
     load_model,
+    load_other_data,
     parse_budget,
     select_data,
 )
-from fleetfit.api.results import Run
+from fleetfit.api.results import Run, load
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, ModelError, RunError
 from fleetfit.inference import Measure, Outcome, Scores
 from fleetfit.layout import make_input, outputs
 from fleetfit.report import drawing
-from fleetfit.report.exits import draw_exits, explain_no_images, get_class_names, select_classes
-from fleetfit.report.figures import (
-    LevelCost,
-    draw_accuracy_by_level,
-    draw_accuracy_over_budget,
-    draw_run,
-    format_cost,
-)
-from fleetfit.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +51,7 @@ BUDGET = 0.75
 
 @dataclass(frozen=True)
 class PictureOptions:
-    """The options of `fleetfit pictures`.
+    """The options of the script.
 
     Attributes:
         level: 1..L, or its name; the largest by default.
@@ -94,15 +97,6 @@ def draw_pictures(run: Run, options: PictureOptions) -> Pictures:
     if not drawing.is_available():  # before the first computation
         raise MissingExtra("plots", "Drawing plots")
     result = Pictures()
-    if run.finished:
-        record = RunFolder.open(run.folder)
-        result.figures.update(draw_run(record))
-        result.notes.extend(record.find_problems())
-        if not run.files.checkpoints():
-            result.notes.append("No figures of early stopping and of accuracy over cost: the run has no checkpoint.")
-            return result
-    else:
-        result.notes.append("No plots of rounds and levels: the run is not finished.")
     level = find_level(run, options.level).name
     reason = _find_obstacle(run, level, options)
     if reason:
@@ -278,3 +272,42 @@ class _Whole(nn.Module):
     def head(self, i: int, carry: Tensor) -> Tensor:
         """Return the last logits."""
         return outputs(self.module, carry)[-1]
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw early stopping of a run, and the accuracy of its levels over their cost; return the exit code."""
+    parser = argparse.ArgumentParser(prog="early_exits", description=main.__doc__)
+    parser.add_argument("--level", help="level (1 is the smallest) or its name; default: the largest")
+    parser.add_argument(
+        "--budget",
+        help="average cost of a sample: a fraction of the last exit's cost, or absolute, such as 35 ms; default: "
+        "that of the level's saved calibration, else 0.75",
+    )
+    parser.add_argument("--cost", help="multiply_adds or latency_s (on this machine); default: by the budget's unit")
+    parser.add_argument("--measure", help="measure of confidence: max, entropy or margin")
+    parser.add_argument("--temperature", action="store_true", help="scale each exit's logits by a fitted temperature")
+    parser.add_argument("--class", dest="classes", action="append", default=[], help="class whose samples are drawn")
+    parser.add_argument("--share", type=float, help="fraction of a class's samples; default: 0.1, at least 50 samples")
+    parser.add_argument("--data", help="other data of the same shape")
+
+    def draw(options: argparse.Namespace) -> tuple[dict[str, "Figure"], list[str]]:
+        budget: float | str | None = options.budget
+        with contextlib.suppress(TypeError, ValueError):
+            budget = float(options.budget)
+        run = load(options.folder)
+        other = None if options.data is None else load_other_data(run, options.data, halves=True)
+        result = draw_pictures(
+            run,
+            PictureOptions(options.level, budget, options.cost, options.measure, options.temperature,
+                           tuple(options.classes), options.share, other),
+        )  # fmt: skip
+        return result.figures, result.notes
+
+    return run_script(parser, draw, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

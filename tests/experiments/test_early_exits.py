@@ -1,8 +1,6 @@
 """Pictures of early stopping: borders by loops, who is in which panel, points of the curve, a marker for each level."""
 
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +9,12 @@ import torch
 from support import Expected, raises
 from torch import Tensor
 
+from experiments.figures import costs as figures
+from experiments.figures import samples_by_exit as exits
+from experiments.figures.samples_by_exit import LOST, RIGHT, WRONG
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
 from fleetfit.inference import Scores, calibrate
-from fleetfit.report import exits, figures
-from fleetfit.report.exits import LOST, RIGHT, WRONG
 
 matplotlib = pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
 
@@ -232,12 +231,3 @@ def test_levels_in_the_wrong_order_are_said_below_the_picture() -> None:
     figure.canvas.draw()
     legend = figure.axes[0].get_legend().get_window_extent()
     assert not any(legend.overlaps(axes.get_window_extent()) for axes in figure.axes)
-
-
-def test_a_process_that_runs_and_reports_loads_no_figures_of_models() -> None:
-    code = (
-        "import sys, fleetfit.api.run, fleetfit.report.page, fleetfit.cli.main\n"
-        "print([name for name in sys.modules if name in ('fleetfit.report.attention', 'fleetfit.report.exits')])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"

@@ -20,18 +20,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from experiments.figures.images import remove_ticks, restore_images, select_evenly
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, did_you_mean
 from fleetfit.inference import Scores
-from fleetfit.report.drawing import (
-    COLORS,
-    DARK,
-    LIGHT,
-    make_figure,
-    remove_ticks,
-    restore_images,
-    select_evenly,
-)
+from fleetfit.report.drawing import COLORS, DARK, LIGHT, make_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,6 +10,7 @@ import torch
 from support import Expected, raises
 from torch import Tensor, nn
 
+from experiments.figures.attention import attention_maps
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, build_module, named_tensors, outputs
 from fleetfit.models.bert import bert
@@ -19,7 +20,6 @@ from fleetfit.models.vit import Vit, vit
 from fleetfit.peft.lora import lora
 from fleetfit.peft.serial_adapter import serial_adapter
 from fleetfit.peft.ssf import ssf
-from fleetfit.report.attention import attention_maps
 
 SHAPE = (1, 4, 6)  # 2 x 3 patches
 HEADS = 2

@@ -1,5 +1,9 @@
 """Attention maps of a vision transformer before and after Ree's modulation (ReeFL, ICML 2024, appendix E).
 
+    .venv/bin/python -m experiments.figures.attention RUN --samples 4
+
+Writes RUN/plots/attention.png. `attention_maps` returns the maps as numbers.
+
 The map of block l for a token a is the attention of a, in place of the class token, over the tokens that enter the
 block: softmax(q(a) K / sqrt(head size)) over [a, patches], the mean over heads, without the element of a itself. There
 are maps of three tokens: attn_x, the class token that enters block l (Eq. 7); attn_m, the m_l that Ree makes of the
@@ -21,6 +25,8 @@ those before it, as in appendix E. With Ree at exits only there are maps of thos
 key like the patches but not a patch, so its element is left out too. Rows are not scaled up for that.
 """
 
+import argparse
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -30,11 +36,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from experiments.figures.images import remove_ticks, restore_images, select_evenly
+from experiments.figures.script import run_script
+from fleetfit.api.inference import load_other_data, select_data
+from fleetfit.api.results import load
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, ModelError
 from fleetfit.models.ree import RecurrentModule
 from fleetfit.models.vit import VitModule
-from fleetfit.report.drawing import COLORS, DARK, make_figure, remove_ticks, restore_images, select_evenly
+from fleetfit.report.drawing import COLORS, DARK, make_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -271,3 +281,22 @@ def _draw_image(part: Any, i: int, image: Tensor, label: int, maps: AttentionMap
             if r == len(ROWS) - 1 and block in predictions:
                 color = _RIGHT if predictions[block] == label else _WRONG
                 axes.set_xlabel(names[predictions[block]], fontsize=8, color=color)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw the attention maps of a run's newest checkpoint; return the exit code."""
+
+    def draw(options: argparse.Namespace) -> tuple[dict[str, "Figure"], list[str]]:
+        run = load(options.folder)
+        images = select_data(run, None, None if options.data is None else load_other_data(run, options.data))
+        title = f"{images.name}, after round {run.server.round}"
+        return {"attention": draw_sample_attention(run.model(), images, options.samples, title)}, []
+
+    parser = argparse.ArgumentParser(prog="attention", description=main.__doc__)
+    parser.add_argument("--samples", type=int, default=4, help="number of test images")
+    parser.add_argument("--data", help="other data of the same shape")
+    return run_script(parser, draw, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
