@@ -26,9 +26,9 @@ from fleetfit.models.vit import vit
 matplotlib = pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
 
 
-def data(x: Tensor, **given: Any) -> Data:
+def data(x: Tensor, **fields: Any) -> Data:
     splits = {"train": torch.arange(3), "test": torch.arange(3, len(x))}
-    return Data("mine", x, torch.arange(len(x)) % 3, splits, 3, **given)
+    return Data("mine", x, torch.arange(len(x)) % 3, splits, 3, **fields)
 
 
 def colours(count: int = 9) -> Tensor:
@@ -51,28 +51,28 @@ def test_a_picture_is_shown_as_it_was_before_mean_and_std() -> None:
     images, _ = mine.batch(torch.arange(9))
     torch.testing.assert_close(restore_images(images, mine), raw / 255)
     floats = torch.tensor([-3.0, 1.0, 5.0, 0.0]).view(1, 1, 2, 2)
-    found = restore_images(floats, data(floats.expand(4, -1, -1, -1)))
-    torch.testing.assert_close(found.flatten(), torch.tensor([0.0, 0.5, 1.0, 0.375]))
+    result = restore_images(floats, data(floats.expand(4, -1, -1, -1)))
+    torch.testing.assert_close(result.flatten(), torch.tensor([0.0, 0.5, 1.0, 0.375]))
 
 
 def test_a_patch_without_attention_shows_the_image_and_one_with_all_of_it_the_colour() -> None:
     image = torch.zeros(1, 4, 4)
     image[0, :2] = 1
-    found = overlay(image, torch.tensor([[0.0, 1.0], [0.0, 1.0]]), "#ff0000")
-    assert found.shape == (4, 4, 3)
-    white, black = found[0, 0], found[3, 0]
+    result = overlay(image, torch.tensor([[0.0, 1.0], [0.0, 1.0]]), "#ff0000")
+    assert result.shape == (4, 4, 3)
+    white, black = result[0, 0], result[3, 0]
     assert white.tolist() == [1, 1, 1] and len(set(black.tolist())) == 1 and 0 < black[0] < 1
     for row, grey in ((0, white), (3, black)):
-        red = found[row, 3]
+        red = result[row, 3]
         assert red[0] >= grey[0] and red[1] < 0.4 * grey[1] and red[1] == red[2]
-    torch.testing.assert_close(found[:2, :2], white.expand(2, 2, 3))
+    torch.testing.assert_close(result[:2, :2], white.expand(2, 2, 3))
 
 
 def test_each_image_has_three_rows_of_blocks_and_the_first_right_exit_is_framed() -> None:
     """Exits after blocks 1 and 3: image 0 is right at 3 only, image 1 at both, image 2 nowhere."""
     maps = torch.rand(3, 3, 3, 4, generator=torch.Generator().manual_seed(1))
-    said = torch.tensor([[1, 1, 0], [0, 1, 0]])
-    logits = torch.nn.functional.one_hot(said, 3).float()
+    predicted = torch.tensor([[1, 1, 0], [0, 1, 0]])
+    logits = torch.nn.functional.one_hot(predicted, 3).float()
     figure = draw_attention(
         torch.rand(3, 1, 4, 4), [0, 1, 2], AttentionMaps(maps, (1, 2, 3), (2, 2), (1, 3), logits), ("a", "b", "c")
     )
@@ -90,8 +90,8 @@ def test_each_image_has_three_rows_of_blocks_and_the_first_right_exit_is_framed(
 
 def test_the_three_maps_of_a_block_are_coloured_on_one_scale() -> None:
     """From the smallest to the largest; almost even attention stays pale, by how far it is from even."""
-    found = compute_shades(torch.tensor([[0.1, 0.2], [0.0, 0.4], [0.1, 0.1]]))
-    torch.testing.assert_close(found, torch.tensor([[0.25, 0.5], [0.0, 1.0], [0.25, 0.25]]))
+    result = compute_shades(torch.tensor([[0.1, 0.2], [0.0, 0.4], [0.1, 0.1]]))
+    torch.testing.assert_close(result, torch.tensor([[0.25, 0.5], [0.0, 1.0], [0.25, 0.25]]))
     even = compute_shades(torch.tensor([[0.20, 0.22], [0.20, 0.20], [0.20, 0.18]]))
     torch.testing.assert_close(even, torch.tensor([[0.1, 0.2], [0.1, 0.1], [0.1, 0.0]]))
 

@@ -65,14 +65,14 @@ def whole_map(block: Any, tokens: list[Tensor]) -> list[list[float]]:
     normed = [norm(block.norm1, t) for t in tokens]
     query, key = ([linear(layer, t) for t in normed] for layer in (block.attention.query, block.attention.key))
     size = len(query[0]) // HEADS
-    found = [[0.0] * len(tokens) for _ in tokens]
+    result = [[0.0] * len(tokens) for _ in tokens]
     for h in range(HEADS):
         own = slice(h * size, (h + 1) * size)
         for i in range(len(tokens)):
             powers = [math.exp(float(query[i][own] @ key[j][own]) / math.sqrt(size)) for j in range(len(tokens))]
             for j in range(len(tokens)):
-                found[i][j] += powers[j] / sum(powers) / HEADS
-    return found
+                result[i][j] += powers[j] / sum(powers) / HEADS
+    return result
 
 
 def by_loops(module: Any, images: Tensor, stops: tuple[int, ...], first: int = 1, modulate: bool = True) -> Tensor:
@@ -110,10 +110,10 @@ def test_the_maps_are_equations_7_to_9(tuned: Callable[..., Architecture]) -> No
     module = module_of(recurrent(tuned(backbone()), SHAPE))
     images = torch.randn(2, *SHAPE)
     with torch.no_grad():
-        found, expected = attention_maps(module, images), by_loops(module, images, (1, 2, 3))
-    assert found.maps.shape == (3, 2, 3, 6)
-    torch.testing.assert_close(found.maps, expected, atol=1e-5, rtol=1e-4)
-    assert (found.blocks, found.grid, found.exits) == ((1, 2, 3), (2, 3), (1, 3))
+        maps, expected = attention_maps(module, images), by_loops(module, images, (1, 2, 3))
+    assert maps.maps.shape == (3, 2, 3, 6)
+    torch.testing.assert_close(maps.maps, expected, atol=1e-5, rtol=1e-4)
+    assert (maps.blocks, maps.grid, maps.exits) == ((1, 2, 3), (2, 3), (1, 3))
 
 
 @pytest.mark.parametrize(
@@ -123,25 +123,25 @@ def test_the_variants_have_the_maps_of_what_they_compute(settings: Any, stops: t
     module = module_of(recurrent(backbone(), SHAPE, **settings))
     images = torch.randn(1, *SHAPE)
     with torch.no_grad():
-        found, expected = attention_maps(module, images), by_loops(module, images, stops, 1, "modulate" not in settings)
-    torch.testing.assert_close(found.maps, expected, atol=1e-5, rtol=1e-4)
-    assert found.blocks == stops
+        maps, expected = attention_maps(module, images), by_loops(module, images, stops, 1, "modulate" not in settings)
+    torch.testing.assert_close(maps.maps, expected, atol=1e-5, rtol=1e-4)
+    assert maps.blocks == stops
 
 
 def test_a_distillation_token_is_looked_at_but_is_no_patch() -> None:
     module = module_of(recurrent(backbone(distilled=True), SHAPE))
     images = torch.randn(1, *SHAPE)
     with torch.no_grad():
-        found, expected = attention_maps(module, images), by_loops(module, images, (1, 2, 3), first=2)
-    torch.testing.assert_close(found.maps, expected, atol=1e-5, rtol=1e-4)
+        maps, expected = attention_maps(module, images), by_loops(module, images, (1, 2, 3), first=2)
+    torch.testing.assert_close(maps.maps, expected, atol=1e-5, rtol=1e-4)
 
 
 def test_the_model_is_left_as_it_was_and_its_logits_come_along() -> None:
     module = module_of(recurrent(backbone(), SHAPE))
     images = torch.randn(2, *SHAPE)
-    found = attention_maps(module, images)
-    assert not found.maps.requires_grad
-    torch.testing.assert_close(list(found.logits), [z.detach() for z in outputs(module, images)])
+    maps = attention_maps(module, images)
+    assert not maps.maps.requires_grad
+    torch.testing.assert_close(list(maps.logits), [z.detach() for z in outputs(module, images)])
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
 
 

@@ -30,17 +30,17 @@ def scored(count: int = 60, classes: int = 3, deep: int = 3, seed: int = 0) -> S
     return Scores(logits, labels, torch.arange(count) + 5)
 
 
-def left(found: Scores, seed: int = 1) -> Tensor:
-    return torch.randint(len(found.logits), (len(found.labels),), generator=torch.Generator().manual_seed(seed))
+def left(scores: Scores, seed: int = 1) -> Tensor:
+    return torch.randint(len(scores.logits), (len(scores.labels),), generator=torch.Generator().manual_seed(seed))
 
 
-def images(found: Scores, names: tuple[str, ...] = NAMES, channels: int = 3) -> Data:
+def images(scores: Scores, names: tuple[str, ...] = NAMES, channels: int = 3) -> Data:
     """Images of one grey each: sample i has the value i."""
-    total = int(found.indices.max()) + 1
+    total = int(scores.indices.max()) + 1
     x = torch.arange(total, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, channels, 4, 4).contiguous()
     y = torch.zeros(total, dtype=torch.int64)
-    y[found.indices] = found.labels
-    splits = {"train": torch.arange(5), "validation": torch.arange(0), "test": found.indices}
+    y[scores.indices] = scores.labels
+    splits = {"train": torch.arange(5), "validation": torch.arange(0), "test": scores.indices}
     return Data("greys", x, y, splits, 3, class_names=names, mean=(0.5,) * channels, std=(0.25,) * channels)
 
 
@@ -48,41 +48,41 @@ def images(found: Scores, names: tuple[str, ...] = NAMES, channels: int = 3) -> 
 
 
 def test_borders_are_those_of_a_loop() -> None:
-    found = scored()
-    where = left(found)
+    scores = scored()
+    where = left(scores)
     expected = []
-    for n, label in enumerate(found.labels.tolist()):
-        said = [row.index(max(row)) for row in found.logits[:, n].tolist()]
-        here, last = said[int(where[n])], said[-1]
+    for n, label in enumerate(scores.labels.tolist()):
+        predicted = [row.index(max(row)) for row in scores.logits[:, n].tolist()]
+        here, last = predicted[int(where[n])], predicted[-1]
         expected.append(RIGHT if here == label else LOST if last == label else WRONG)
-    assert exits.judge_samples(found, where).tolist() == expected
+    assert exits.judge_samples(scores, where).tolist() == expected
     assert set(expected) == {RIGHT, LOST, WRONG}
 
 
 def test_nothing_is_lost_at_the_last_exit() -> None:
-    found = scored()
-    assert LOST not in exits.judge_samples(found, torch.full((60,), 2))
+    scores = scored()
+    assert LOST not in exits.judge_samples(scores, torch.full((60,), 2))
 
 
 # ---- panels --------------------------------------------------
 
 
 def test_a_panel_has_the_samples_of_the_class_that_left_there() -> None:
-    found = scored()
-    where = left(found)
-    for panel, e in zip(exits.select_panels(found, where, 1, share=1.0), range(3), strict=True):
-        expected = [n for n in range(60) if found.labels[n] == 1 and where[n] == e]
+    scores = scored()
+    where = left(scores)
+    for panel, e in zip(exits.select_panels(scores, where, 1, share=1.0), range(3), strict=True):
+        expected = [n for n in range(60) if scores.labels[n] == 1 and where[n] == e]
         assert panel.samples.tolist() == expected
-        assert panel.share == pytest.approx(len(expected) / int((found.labels == 1).sum()))
+        assert panel.share == pytest.approx(len(expected) / int((scores.labels == 1).sum()))
 
 
 def test_a_share_is_drawn_evenly_and_at_least_one_of_each_exit() -> None:
     """Of 40 at the first exit a tenth: the middles of four equal stretches. Of one at the last exit: that one."""
-    found = Scores(torch.zeros(3, 41, 2), torch.zeros(41, dtype=torch.int64), torch.arange(41))
+    scores = Scores(torch.zeros(3, 41, 2), torch.zeros(41, dtype=torch.int64), torch.arange(41))
     where = torch.tensor([0] * 40 + [2])
-    first, second, last = exits.select_panels(found, where, 0, share=0.1)
+    first, second, last = exits.select_panels(scores, where, 0, share=0.1)
     assert (first.samples.tolist(), second.samples.tolist(), last.samples.tolist()) == ([5, 15, 25, 35], [], [40])
-    few = exits.select_panels(found, where, 0)
+    few = exits.select_panels(scores, where, 0)
     assert sum(len(panel.samples) for panel in few) == 41, "all of a class that has fewer than 50"
 
 
@@ -97,33 +97,33 @@ def test_a_share_is_drawn_evenly_and_at_least_one_of_each_exit() -> None:
     ],
 )
 def test_what_cannot_be_drawn_is_a_sentence(label: int, share: float, expected: Expected) -> None:
-    found = Scores(torch.zeros(2, 900, 2), torch.zeros(900, dtype=torch.int64), torch.arange(900))
+    scores = Scores(torch.zeros(2, 900, 2), torch.zeros(900, dtype=torch.int64), torch.arange(900))
     with raises(ConfigError, expected):
-        exits.select_panels(found, torch.zeros(900, dtype=torch.int64), label, share)
+        exits.select_panels(scores, torch.zeros(900, dtype=torch.int64), label, share)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_picture_shows_those_samples_with_those_borders(channels: int) -> None:
-    found = scored()
-    where, data = left(found), images(found, channels=channels)
-    figure = exits.draw_exits(data, found, where, 1, share=1.0)
-    meant = exits.judge_samples(found, where)
-    for axes, panel in zip(figure.axes, exits.select_panels(found, where, 1, share=1.0), strict=True):
+    scores = scored()
+    where, data = left(scores), images(scores, channels=channels)
+    figure = exits.draw_exits(data, scores, where, 1, share=1.0)
+    verdicts = exits.judge_samples(scores, where)
+    for axes, panel in zip(figure.axes, exits.select_panels(scores, where, 1, share=1.0), strict=True):
         drawn: list[Any] = list(axes.images)
         shown = [round(255 * float(image.get_array()[0, 0, 0])) for image in drawn]
-        assert shown == found.indices[panel.samples].tolist(), "grey levels name the samples"
+        assert shown == scores.indices[panel.samples].tolist(), "grey levels name the samples"
         assert {image.get_interpolation() for image in drawn} <= {"nearest"}
         framed = {(p.get_x(), p.get_y()): matplotlib.colors.to_hex(p.get_edgecolor()) for p in axes.patches}
         for image, n in zip(drawn, panel.samples.tolist(), strict=True):
             x0, _, _, top = image.get_extent()
-            expected = {RIGHT: "#1f5fa8", LOST: "#d1661b", WRONG: None}[int(meant[n])]
+            expected = {RIGHT: "#1f5fa8", LOST: "#d1661b", WRONG: None}[int(verdicts[n])]
             assert framed.get((x0, top)) == expected
     assert figure.axes[0].get_title().startswith("bird samples that stopped\nat exit 1 (")
 
 
 def test_many_exits_go_into_rows_of_four() -> None:
-    found = scored(deep=6)
-    figure = exits.draw_exits(images(found), found, torch.zeros(60, dtype=torch.int64), 0)
+    scores = scored(deep=6)
+    figure = exits.draw_exits(images(scores), scores, torch.zeros(60, dtype=torch.int64), 0)
     assert len(figure.axes) == 6
     figure.canvas.draw()
     tops = sorted({round(axes.get_position().y1, 2) for axes in figure.axes}, reverse=True)
@@ -132,21 +132,21 @@ def test_many_exits_go_into_rows_of_four() -> None:
 
 
 def test_classes_are_those_of_the_paper_or_the_first_five() -> None:
-    found = scored()
-    assert exits.select_classes(images(found)) == [0, 1, 2]
-    assert exits.select_classes(images(found, ())) == [0, 1, 2]
-    assert exits.select_classes(images(found), ["cat", "airplane", "cat"]) == [2, 0]
-    cifar = images(found)
+    scores = scored()
+    assert exits.select_classes(images(scores)) == [0, 1, 2]
+    assert exits.select_classes(images(scores, ())) == [0, 1, 2]
+    assert exits.select_classes(images(scores), ["cat", "airplane", "cat"]) == [2, 0]
+    cifar = images(scores)
     object.__setattr__(cifar, "class_names", ("deer", "frog", "ship", "horse", "dog", *exits.PAPER_CLASSES[:4]))
     assert [cifar.class_names[c] for c in exits.select_classes(cifar)] == ["airplane", "truck", "bird", "cat", "deer"]
     with raises(ConfigError, '"brid"', '"bird"', key="label"):
-        exits.select_classes(images(found), ["brid"])
+        exits.select_classes(images(scores), ["brid"])
 
 
 def test_what_is_no_image_is_said() -> None:
-    found = scored()
-    assert exits.explain_no_images(images(found)) == ""
-    assert "of shape [5, 4, 4]" in exits.explain_no_images(images(found, channels=5))
+    scores = scored()
+    assert exits.explain_no_images(images(scores)) == ""
+    assert "of shape [5, 4, 4]" in exits.explain_no_images(images(scores, channels=5))
     empty = torch.arange(0)
     splits = {"train": torch.arange(4), "validation": empty, "test": empty}
     words = Data("words", torch.zeros(4, 6, dtype=torch.int64), torch.zeros(4).long(), splits, 2, vocabulary=9)
@@ -158,8 +158,8 @@ def test_what_is_no_image_is_said() -> None:
 
 @pytest.mark.parametrize(("cost", "scale"), [("multiply_adds", 1e6), ("latency_s", 1e-3)])
 def test_the_curve_is_the_calibrations(cost: str, scale: float) -> None:
-    found, costs = scored(400, seed=2), [scale * c for c in (1.0, 2.0, 4.0)]
-    calibration = calibrate("3", scored(400, seed=3), found, costs, 2.5 * scale, cost)
+    scores, costs = scored(400, seed=2), [scale * c for c in (1.0, 2.0, 4.0)]
+    calibration = calibrate("3", scored(400, seed=3), scores, costs, 2.5 * scale, cost)
     (axes,) = figures.draw_accuracy_over_budget(calibration.numbers()).axes
     lines: dict[str, Any] = {str(line.get_label()).split(" ")[0]: line for line in axes.lines}
     points = [(p["cost"] / scale, 100 * p["accuracy"]) for p in calibration.curve]
@@ -175,20 +175,20 @@ def test_the_curve_is_the_calibrations(cost: str, scale: float) -> None:
 
 
 def test_the_legend_lies_off_the_curve_and_exits_in_the_wrong_order_are_said() -> None:
-    found = scored(100)
-    numbers = calibrate("3", found, found, [1.0, 2.0, 4.0], 3.0).numbers()
-    for accuracies, said in (([0.5, 0.6, 0.7], False), ([0.5, 0.8, 0.7], True)):
+    scores = scored(100)
+    numbers = calibrate("3", scores, scores, [1.0, 2.0, 4.0], 3.0).numbers()
+    for accuracies, is_noted in (([0.5, 0.6, 0.7], False), ([0.5, 0.8, 0.7], True)):
         figure = figures.draw_accuracy_over_budget({**numbers, "accuracies": accuracies})
         figure.canvas.draw()
         (axes,) = figure.axes
         assert not axes.get_legend().get_window_extent().overlaps(axes.get_window_extent())
-        assert ("A deeper exit is behind" in figure.get_supxlabel()) == said
+        assert ("A deeper exit is behind" in figure.get_supxlabel()) == is_noted
 
 
 def test_a_budget_far_beyond_the_last_exit_leaves_the_axis_alone() -> None:
-    found = scored(100)
+    scores = scored(100)
     near, far = (
-        figures.draw_accuracy_over_budget(calibrate("3", found, found, [1.0, 2.0, 4.0], b).numbers()).axes[0]
+        figures.draw_accuracy_over_budget(calibrate("3", scores, scores, [1.0, 2.0, 4.0], b).numbers()).axes[0]
         for b in (3.0, 4e6)
     )
     assert far.get_xlim()[1] == pytest.approx(near.get_xlim()[1])
@@ -226,8 +226,8 @@ def test_levels_in_the_wrong_order_are_said_below_the_picture() -> None:
     assert "behind" not in figures.draw_accuracy_by_level(LEVELS).get_supxlabel()
     worse = [*LEVELS[:2], replace(LEVELS[2], accuracies=(0.5, 0.9, 0.6))]
     figure = figures.draw_accuracy_by_level(worse)
-    said = figure.get_supxlabel()
-    assert "behind a shallower one in level 3." in said and "A larger level is behind a smaller one" in said
+    note = figure.get_supxlabel()
+    assert "behind a shallower one in level 3." in note and "A larger level is behind a smaller one" in note
     figure.canvas.draw()
     legend = figure.axes[0].get_legend().get_window_extent()
     assert not any(legend.overlaps(axes.get_window_extent()) for axes in figure.axes)

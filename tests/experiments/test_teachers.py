@@ -23,10 +23,10 @@ SUMMARY = {
 
 def report(round: int, counts: dict[str, Any], exits: list[float] | None = None) -> dict[str, Any]:
     columns = {"global": 0.5, "local": 0.5, "levels": {}, "exits": exits or []}
-    found: dict[str, Any] = {"round": round, "bytes_down": 1, "bytes_up": 1, "simulated_s": None, "multiply_adds": 1,
+    result: dict[str, Any] = {"round": round, "bytes_down": 1, "bytes_up": 1, "simulated_s": None, "multiply_adds": 1,
                              "train": {"loss": None, "clients": 1}, "failures": [], "seconds": 1.0}  # fmt: skip
-    found |= {"counts": {"teachers": counts}} if counts else {}
-    return found | ({"evaluate": {"static": columns}} if exits else {})
+    result |= {"counts": {"teachers": counts}} if counts else {}
+    return result | ({"evaluate": {"static": columns}} if exits else {})
 
 
 METRICS = [
