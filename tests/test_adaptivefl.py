@@ -99,7 +99,7 @@ def by_the_authors(scores: list[float], sent: int, back: int, p: int) -> list[fl
 
 
 @pytest.mark.parametrize("p", [1, 2, 3])
-def test_the_authors_credit_l1_only_when_it_was_sent(p: int) -> None:
+def test_authors_credit_l1_if_sent(p: int) -> None:
     """M2 accepted: L1 gains 1, where line 18 gives 3. L1 accepted: 4, where it gives 3. Pruned: alike."""
     rng = make_numpy_rng(p)
     for _ in range(40):
@@ -309,7 +309,7 @@ def test_devices_take_the_largest_fitting_model() -> None:
     assert report["train"]["clients"] == 20 and not report["failures"]
 
 
-def test_what_is_pruned_starts_from_what_was_sent() -> None:
+def test_pruned_models_start_from_the_sent_one() -> None:
     """With a learning rate of nothing, what comes back is the small model's part of the server's state."""
     federation, simulation = fleet()
     server, small = start(federation), federation.levels[S3].submodel
@@ -325,7 +325,7 @@ def test_what_is_pruned_starts_from_what_was_sent() -> None:
 # ---- rounds ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_round_moves_the_tables_by_what_came_back() -> None:
+def test_replies_move_the_tables() -> None:
     """Everybody takes part; each client's columns follow from the model it got and the one it sent back."""
     federation, simulation = fleet(budgets=(0.2, 0.5, 1.0, 0.01), cohort=4)
     first = start(federation)
@@ -585,7 +585,7 @@ def test_the_server_never_sees_a_budget() -> None:
         ({"method": {"name": "adaptivefl", "hooks": {"choose": "uniform"}}, "cohort": {"choose": "uniform"}}, None),
     ],
 )
-def test_what_does_not_fit_is_a_sentence(table: dict[str, Any], expected: Expected | None) -> None:
+def test_unfit_settings_are_refused(table: dict[str, Any], expected: Expected | None) -> None:
     changed = {**RUN, "method": {"name": "adaptivefl"}, **table}
     if expected is None:
         assemble(load_experiment(changed, []))

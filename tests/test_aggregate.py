@@ -88,7 +88,7 @@ def test_mean_lies_between_its_inputs(seeds: list[int], weight: float) -> None:
         assert (tensor >= stacked.amin(0) - slack).all() and (tensor <= stacked.amax(0) + slack).all()
 
 
-def test_nobody_leaves_every_bit() -> None:
+def test_no_update_leaves_every_bit() -> None:
     old = full_state(3)
     old["stem.bias"][0] = -0.0
     after = apply_mean(old, Mean(LAYOUT).result())
@@ -138,9 +138,7 @@ def test_a_bad_weight_is_refused(weight: float) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.booleans(), st.floats(0.5, 4.0)), min_size=1, max_size=5), st.data())
 @settings(max_examples=40, deadline=None)
-def test_what_an_update_has_not_trained_does_not_count(
-    updates: list[tuple[int, bool, float]], data: st.DataObject
-) -> None:
+def test_untrained_elements_do_not_count(updates: list[tuple[int, bool, float]], data: st.DataObject) -> None:
     """Neither for sub-models nor for the full model, whether the neighbour before it is the same one or not."""
     old = full_state(1)
     total = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in old.items()}

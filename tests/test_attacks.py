@@ -274,7 +274,7 @@ def test_a_backdoor_works_and_its_success_is_a_column(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sign_flip", "noise", "inner_product"])
-def test_an_attack_ruins_what_nothing_defends(kind: str, tmp_path: Path) -> None:
+def test_an_attack_ruins_undefended_runs(kind: str, tmp_path: Path) -> None:
     clean = attacked(tmp_path / "clean").accuracy(kind="global")
     assert clean > 0.8
     assert attacked(tmp_path / kind, kind=kind, share=0.4).accuracy(kind="global") < clean - 0.25
@@ -416,7 +416,7 @@ def test_attacks_pass_validation_or_are_rejected(method: str) -> None:
         assert report["received"]["sent"]["hostile"] >= 1, kind
 
 
-def test_what_everybody_trains_rolls_with_the_channels(tmp_path: Path) -> None:
+def test_the_attacked_core_rolls_with_the_channels(tmp_path: Path) -> None:
     """Whoever is of the smallest level has nothing beyond the core, in whichever round, and so is honest."""
     table = {**TINY, "method": {"name": "fedrolex"}, "local": {"epochs": 1}}
     hostile = {"attack": {"kind": "beyond_core", "share": 0.5, "among": [1]}}

@@ -102,7 +102,7 @@ def test_rounds_can_be_asked_for_in_any_order() -> None:
     assert not np.array_equal(matrix(replace(once, seed=5), 41), expected)
 
 
-def test_who_leaves_has_the_probability_and_is_seeded() -> None:
+def test_leaving_has_its_probability_and_seed() -> None:
     availability = Availability(100, leave=0.3, seed=1)
     absences = [[availability.leaves(c, t) for c in range(100)] for t in range(40)]
     assert np.mean(absences) == pytest.approx(0.3, abs=4 * math.sqrt(0.21 / 4000))
@@ -111,7 +111,7 @@ def test_who_leaves_has_the_probability_and_is_seeded() -> None:
     assert not any(Availability(100).leaves(c, 0) for c in range(100))
 
 
-def test_it_survives_the_way_to_another_process() -> None:
+def test_availability_survives_a_message() -> None:
     for availability in (
         Availability(30, 0.5, 0.2, 4.0, 9.0, 0.5, seed=2),
         Availability(2, trace=np.eye(2, dtype=bool)),
@@ -194,7 +194,7 @@ def test_a_run_without_clients_has_no_usable_update(availability: Availability, 
         list(rest)
 
 
-def test_one_round_with_somebody_is_enough() -> None:
+def test_one_round_with_clients_is_enough() -> None:
     federation, simulation = coming({"name": "scalefl"}, only(5, length=9), cohort=3)
     done = list(run(federation, local(simulation), replace(SETTINGS, rounds=9), start(federation)))
     assert sum(outcome.report["train"]["clients"] for outcome in done) == 3 and "evaluate" in done[-1].report
@@ -322,7 +322,7 @@ def test_a_trace_of_too_many_cells_is_refused(tmp_path: Path) -> None:
         read_trace(path, 1 << 14)
 
 
-def test_what_other_traces_must_say(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     heading = write_csv(tmp_path, [], heading="user,from,to")
     for path, mention in (
         (heading, "client,start,stop, got user,from,to"),
@@ -337,7 +337,7 @@ def test_what_other_traces_must_say(tmp_path: Path) -> None:
             read_trace(str(tmp_path / f"odd.{kind}"), 8)
 
 
-def test_a_run_file_says_who_comes_and_goes(tmp_path: Path) -> None:
+def test_a_run_file_sets_availability(tmp_path: Path) -> None:
     assembly = assemble(load_experiment({}, [*SMALL, "fleet.availability={share=0.5, rounds=4, leave=0.1, day=12}"]))
     there = assembly.simulation.resources.availability
     assert there is not None and assembly.federation.connected is not None
@@ -363,12 +363,12 @@ def test_a_run_file_says_who_comes_and_goes(tmp_path: Path) -> None:
         ("{sher=0.5}", "sher", ["[fleet] availability.sher", '"share"']),
     ],
 )
-def test_what_a_run_file_may_not_say(keys: str, key: str, mentions: list[object]) -> None:
+def test_wrong_keys_of_availability_are_refused(keys: str, key: str, mentions: list[object]) -> None:
     with raises(ConfigError, *mentions, key=f"fleet.availability.{key}"):
         assemble(load_experiment({}, [*SMALL, f"fleet.availability={keys}"]))
 
 
-def test_nobody_ever_there_who_can_take_part(tmp_path: Path) -> None:
+def test_traces_without_able_clients_are_refused(tmp_path: Path) -> None:
     path = write_csv(tmp_path, ["1,0,4"])
     groups = "fleet.groups=[{budget=1.0}]"
     experiment = load_experiment({}, [*SMALL, groups, f"fleet.availability.trace={path}"])

@@ -37,7 +37,7 @@ def test_a_budget_files_tolerance_counts(tmp_path: Path) -> None:
     assert load_experiment(path).fleet.groups[0].tolerance == 0.05
 
 
-def test_a_run_keeps_what_the_file_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_keeps_a_budget_files_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`config.toml` holds the amounts, so that it gives the same run after the file has changed."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pi.toml").write_text(PI)
@@ -57,7 +57,7 @@ def test_a_run_keeps_what_the_file_said(tmp_path: Path, monkeypatch: pytest.Monk
         ("budget = [\n", None, "TOML"),
     ],
 )
-def test_what_is_wrong_with_a_file_names_it(
+def test_wrong_budget_files_are_named(
     content: str | None, key: str | None, mention: str, tmp_path: Path
 ) -> None:  # fmt: skip
     if content is not None:
@@ -71,7 +71,7 @@ def test_what_is_wrong_with_a_file_names_it(
 
 
 @pytest.mark.parametrize("groups", ["no list", [3], [{"budget": ["x.toml"]}], [{"share": 0.5}]])
-def test_what_is_no_group_is_left_to_the_schema(groups: Any) -> None:
+def test_other_tables_are_left_to_the_schema(groups: Any) -> None:
     with raises(ConfigError, "groups") as error:
         load_experiment({"fleet": {"groups": groups}})
     assert error.value.key is not None and error.value.key.startswith("fleet.groups")

@@ -581,7 +581,7 @@ def test_with_privacy_no_client_is_asked(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("task", ["regression", "multi_label"])
-def test_without_classes_it_is_off_and_the_run_says_so(task: str, tmp_path: Any) -> None:
+def test_without_classes_the_prior_is_off(task: str, tmp_path: Any) -> None:
     x = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
     y = (x[:, :2] > 0).float() if task == "multi_label" else x[:, :2]
     splits = {"train": torch.arange(48), "test": torch.arange(48, 60)}

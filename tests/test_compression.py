@@ -81,7 +81,7 @@ def test_extreme_changes_are_compressed() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_lost_is_made_up_for(kind: str) -> None:
+def test_compression_errors_are_made_up_for(kind: str) -> None:
     """The sum of what is sent in many rounds is that of what was wanted, but for the last rounding."""
     lost: Mapping[str, Any] | None = None
     job, _ = job_and_update()
@@ -101,7 +101,7 @@ def test_what_is_lost_is_made_up_for(kind: str) -> None:
         assert float((actual[name] - expected[name]).abs().max()) < 3 * worst  # and not 20 times
 
 
-def test_what_is_lost_moves_to_another_sub_model() -> None:
+def test_compression_errors_follow_the_sub_model() -> None:
     """Channels and blocks that both have keep it, the others begin at zero."""
     job, update = job_and_update(level=2)
     _, lost = compress(update, job, LAYOUT, "int8", None)
@@ -239,7 +239,7 @@ def test_an_unknown_kind_is_refused_in_a_run_file() -> None:
         load_experiment({"local": {"compress": "int4"}})
 
 
-def test_a_piece_that_is_smaller_than_what_was_sent() -> None:
+def test_compressed_smaller_pieces() -> None:
     """A device that pruned what it got: its change is counted from its own part."""
     job, _ = job_and_update(level=2)
     _, update = job_and_update(level=0)

@@ -220,7 +220,7 @@ def test_a_client_without_test_data_does_not_count() -> None:
     assert columns["levels"]["3"]["clients"] == 1
 
 
-def test_nobody_has_test_data() -> None:
+def test_clients_without_test_data() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"})
     for client in range(6):
         simulation = without(simulation, client, "test")
@@ -237,7 +237,7 @@ def test_best_exit_counts_clients_with_validation_data() -> None:
     assert "best_exit" not in columns_of(federation, simulation)["static"]
 
 
-def test_a_level_that_nobody_has() -> None:
+def test_levels_without_clients() -> None:
     """No client of level 2: an empty row; none of level 3 either: the largest model trained is level 1's."""
     federation, simulation = tiny_federation({"name": "scalefl"})
     for reported, top, clients in (([0.2, 0.2, 1.0] * 2, 3, [4, 0, 2]), ([0.2] * 6, 1, [6])):
@@ -461,7 +461,7 @@ def test_evaluation_changes_no_server_and_no_memory() -> None:
     assert all(torch.equal(server.state[n], t) for n, t in state.items())
 
 
-def test_the_module_handed_out_says_what_was_evaluated(fleet: Trained) -> None:
+def test_handed_out_modules_are_the_evaluated_ones(fleet: Trained) -> None:
     """A level's plain nn.Module in eval mode has the accuracy that the column reports."""
     columns, moments = evaluate(
         fleet.federation, local_engine(fleet.simulation), fleet.server, replace(WANTED, norms=("static",))

@@ -149,7 +149,7 @@ def left_out(last: Round, spec: Mapping[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_a_method_works_where_everybody_is_alike(spec: dict[str, Any]) -> None:
+def test_methods_work_with_equal_clients(spec: dict[str, Any]) -> None:
     """One level, with and without batch norm."""
     for norm in (True, False):
         last = finished(*planned(spec, Targets((1.0,), (0.1,)), norm=norm))
@@ -191,7 +191,7 @@ def test_a_method_goes_with_every_option(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DATA)
-def test_a_data_set_loads_or_says_what_it_needs(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_data_sets_load_or_name_their_needs(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """Embedded ones load; those read from a folder say so when there is none."""
     monkeypatch.delenv("FLEETFIT_DATA", raising=False)
     monkeypatch.chdir(tmp_path)

@@ -129,7 +129,7 @@ def test_an_error_of_a_factory_names_its_key() -> None:
         call_factory(factory, "factory", "[method]", {"beta": "much"})
 
 
-def test_what_is_given_goes_only_where_it_is_wanted() -> None:
+def test_supplied_values_go_to_their_parameters() -> None:
     assert call_factory(lambda a: a, "it", "[s]", {}, a=1, b=2) == 1
     assert call_factory(lambda **all: all, "it", "[s]", {"c": 3}, a=1) == {"a": 1, "c": 3}
 
@@ -146,7 +146,7 @@ def test_annotations_that_cannot_be_read_check_nothing() -> None:
     [("clases", "classes"), ("inputshape", "input_shape"), ("chanels", "channels"), ("classes", None),
      ("input_shape", None), ("channels", None)],
 )  # fmt: skip
-def test_keys_that_the_data_give_are_said_to_be_given(key: str, near: str | None) -> None:
+def test_keys_from_the_data_are_explained(key: str, near: str | None) -> None:
     def model(channels: int, depth: int = 2) -> int:
         return channels + depth
 

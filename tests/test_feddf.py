@@ -294,7 +294,7 @@ def test_it_starts_from_heterofl_s_mean() -> None:
     assert has_same_bits(plain.mean, mean) and not has_same_bits(state.mean, mean)  # the whole model is covered
 
 
-def test_what_nobody_sent_is_distilled_too() -> None:
+def test_unsent_parts_are_distilled_too() -> None:
     federation, _ = by_width(spec_of("feddf"))
     server = start(federation)
     small = [u for u in received(federation) if u.submodel == federation.levels[0].submodel]
@@ -444,7 +444,7 @@ def words(vocabulary: int = 9, padding: int = 0, length: int = 6) -> Data:
     )
 
 
-def test_a_run_file_says_where_the_data_come_from() -> None:
+def test_a_run_file_names_the_servers_data() -> None:
     assembly = assemble(load_experiment({}, [*SMALL, f"data.server={{name='{HERE}:other_digits'}}"]))
     own = assembly.simulation.unlabelled
     assert own is not None and own.name == "noise" and len(own.split("validation")) == 6

@@ -77,6 +77,6 @@ def test_the_levels_are_those_of_width() -> None:
 
 
 @pytest.mark.parametrize("drop", [-0.1, 1.0])
-def test_a_share_outside_its_range_is_a_sentence(drop: float) -> None:
+def test_shares_outside_their_range_are_refused(drop: float) -> None:
     with raises(ConfigError, 0, 1, key="method.drop"):
         build({"name": "feddropout", "drop": drop})

@@ -199,7 +199,7 @@ def test_untrained_levels_use_the_full_model() -> None:
     assert not torch.equal(third.state["blocks.0.4.weight"], second.state["blocks.0.4.weight"])
 
 
-def test_a_round_that_everybody_fails_moves_nothing() -> None:
+def test_rounds_of_failures_move_nothing() -> None:
     """Neither blocks nor moments: no update, so nothing to hand down and nothing for FedAdam."""
     federation, simulation = by_depth((1, 2, 3), plus={"fedadam": {}})
     before = after(federation, simulation, 1)[-1]

@@ -352,7 +352,7 @@ def test_tensors_with_usual_names_need_three_models() -> None:
     assert [t.block for t in layout.tensors.values()][:6] == [0, 1, 2, 3, 4, 5]
 
 
-def test_one_exit_has_all_blocks_whatever_their_names() -> None:
+def test_one_exit_has_all_blocks() -> None:
     architecture = Staged(lambda exits: ["blocks.7.w", "heads.0.w", "fc"], blocks=1)
     layout = infer_layout(architecture)
     assert set(layout.shapes({}, (1,))) == {"blocks.7.w", "heads.0.w", "fc"}

@@ -157,7 +157,7 @@ def test_adam_along_a_cosine_is_torch_s() -> None:
 
 
 @pytest.mark.parametrize(("key", "value"), [("optimiser", "adagrad"), ("lr", -1.0), ("epochs", 0.5), ("odd", 1)])
-def test_a_hook_cannot_set_what_a_run_file_cannot(key: str, value: Any) -> None:
+def test_hooks_set_only_keys_of_a_run_file(key: str, value: Any) -> None:
     with raises(ConfigError, repr(value), key=f"local.{key}"):
         plain().replace(**{key: value})
 

@@ -118,7 +118,7 @@ def test_lost_messages_cost_bytes_only() -> None:
     assert report["multiply_adds"] == sum(r.multiply_adds for r in engine.replies.values())
 
 
-def test_what_comes_twice_counts_once_and_costs_twice() -> None:
+def test_duplicates_count_once_and_cost_twice() -> None:
     federation, simulation = tiny_federation(REMEMBERING, 20, 20)
     links = LinkFaults(repeated=0.5)
     _, _, again = draw_clients(links, 20)
@@ -281,7 +281,7 @@ TABLE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_run_file_says_it(tmp_path: Path) -> None:
+def test_links_come_from_a_run_file(tmp_path: Path) -> None:
     assembly = assemble(load_experiment(TABLE))
     assert assembly.settings.links == LinkFaults(lost_up=0.3, clocked=True) and assembly.settings.quorum == 3
     assert assembly.federation.cohort == 9 and not assembly.unused  # ceil(6 * 1.34)

@@ -196,7 +196,7 @@ def test_a_layer_without_product_can_still_learn() -> None:
         assert not new[layer + B].any()
 
 
-def test_what_no_narrow_client_had_keeps_its_product() -> None:
+def test_untrained_products_stay() -> None:
     """All A_k stay as sent, so the mean product has the rank: rows of B and columns of A that moved still agree."""
     old, received = make_state(0), []
     for k, one in enumerate(updates("width")):

@@ -199,7 +199,7 @@ def refused_small(content: bytes) -> None:
     assert peak < 16 * len(content) + 2**20 and (not message or "memory" in message)
 
 
-def test_what_honest_clients_send_is_within_the_bounds() -> None:
+def test_honest_messages_are_within_bounds() -> None:
     """Hundreds of tensors of a few numbers with short names, random channels, a table of counts."""
     state = {f"b{i}.w": torch.ones(2) for i in range(600)}
     channels = {f"axis{i}": list(range(i % 2, 512, 2)) for i in range(40)}
@@ -345,5 +345,5 @@ def test_other_formats_name_the_version_to_install() -> None:
         unpack(later)
 
 
-def test_a_message_says_who_wrote_it() -> None:
+def test_messages_name_their_writer() -> None:
     assert pack({})[:8] == b"FFIT\x02" + bytes(int(part) for part in re.findall(r"\d+", fleetfit.__version__)[:3])

@@ -171,7 +171,7 @@ def test_the_empty_spec_is_fedavg() -> None:
     ],
     ids=lambda v: str(v)[:60],
 )
-def test_what_is_wrong_is_named(spec: dict[str, Any], expected: Expected) -> None:
+def test_wrong_updates_are_named(spec: dict[str, Any], expected: Expected) -> None:
     for _ in range(2):  # what failed is not kept
         with raises(ConfigError, expected):
             build(spec)

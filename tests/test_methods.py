@@ -480,7 +480,7 @@ def test_decoupled_averages_each_level_among_its_own() -> None:
     assert all(torch.equal(after.state[n], t) for n, t in server.state.items())
 
 
-def test_a_level_that_nobody_trained_stays() -> None:
+def test_untrained_levels_stay() -> None:
     """Round 0 trains level 1 only, round 1 level 2 only, round 2 level 1 again; each is sent what it had."""
     federation, simulation = decoupled_fleet(only(0, 3))
     first = start(federation)
@@ -574,7 +574,7 @@ def planned(name: str, **more: Any) -> tuple[Federation, Simulation]:
     return replace(federation, levels=tuple(levels)), simulation
 
 
-def test_all_large_gives_everybody_the_full_model() -> None:
+def test_all_large_gives_the_full_model() -> None:
     federation, _ = planned("all_large", clients=9, cohort=4)
     assert federation.able.tolist() == list(range(9))
     seen = chosen_over(federation, 40)
@@ -615,7 +615,7 @@ def test_exclusivefl_trains_all_exits() -> None:
 
 
 @pytest.mark.parametrize("name", ["fedavg", "fedsgd"])
-def test_fedavg_is_the_smallest_width_for_everybody(name: str) -> None:
+def test_fedavg_uses_the_smallest_width(name: str) -> None:
     federation, _ = planned(name, clients=9)
     (level,) = federation.levels
     assert level.name == "1" and level.submodel.exits == (3,)

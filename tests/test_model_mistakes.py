@@ -203,7 +203,7 @@ def test_fixed_sizes_in_forward_are_explained(way: str) -> None:
         ff.plan(model=WrittenSizes(way), data=(x.numpy(), y.numpy()))
 
 
-def test_a_verb_says_so_too(tmp_path: Path) -> None:
+def test_verbs_explain_fixed_sizes(tmp_path: Path) -> None:
     name = f"{Path(__file__)}:WrittenSizes"
     printed = run_verb("run", "--set", f"model.name={name}", "--set", "data.name=digits", "--out", tmp_path / "run")
     assert printed.code == 2 and "[-1, 8]" in printed.err and "internal" not in printed.err

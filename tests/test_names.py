@@ -263,7 +263,7 @@ def test_a_module_is_missing(name: str, path: str | None, cause: type[Exception]
         ("f = undefined_name", "NameError"),
     ],
 )
-def test_a_plug_in_that_fails_to_import_says_how(tmp_path: Path, text: str, message: str) -> None:
+def test_import_errors_of_plug_ins_are_named(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "failing.py"
     path.write_text(text)
     for _ in range(2):  # the second time too: a half-made module must not stay

@@ -35,7 +35,7 @@ def with_loss(folder: Path, body: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-def test_a_loss_that_fails_for_everybody(tmp_path: Path, kind: str) -> None:
+def test_a_loss_that_always_fails(tmp_path: Path, kind: str) -> None:
     with raises(NoUsableUpdates, 12):
         ff.run(with_loss(tmp_path, LOSSES[kind]), out=tmp_path / "run")
     assert not (tmp_path / "run" / "summary.json").exists()
@@ -178,7 +178,7 @@ def test_nothing_at_all_was_learned(compared: Callable[..., Any]) -> None:
 # ---- accuracies that cannot be computed ------------------------------------------------------------------------------
 
 
-def test_an_accuracy_that_is_missing_says_why(tmp_path: Path) -> None:
+def test_missing_accuracies_are_explained(tmp_path: Path) -> None:
     run = ff.run({**FAST, "rounds": 1, "data": {**FAST["data"], "test": 0.0}}, out=tmp_path / "run")
     (reason,) = explain_missing(run.files.read_summary())
     assert "global accuracy" in reason and "local accuracy" in reason and "test samples" in reason

@@ -44,7 +44,7 @@ def test_other_methods_say_nothing(method: str) -> None:
     assert notes(method) == []
 
 
-def test_a_comparison_says_it_once_for_all_seeds(tmp_path: Path) -> None:
+def test_a_comparison_has_the_note_once(tmp_path: Path) -> None:
     rows = [{"label": name, "method": {"name": name}} for name in ("fedavg", "scalefl")]
     tiny = {"data": {"name": "tiny:tiny_data", **SMALL["data"]}, "model": {"name": "tiny:tiny"},
             "fleet": {"groups": [{"budget": 0.34}, {"budget": 1.0}]}}  # fmt: skip

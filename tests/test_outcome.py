@@ -77,7 +77,7 @@ def test_the_note_stands_at_the_end_of_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("local", "key"), [({}, "local.clip_norm = 1.0"), ({"clip_norm": 1.0}, '"adamw"')])
-def test_jobs_that_diverged_are_said_with_their_number(local: dict[str, Any], key: str) -> None:
+def test_diverged_jobs_are_counted(local: dict[str, Any], key: str) -> None:
     run = assemble(load_experiment(data=(X, np.arange(200) % 4), local=local))
     summary = {"local": 0.9, "global": 0.9, "rounds": 2, "score": "accuracy", "failure_reasons": {DIVERGED: 17, "x": 2}}
     (sentence,) = describe_outcome(run, summary)

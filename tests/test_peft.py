@@ -107,7 +107,7 @@ def test_numbers_per_block_of_deit_s(put: Any, each: int, rest: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["lora", "parallel_adapter"])
-def test_what_is_put_in_is_known_below_ree_too(name: str) -> None:
+def test_tuned_modules_are_known_below_ree(name: str) -> None:
     """A checkpoint lacks Ree, its classifier and what is put in, and nothing else."""
     plain = recurrent(small(), (1, 8, 8))
     wrapped = recurrent(mode(name, small()), (1, 8, 8))
@@ -220,7 +220,7 @@ def test_lora_follows_declarations() -> None:
 
 
 @pytest.mark.parametrize("name", MODES)
-def test_only_what_is_trained_is_in_the_layout(name: str) -> None:
+def test_the_layout_has_trained_tensors_only(name: str) -> None:
     architecture = mode(name, small())
     layout = infer_layout(architecture)
     assert all(architecture.trains(n) for n in layout.tensors) and not any(architecture.trains(n) for n in layout.base)
@@ -342,7 +342,7 @@ def test_a_tuned_run_can_be_started_from(pretrained: Path, tmp_path: Path) -> No
     assert all(torch.equal(t, first.assembly.federation.problem.base[n]) for n, t in problem.base.items())
 
 
-def test_a_frozen_backbone_that_begins_drawn_is_said(tmp_path: Path) -> None:
+def test_random_frozen_backbones_are_noted(tmp_path: Path) -> None:
     run = ff.run({**settings("depthfl", "frozen"), "rounds": 1}, out=tmp_path / "run")
     assert any("never trained begins drawn" in note for note in run.notes)
 
@@ -380,12 +380,12 @@ def test_a_frozen_backbone_has_no_gradients() -> None:
         ({"name": "frozen", "rank": 3}, Expected('"rank"', kind=ConfigError)),
     ],
 )
-def test_what_does_not_fit_is_said(spec: Any, expected: Expected) -> None:
+def test_unfit_targets_are_refused(spec: Any, expected: Expected) -> None:
     with raises(FleetFitError, expected):
         apply_peft(small(), spec)
 
 
-def test_lora_without_a_target_names_what_there_is() -> None:
+def test_lora_without_a_target_lists_layers() -> None:
     with raises(ModelError, "mixer.in_proj", key="peft.targets"):
         lora(mamba())
 

@@ -183,7 +183,7 @@ class Stuck(Made):
         return {"dim": max(16, int(32 * width) // 16 * 16), "classes": 3}
 
 
-def test_levels_sizes_are_cut_where_others_do_not_run() -> None:
+def test_proofs_cut_at_the_levels_sizes() -> None:
     def make(heads: int) -> Made:
         def build_model(s: dict[str, int]) -> nn.Module:
             assert s["dim"] % 16 == 0, "even numbers of heads"

@@ -94,7 +94,7 @@ def test_a_left_out_update_is_a_failure_without_memory() -> None:
         assert report[key] == full[key]
 
 
-def test_a_failure_of_who_is_left_out_is_of_its_job() -> None:
+def test_left_out_updates_fail_their_job() -> None:
     """A method that observes the round finds the job of each report, of those that are left out too."""
 
     def observe(federation: Federation, server: Server, aggregate: Any, reports: Any) -> Server:
@@ -140,7 +140,7 @@ def test_honest_clients_are_counted_by_trained_level() -> None:
     assert shrunk
 
 
-def test_the_mean_is_that_of_the_others() -> None:
+def test_the_mean_leaves_updates_out() -> None:
     """Weights by count of one level: the mean of clients 2 and 5 without 5 is what 2 sent."""
     sent: dict[int | None, Update] = {}
 
@@ -168,7 +168,7 @@ def test_changed_updates_are_merged_as_they_are_now() -> None:
     torch.testing.assert_close(moved[1], moved[0] / 2, atol=1e-6, rtol=1e-4)
 
 
-def test_notes_and_weights_are_of_what_was_received() -> None:
+def test_notes_and_weights_follow_receive() -> None:
     """Whoever is left out is neither noted nor weighed, and a changed update is noted as it is now."""
     records, weighed = [], []
 
@@ -209,7 +209,7 @@ def test_receive_leaves_updates_out() -> None:
     assert [failure["client"] for failure in report["failures"]] == [1, 4, 0, 3]
 
 
-def test_nobody_left_is_a_round_without_updates() -> None:
+def test_leaving_out_all_is_an_empty_round() -> None:
     federation, simulation = make_fleet("fedavg", hooks={"receive": lambda f, s, updates: []})
     before = start(federation)
     after, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), before)
@@ -217,7 +217,7 @@ def test_nobody_left_is_a_round_without_updates() -> None:
     assert report["train"]["clients"] == 0 and len(report["failures"]) == 6
 
 
-def test_what_receive_raises_undoes_the_round() -> None:
+def test_errors_of_receive_undo_the_round() -> None:
     """At once, or in the middle: nothing moves, nobody remembers, and the report says who took part."""
 
     def at_once(federation: Federation, server: Server, updates: Updates) -> Iterable[Update]:
@@ -285,7 +285,7 @@ def test_aggregator_errors_roll_back(step: str) -> None:
     ],
     ids=["no update", "None", "twice", "unknown", "another client's"],
 )
-def test_what_is_no_update_of_this_round_is_named(give: Callable[[Any], Any], expected: Expected) -> None:
+def test_foreign_updates_are_named(give: Callable[[Any], Any], expected: Expected) -> None:
     federation, simulation = make_fleet("fedavg", hooks={"receive": lambda f, s, updates: give(updates)})
     with raises(ConfigError, expected):
         run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))

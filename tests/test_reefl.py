@@ -100,7 +100,7 @@ def test_the_block_reads_the_whole_queue() -> None:
     torch.testing.assert_close(last, expected[:, -1], atol=1e-5, rtol=1e-5)
 
 
-def test_its_size_at_deit_s_is_the_paper_s() -> None:
+def test_rees_size_at_deit_s() -> None:
     """430,646 for 12 blocks of width 384, whatever the depth; the classifier of 100 classes has 39,268."""
     architecture = recurrent(deit_s(classes=100), (3, 224, 224))
     with torch.device("meta"):
@@ -408,7 +408,7 @@ def test_the_loss_is_equations_5_and_6(teacher: int, temperature: float) -> None
     torch.testing.assert_close(logits[teacher].grad, alone.grad)  # the teacher learns from its labels only
 
 
-def test_what_is_not_scored_is_not_distilled_either() -> None:
+def test_unscored_positions_are_not_distilled() -> None:
     """With half of the tokens left out, the loss is that of the other half alone."""
     torch.manual_seed(0)
     logits = [torch.randn(2, 6, 5) for _ in range(3)]

@@ -150,7 +150,7 @@ def test_outliers_by_block_distance() -> None:
     assert 8 not in given_on({"outliers": {}}, updates) and len(given_on({"outliers": {}}, updates)) == 8
 
 
-def test_who_is_kept_is_clipped_to_the_median_norm() -> None:
+def test_kept_updates_are_clipped_to_the_median() -> None:
     updates = mixed()
     sent = [concat_state(extract(LAYOUT, SENT, u.submodel)) for u in updates]
     norms = [float((concat_state(u.state) - s).norm()) for u, s in zip(updates, sent, strict=True)]
@@ -200,7 +200,7 @@ def liar(index: int, tensor: str, by: float) -> Update:
 
 
 @pytest.mark.parametrize("tensor", ["heads.1.bias", "stem.weight"])
-def test_saying_that_little_was_trained_hides_nobody(tensor: str) -> None:
+def test_claiming_little_training_hides_no_attacker(tensor: str) -> None:
     """Its block has a few elements, which all others cover, too."""
     others = mixed()[:-1]
     assert 8 not in given_on({"outliers": {}}, [*others, liar(8, tensor, 50.0)])
@@ -241,7 +241,7 @@ def test_shares_round_exactly(share: float, count: int, below: int, above: int) 
     assert (floor_share(share, count), ceil_share(share, count)) == (below, above)
 
 
-def test_nobody_moved_and_nobody_there() -> None:
+def test_no_movements_and_no_updates() -> None:
     still = [replace(u, state=extract(LAYOUT, SENT, u.submodel)) for u in mixed()]
     assert len(given_on({"outliers": {}}, still)) == 9
     for option in ("outliers", "krum"):
@@ -331,7 +331,7 @@ def test_outliers_keeps_the_accuracy(kind: str, clean: float, tmp_path: Path) ->
     assert hostile <= {f["client"] for f in run.metrics[0]["failures"]}
 
 
-def test_known_rules_beside_it(clean: float, tmp_path: Path) -> None:
+def test_robust_rules_beside_krum(clean: float, tmp_path: Path) -> None:
     for name in ("krum", "trimmed_mean"):
         plus = {name: {"share": 0.3}}
         run = accuracy(tmp_path / name, {"kind": "sign_flip", "share": 0.2, "among": "each"}, plus)

@@ -112,7 +112,7 @@ def test_uniform_selection_is_without_replacement() -> None:
     assert len(set(cohorts)) > 4
 
 
-def test_nobody_able_is_an_error_before_the_first_round() -> None:
+def test_no_able_client_is_an_early_error() -> None:
     federation, _ = tiny_federation({"name": "scalefl"})
     none = replace(federation, clients=replace(federation.clients, reported=np.full(6, 0.01)))
     with raises(RunError, key="fleet"):
@@ -414,7 +414,7 @@ def test_bytes_are_those_of_the_messages() -> None:
     assert tensors < report["bytes_down"] < tensors + 4500
 
 
-def test_the_report_says_what_the_round_was() -> None:
+def test_reports_describe_their_round() -> None:
     """Clients have 12 to 52 samples, so that a mean over clients is another loss than one over samples."""
     federation, simulation = make_fleet(shares=(3, 5, 7, 11, 13, 3))
     engine = MeddlingEngine(simulation)

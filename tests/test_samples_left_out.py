@@ -32,7 +32,7 @@ def total(run: ff.Run) -> dict[str, str]:
         ([0, 1, 2, *range(3, 9)] * 4, 24, '("3", "4", "5", "6", "7", ...)'),
     ],
 )
-def test_classes_that_nobody_trains_on(tmp_path: Path, test: list[int], left: int, names: str) -> None:
+def test_classes_without_training_data(tmp_path: Path, test: list[int], left: int, names: str) -> None:
     place = arrays(tmp_path, [0, 1, 2] * 60, test)
     run = ff.run({**FAST, "data": {"path": place, "partition": {"clients": 4}}}, out=tmp_path / "run")
     columns, counted = run.columns["static"], len(test) - left
@@ -77,7 +77,7 @@ def test_some_clients_are_evaluated(tmp_path: Path) -> None:
     assert "samples" not in total(whole)["global accuracy %"] and not any("no client" in n for n in whole.notes)
 
 
-def test_a_comparison_says_the_range_over_its_seeds(tmp_path: Path) -> None:
+def test_a_comparison_notes_the_range_over_seeds(tmp_path: Path) -> None:
     place = arrays(tmp_path, [0, 1, 2] * 60, [0, 1, 2] * 10 + [0] * 3)
     path = tmp_path / "c.toml"
     path.write_text(
@@ -93,7 +93,7 @@ def test_a_comparison_says_the_range_over_its_seeds(tmp_path: Path) -> None:
     assert min(measured) < max(measured) and f"({min(measured)} to {max(measured)} of 33 samples)" in note
 
 
-def test_a_comparison_says_so_below_its_table(tmp_path: Path) -> None:
+def test_a_comparison_has_the_note(tmp_path: Path) -> None:
     place = arrays(tmp_path, [0, 1, 2] * 60, [0, 1, 2, 3] * 10)
     path = tmp_path / "c.toml"
     path.write_text(

@@ -368,7 +368,7 @@ ROSTERS: dict[str, tuple[Change, Expected]] = {
 
 
 @pytest.mark.parametrize("lie", ROSTERS)
-def test_a_client_refuses_a_roster_that_lies(lie: str) -> None:
+def test_false_rosters_are_refused(lie: str) -> None:
     change, expected = ROSTERS[lie]
     play = Play(MIXED)
     roster = play.keys()

@@ -218,7 +218,7 @@ def test_diversity_by_classes_is_greedy(target: Any) -> None:
         assert chosen[i] == min((r for r in range(12) if r not in chosen[:i]), key=lambda r: off([*chosen[:i], r]))
 
 
-def test_where_classes_are_told_nothing_is_sketched() -> None:
+def test_reported_classes_need_no_sketch() -> None:
     federation, simulation = fleet("diversity")
     federation = registered(federation, labels=np.ones((6, 4), dtype=int))
     server, _ = run_round(federation, local(simulation), Settings(1, LOCAL), start(federation))
@@ -416,7 +416,7 @@ def observing(choice: str) -> Callable[..., Server]:
 
 
 @pytest.mark.parametrize("choice", ["availability", "loss", "rl"])
-def test_what_others_remember_stays(choice: str) -> None:
+def test_memories_of_others_stay(choice: str) -> None:
     federation, _ = fleet(choice)
     server = Server({}, 0, {"first": {"a": torch.ones(2)}})
     piece = federation.levels[0].submodel

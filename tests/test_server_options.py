@@ -96,7 +96,7 @@ def test_feddyns_server_is_algorithm_1() -> None:
 
 
 @pytest.mark.parametrize("option", ["fedavgm", "fedadam", "fedyogi", "feddyn"])
-def test_what_nobody_trained_stays_bit_for_bit(option: str) -> None:
+def test_untrained_elements_keep_their_bits(option: str) -> None:
     """Neither by a nan nor by old momentum: element 2 has momentum from round 1 and is not covered in round 2."""
     first, second = moved(option)
     assert first[0][1] == START[1]

@@ -180,9 +180,7 @@ def by_all_shapes(
 @pytest.mark.parametrize("cost", ["parameters", "multiply_adds", "size_bytes"])
 @pytest.mark.parametrize("architecture", [TwoStages(), OneStageEach(), Granules()], ids=["stages", "axes", "granules"])
 @pytest.mark.parametrize("ratios", [(0.125, 0.25, 0.5, 1.0), (0.1, 0.3, 0.8, 1.0), (0.4, 1.0)])
-def test_depth_first_finds_what_trying_all_shapes_finds(
-    architecture: Architecture, ratios: tuple[float, ...], cost: str
-) -> None:
+def test_depth_first_equals_trying_all_shapes(architecture: Architecture, ratios: tuple[float, ...], cost: str) -> None:
     targets = Targets(ratios, (0.1,) * len(ratios), cost)
     for size, least in (((3, 10, 10), 4), ((3, 6, 6), 2)):  # the fields are 3, 5, 7 and 9 pixels
         first = find_first_seeing_exit(architecture, size)

@@ -115,7 +115,7 @@ def test_tables_may_say_that_nothing_is_known() -> None:
 
 
 @pytest.mark.parametrize("hook", ["aggregate", "step", "observe"])
-def test_what_a_hook_raises_undoes_its_round(hook: str) -> None:
+def test_errors_of_hooks_undo_their_round(hook: str) -> None:
     def broken(federation: Federation, server: Server, *arguments: Any) -> Any:
         if server.round == (0 if hook != "observe" else 1):
             raise KeyError("teachers\x1b[2J")
@@ -170,7 +170,7 @@ def test_rollbacks_under_attack_do_not_stop_the_run() -> None:
     assert_same_bits(left[-1].server.state, start(federation).state)
 
 
-def test_a_line_in_the_terminal_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rollbacks_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     federation, simulation = make_fleet("fedavg", hooks={"step": spoiling(float("nan"))})
     rounds = RoundProgress("", load_experiment({"rounds": 2}))
     for done in run(federation, local_engine(simulation), Settings(2, LOCAL), start(federation)):

@@ -211,7 +211,7 @@ def test_the_last_rollback_without_updates_is_quoted() -> None:
     assert "late" not in explain_empty_rounds([fail("asleep")], in_a_row=True)
 
 
-def test_rounds_of_a_private_run_name_nobody() -> None:
+def test_private_rollbacks_name_no_client() -> None:
     reports = [{**undo("early", (7, 1.0)), "privacy": {}}]
     assert numbers(explain_empty_rounds(reports, in_a_row=True)) == [1]
     assert not re.search(r"\d|early", explain_empty_rounds(reports, in_a_row=False))

@@ -37,7 +37,7 @@ def make_logits(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_next_token_scores_only_what_has_a_successor() -> None:
+def test_next_token_scores_positions_with_successors() -> None:
     """Two samples of three positions, two of the six padded: the mean over the other four, by hand."""
     logits, y = make_logits(2, 3, 5), torch.tensor([[1, 4, -100], [0, -100, 2]])
     scored = [(0, 0), (0, 1), (1, 0), (1, 2)]

@@ -26,7 +26,7 @@ def test_untidy():
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [[], ["-n", "2"]])
 @pytest.mark.parametrize("untidy", [True, False])
-def test_what_tests_leave_behind_fails_the_run(tmp_path: Path, workers: list[str], untidy: bool) -> None:
+def test_files_left_behind_fail_the_run(tmp_path: Path, workers: list[str], untidy: bool) -> None:
     """In a plain tree, without git; with xdist, whose workers cannot tell what the others do."""
     (tmp_path / "tests").mkdir()
     (tmp_path / "pytest.ini").write_text("[pytest]\n")

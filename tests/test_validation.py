@@ -164,7 +164,7 @@ def poisoned(value: float) -> Callable[[Tensor], Tensor]:
         ({"submodel": Submodel({}, UPDATE.submodel.exits)}, "not a part of the one"),
     ],
 )
-def test_what_is_wrong_is_named(changes: dict[str, Any], message: str) -> None:
+def test_wrong_updates_are_named(changes: dict[str, Any], message: str) -> None:
     wrong = replace(UPDATE, **changes)
     assert message in str(find_update_error(wrong, JOB, FEDERATION))
     reply = validate_reply(wrong, JOB, FEDERATION)

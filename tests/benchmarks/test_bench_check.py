@@ -64,7 +64,7 @@ def test_passes_within_the_margin(bench):
         (float("nan"), 2.0, "toy, ours against theirs: expected at most 1.100"),
     ],
 )
-def test_fails_beyond_the_margin_and_says_which_figure(bench, lower, higher, complaint):
+def test_figures_beyond_the_margin_fail(bench, lower, higher, complaint):
     code, output = bench(figures(lower, higher), "--check")
     assert code == 1 and complaint in output and "bench-check: FAILED" in output
     assert output.count("expected at ") == 1
@@ -130,7 +130,7 @@ def test_a_broken_entry_is_named(bench):
         written.read(bench.file)
 
 
-def test_the_table_says_what_is_not_met(bench):
+def test_the_table_marks_missed_goals(bench):
     code, output = bench([Figure("one", 1.2, 1.1, 1.4, 5, wanted=1.04, detail="a | b")])
     assert code == 0
     assert "| toy | one | 1.200 | 1.100-1.400 | 5 | at most 1.04: **not met** | " in output and "a / b" in output
@@ -185,7 +185,7 @@ def test_every_written_figure_belongs_to_a_part():
 
 
 @pytest.mark.parametrize(("busy", "own", "verdict"), [(10.0, 9.0, "quiet"), (25.0, 10.0, "busy (1.5 cores)")])
-def test_others_work_is_told_apart_from_ours(monkeypatch, busy, own, verdict):
+def test_other_processes_work_is_noticed(monkeypatch, busy, own, verdict):
     """In ten seconds the machine works `busy` core seconds, of which `own` are ours."""
     clocks = {"_busy_s": busy, "_own_s": own, "_uptime_s": 10.0}
     for name in clocks:

@@ -217,7 +217,7 @@ def test_other_formats_need_the_extra(
         ({"groups": "device"}, Expected(key="groups")),
     ],
 )
-def test_what_is_wrong_is_named(change: dict[str, Any], expected: Expected, tmp_path: Path) -> None:
+def test_wrong_updates_are_named(change: dict[str, Any], expected: Expected, tmp_path: Path) -> None:
     for number in range(6):
         write_wave(tmp_path / "x" / "ab"[number % 2] / f"{number}.wav", make_tone(500))
     if "content" in change:

@@ -137,7 +137,7 @@ def skipping(images: Tensor) -> DerivedArchitecture:
     return derive_architecture(Skipping(), images[:2], exits=["blocks.0", "blocks.1"])
 
 
-def test_parts_hand_on_what_the_rest_needs(skipping: DerivedArchitecture, images: Tensor) -> None:
+def test_parts_hand_on_all_values(skipping: DerivedArchitecture, images: Tensor) -> None:
     """The block's output, the stem's, and the means; in front of the last two blocks each."""
     segments = check_graphs(make_level(skipping, skipping.positions, images), images)
     assert [len(graph.inputs) for graph in segments] == [1, *[3] * (len(segments) - 1)]

@@ -64,7 +64,7 @@ def test_another_version_is_refused_with_both_versions(version: Any) -> None:
 
 
 @pytest.mark.parametrize("payload", [None, 7, [], "plan", {}])
-def test_what_is_not_a_plan_is_refused(payload: Any) -> None:
+def test_other_payloads_are_refused(payload: Any) -> None:
     with raises(ModelError, FORMAT, key="derive.format"):
         DerivedPlan.from_payload(payload)
 

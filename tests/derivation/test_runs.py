@@ -335,7 +335,7 @@ MISFITS: list[tuple[Any, Expected]] = [
 
 
 @pytest.mark.parametrize(("model", "expected"), MISFITS)
-def test_what_does_not_fit(model: Any, expected: Expected, tmp_path: Path) -> None:
+def test_unfit_modules_are_refused(model: Any, expected: Expected, tmp_path: Path) -> None:
     with raises(FleetFitError, expected):
         run(describe(model), tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -435,7 +435,7 @@ def test_the_verbs_name_the_steps(impatient: None, tmp_path: Path) -> None:
     assert list_steps(printed.err) and not list_steps(printed.out)
 
 
-def test_what_is_quick_names_no_step(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_derivations_name_no_step(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("fleetfit.derivation._PATIENCE_S", 600.0)
     monkeypatch.setattr("fleetfit.check._PATIENCE_S", 600.0)
     ff.derive(Residual(8), make_data(), progress=True)

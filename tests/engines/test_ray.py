@@ -212,7 +212,7 @@ def test_objects_without_an_import_path_are_refused() -> None:
         ray(replace(simulation, problem=replace(simulation.problem, spec=None)))
 
 
-def test_without_the_extra_the_error_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with raises(MissingExtra, extra="ray"):
         ray(fleets({"name": "fedavg"})[1])

@@ -65,7 +65,7 @@ def close(mib: float, messages: list[int]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["Frozen", "LoRA"])
-def test_what_is_sent_is_the_length_of_the_message(mode: str, tables: Mapping[str, PaperTable]) -> None:
+def test_sent_bytes_are_the_messages_length(mode: str, tables: Mapping[str, PaperTable]) -> None:
     """Models with their exits, packed one by one as the flat tensors that travel: four exits."""
 
     def packed(state: Mapping[str, torch.Tensor]) -> int:

@@ -121,7 +121,7 @@ def test_a_claim_is_contradicted(repository: Repository) -> None:
     assert repository.judged()["wrong"][1:] == ["-10.00 pp [-12.48, -7.52]", "3", "0.003", "contradicted"]
 
 
-def test_what_was_not_run_says_so(repository: Repository) -> None:
+def test_missing_runs_are_named(repository: Repository) -> None:
     repository.claims(
         table(above("one-seed", "Ten"), above("no-row", "Nobody"), above("no-seed", "Elsewhere"),
               above("no-column", "Ten").replace('"global"', '"avg"')),
@@ -343,7 +343,7 @@ def test_compared_experiments_share_their_settings(repository: Repository) -> No
     assert repository.verdicts() == {"across": "holds"}
 
 
-def test_the_page_says_what_was_run_and_what_differs(repository: Repository) -> None:
+def test_the_page_has_runs_and_differences(repository: Repository) -> None:
     repository.claims(table(above("clear", "Ten")))
     partition = {"kind": "dirichlet", "alpha": 100.0, "clients": 50}
     settings = {
@@ -519,7 +519,7 @@ def test_later_claims_need_an_id_and_a_column(repository: Repository, capsys: py
     assert 'claim "two", row "Ten": no column' in capsys.readouterr().err
 
 
-def test_every_row_is_shown_with_what_tuning_chose(repository: Repository) -> None:
+def test_every_row_shows_its_tuned_values(repository: Repository) -> None:
     """Of 50, 57 and 64 mean and standard deviation are 57 and 7; of 70, 78 and 86 they are 78 and 8."""
     repository.claims(table(above("clear", "Ten")), table(above("again", "Ten"), title="Table 2"))
     runs = [
@@ -578,7 +578,7 @@ def test_one_row_reads_downwards(repository: Repository) -> None:
     assert "| row | seeds | exit first | exit 9 | exit 10 | exit last | waste |\n" in repository.page
 
 
-def test_what_was_changed_in_a_claim_is_shown_below_it(repository: Repository) -> None:
+def test_changes_of_claims_are_shown(repository: Repository) -> None:
     repository.claims(table(above("clear", "Ten") + 'changed = "Later than the runs."\n', above("other", "Two")))
     repository.results([*flat(), *spread("Ten", 10), *spread("Two", 2)])
     assert repository.page.index("(`other`)") < repository.page.index("\n- `clear`: Later than the runs.\n\n")
@@ -619,7 +619,7 @@ def test_a_chapter_has_the_notes_on_its_paper(repository: Repository, capsys: py
     assert 'about: no table is of "Papre"' in capsys.readouterr().err
 
 
-def test_what_critiques_suggest_is_counted_apart(repository: Repository) -> None:
+def test_critiques_are_counted_apart(repository: Repository) -> None:
     (repository.root / "README.md").write_text(f"{headline.BEGIN}\n{headline.END}\n")
     own, suggested = table(above("one", "Ten"), above("two", "Ten")), table(above("three", "Ten"), title="2")
     repository.claims(own, suggested.replace('"Paper"', '"Critique of Paper"'))
@@ -760,7 +760,7 @@ def test_the_first_experiment_that_was_run_is_shown(repository: Repository, monk
         main([], repository.root)
 
 
-def test_check_says_whether_the_page_is_out_of_date(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_finds_a_stale_page(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
     repository.claims(table(above("clear", "Ten")))
     assert main(["--check"], repository.root) == 1
     assert main([], repository.root) == 0
@@ -771,7 +771,7 @@ def test_check_says_whether_the_page_is_out_of_date(repository: Repository, caps
     assert "out of date: run make results" in capsys.readouterr().out
 
 
-def test_needs_lists_the_rows_and_what_a_file_lacks(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
+def test_needs_lists_rows_and_gaps(repository: Repository, capsys: pytest.CaptureFixture[str]) -> None:
     repository.claims(table(above("a", "Ten"), above("b", "Two")))
     (repository.root / "experiments" / "small").mkdir()
     (repository.root / "experiments" / FILE).write_text(

@@ -234,7 +234,7 @@ def test_a_clock_that_is_off_by_more_than_is_accepted(off: float, words: str) ->
     assert (words in cause or words.replace(str(abs(off)), str(abs(off) + 1)) in cause) if words else not cause
 
 
-def test_a_server_that_tells_no_time_has_no_fault() -> None:
+def test_servers_without_a_date_have_no_fault() -> None:
     for headers in ({}, {"date": "yesterday"}, {"date": ""}, {"date": "\x1b[31m"}):
         assert not find_clock_fault(headers, 5, 305)
 

@@ -218,7 +218,7 @@ def test_a_containerfile_that_breaks_a_rule_is_seen(old: str, new: str) -> None:
     assert complaints(text.replace(old, new))
 
 
-def test_what_is_copied_gets_past_the_ignore_file() -> None:
+def test_copied_files_are_not_ignored() -> None:
     lines = (ROOT / ".dockerignore").read_text().split("\n")
     admitted = {line[1:] for line in lines if line.startswith("!")}
     copied = {source for word, rest in instructions((CONTAINERS / "Containerfile").read_text())

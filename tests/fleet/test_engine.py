@@ -684,7 +684,7 @@ def test_a_fleets_run_is_evaluated_on_local_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["eval", "predict", "calibrate"])
-def test_without_data_the_sentence_says_where_they_are(verb: str, tmp_path: Path) -> None:
+def test_verbs_without_data_name_the_nodes(verb: str, tmp_path: Path) -> None:
     run = fleet_folder(tmp_path)
     assert "data" not in json.loads((run / "environment.json").read_text()), "nothing to compare them by is written"
     err = run_verb(verb, run, code=2).err

@@ -53,7 +53,7 @@ def is_same_without_failures(base: ff.Run, run: ff.Run) -> bool:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_an_answer_that_got_lost_is_asked_for_again(times: int, tmp_path: Path) -> None:
+def test_lost_answers_are_asked_for_again(times: int, tmp_path: Path) -> None:
     """The node does its job again from what it remembered before, so that nothing is another than without the loss."""
     lab, base = fleet(tmp_path)
     left = [times]

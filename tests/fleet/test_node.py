@@ -270,7 +270,7 @@ def test_no_header_breaks_a_node(payload: Any) -> None:
     assert payload["what"] in ("hello", "setup", "base", "job")
 
 
-def test_a_hello_that_lies_in_its_numbers() -> None:
+def test_false_numbers_of_a_hello() -> None:
     assert parse_node_description(HELLO_REPLY).labels == (2, 3)
     for change, expected in [
         ({"labels": [2, 2]}, Expected(key="labels")), ({"labels": [5]}, Expected(key="labels")),

@@ -38,7 +38,7 @@ def test_bytes_become_cases(kind: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert len(delivered) >= 5 and len(set(delivered)) > 1, delivered
 
 
-def test_what_a_case_raises_comes_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_a_case_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A target that swallowed it would find nothing."""
 
     def wrong(path: Path, data: bytes) -> str:
@@ -63,7 +63,7 @@ def test_led_by_coverage(kind: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def test_without_atheris_it_says_so() -> None:
+def test_a_missing_atheris_is_explained() -> None:
     try:
         import atheris  # noqa: F401
     except ImportError:

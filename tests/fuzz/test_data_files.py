@@ -374,7 +374,7 @@ def test_every_change_changes_something() -> None:
 
 
 @pytest.mark.parametrize("case", json.loads(CORPUS.read_text(encoding="utf-8")), ids=lambda case: case["what"])
-def test_what_once_failed(case: dict[str, Any]) -> None:
+def test_stored_failures(case: dict[str, Any]) -> None:
     message = outcome(case["kind"], case["changes"])
     assert case["says"] in message if case["says"] else message == ""
 

@@ -343,7 +343,7 @@ def test_five_hundred_damaged_folders(folders: Folders, part: int) -> None:
 
 
 @pytest.mark.parametrize("file", sorted(CORPUS.glob("*.json")), ids=lambda file: file.stem)
-def test_what_once_failed(folders: Folders, file: Path, tmp_path: Path) -> None:
+def test_stored_failures(folders: Folders, file: Path, tmp_path: Path) -> None:
     """Each file: a kind of folder, a verb, the steps, and what must be said (or "" where it must go well)."""
     case = json.loads(file.read_text())
     answer = check(folders, case["folder"], case["verb"], case["steps"], tmp_path)
@@ -352,7 +352,7 @@ def test_what_once_failed(folders: Folders, file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["eval", "resume"])
-def test_settings_that_were_changed_are_used_and_said(folders: Folders, tmp_path: Path, verb: str) -> None:
+def test_changed_settings_are_noted(folders: Folders, tmp_path: Path, verb: str) -> None:
     """A flipped digit of the settings is named, as an edit is."""
     folder = tmp_path / "run"
     shutil.copytree(folders.of("stopped"), folder)

@@ -24,7 +24,7 @@ CORPUS = sorted((Path(__file__).parents[1] / "corpus" / "messages").glob("*.json
 
 @given(st.data())
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-def test_no_message_harms_anybody(data: st.DataObject) -> None:
+def test_messages_harm_no_one_else(data: st.DataObject) -> None:
     one(lambda most: data.draw(st.integers(0, most)))
 
 
@@ -68,7 +68,7 @@ def special(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
-def test_what_once_failed_fails_no_more(path: Path) -> None:
+def test_stored_failures_pass(path: Path) -> None:
     entry = json.loads(path.read_text())
     kind, part = entry["kind"], entry.get("part", "header")
     if entry["side"] == "node":

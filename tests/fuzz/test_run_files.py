@@ -288,6 +288,6 @@ def test_a_thousand_broken_run_files_are_sentences(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CORPUS, ids=lambda path: path.stem)
-def test_what_once_failed(path: Path, tmp_path: Path) -> None:
+def test_stored_failures(path: Path, tmp_path: Path) -> None:
     data = path.read_bytes()
     assert outcome(tmp_path / "run.toml", data).endswith("Error"), "each of them is wrong in some way"

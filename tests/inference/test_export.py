@@ -283,7 +283,7 @@ def of_module(module: nn.Module, exits: tuple[int, ...] = (1,)) -> LevelModel:
     return LevelModel("1", OddFamily(), {"classes": 2}, exits, module.eval(), data)
 
 
-def test_what_cannot_be_traced_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_failed_traces_leave_nothing(tmp_path: Path) -> None:
     with raises(ModelError, "torch.export"):
         export(of_module(Odd()), tmp_path / "out")
     assert not list(tmp_path.iterdir())
@@ -344,7 +344,7 @@ def test_docs_list_the_forms_and_their_extras() -> None:
         assert set(form.packages) <= requirements and form.needs in ("", *FORMS)
 
 
-def test_without_the_extra_it_says_which_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with raises(MissingExtra, extra="export"):
         export(of_module(nn.Linear(2, 2)), tmp_path / "out")

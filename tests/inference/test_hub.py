@@ -68,7 +68,7 @@ def test_a_repository_is_made_and_the_folder_uploaded(folder: Path, monkeypatch:
     assert fake.asked[4][1]["private"] is False and fake.asked[5][1]["commit_message"] == "Level 2"
 
 
-def test_the_library_has_what_is_asked_for() -> None:
+def test_the_library_gets_its_arguments() -> None:
     """The names and arguments of the real library, which the fake one above does not check."""
     import inspect
 

@@ -203,7 +203,7 @@ class Sizes:
 
 
 @pytest.mark.parametrize("thresholds", [(0.3, 0.28, 0.0), (0.0, 0.0, 0.0), (2.0, 2.0, 0.0), (2.0, 0.0, 0.0)])
-def test_who_has_left_is_not_computed_any_more(module: Any, thresholds: tuple[float, ...]) -> None:
+def test_stopped_samples_are_not_computed(module: Any, thresholds: tuple[float, ...]) -> None:
     x = torch.randn(40, 1, 4, 4) * 3
     policy = Policy(thresholds)
     with torch.no_grad():

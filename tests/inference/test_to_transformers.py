@@ -365,7 +365,7 @@ def test_data_that_cannot_say_how_they_were_made(tmp_path: Path) -> None:
         assert any(f"so no {kind} is written" in note for note in notes_on_transformers(level_model))
 
 
-def test_notes_name_what_is_left_out(tmp_path: Path) -> None:
+def test_notes_name_omissions(tmp_path: Path) -> None:
     data = texts(tmp_path / "set")
     notes = notes_on_transformers(level(small_bert(data), data, exits=(1, 2, 3)))
     assert (

@@ -277,7 +277,7 @@ def test_a_classifier_by_hand(kind: Any) -> None:
         ({"head": "pooled"}, Expected('"linear"', '"pooler"', '"norm"', key="head")),
     ],
 )
-def test_what_does_not_fit_is_refused(keys: dict[str, Any], expected: Expected) -> None:
+def test_unfit_inputs_are_refused(keys: dict[str, Any], expected: Expected) -> None:
     with raises(ModelError, expected):
         tiny(**keys)
 

@@ -105,7 +105,7 @@ def test_without_peepholes_the_cell_is_pytorch_s() -> None:
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_logits_at_every_position_see_what_came_before(cell: str) -> None:
+def test_logits_see_earlier_positions(cell: str) -> None:
     architecture = char_lstm(7, 9, 3, 5, 2, cell)
     module = build_module(architecture, architecture.sizes(1.0), (1, 2))
     x = torch.tensor([[8, 0, 3, 4, 5]])
@@ -172,7 +172,7 @@ def test_families_are_values() -> None:
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_it_learns_what_follows(cell: str) -> None:
+def test_it_learns_successors(cell: str) -> None:
     """Periodic sequences with a padded end: the next token is known from the last two; padding is not scored."""
     architecture = char_lstm(6, 6, 4, 16, 2, cell)
     torch.manual_seed(0)

@@ -302,7 +302,7 @@ def test_missing_and_misshapen_tensors_are_named(folder: Path) -> None:
         initial_state(problem, 0)
 
 
-def test_damaged_folders_are_said_so(folder: Path, tmp_path: Path) -> None:
+def test_damaged_folders_are_refused(folder: Path, tmp_path: Path) -> None:
     with raises(ModelError, path="nowhere"):
         bert(checkpoint=str(tmp_path / "nowhere"))
     with raises(ModelError, path="config.json"):

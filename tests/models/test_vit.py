@@ -154,6 +154,6 @@ def test_initial_parameters() -> None:
         ({"heads": "some"}, Expected('"whole"', '"fixed"', key="heads")),
     ],
 )
-def test_what_does_not_fit_is_refused(keys: dict[str, Any], expected: Expected) -> None:
+def test_unfit_inputs_are_refused(keys: dict[str, Any], expected: Expected) -> None:
     with raises(ModelError, expected):
         tiny(**keys)

@@ -80,7 +80,7 @@ def test_a_workflow_that_breaks_a_rule_is_seen(old: str, new: str) -> None:
     assert complaints(text.replace(old, new))
 
 
-def test_workflows_run_what_there_is() -> None:
+def test_workflows_run_existing_targets() -> None:
     """Each target of make exists, and each Python that the package names is tried."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     runs = "\n".join(step.get("run", "") for path in WORKFLOWS for step in steps(yaml.safe_load(path.read_text())))
@@ -107,7 +107,7 @@ def test_a_release_has_packages_and_bill_of_materials() -> None:
     assert [name for name, job in jobs.items() if "contents" in job.get("permissions", {})] == ["page"]
 
 
-def test_the_citation_says_what_the_package_says() -> None:
+def test_the_citation_matches_the_package() -> None:
     assert CITATION["version"] == fleetfit.__version__
     assert CITATION["license"] == PROJECT["license"]
     assert [author["name"] for author in CITATION["authors"]] == [author["name"] for author in PROJECT["authors"]]
