@@ -154,7 +154,7 @@ def test_the_weights_are_the_only_other_difference(name: str) -> None:
     assert all(torch.equal(weighed[n], expected[n]) for n in expected)
 
 
-def test_plain_updates_count_samples() -> None:
+def test_methods_that_count_samples_are_listed() -> None:
     """So that the list above is complete."""
     counting = [n for n in names.list_names("methods") if build({"name": n}).weight is not FEDAVG.weight]
     assert sorted(counting) == sorted(COUNTING)

@@ -331,7 +331,7 @@ def test_outliers_keeps_the_accuracy(kind: str, clean: float, tmp_path: Path) ->
     assert hostile <= {f["client"] for f in run.metrics[0]["failures"]}
 
 
-def test_robust_rules_beside_krum(clean: float, tmp_path: Path) -> None:
+def test_krum_and_trimmed_mean_bound_an_attack(clean: float, tmp_path: Path) -> None:
     for name in ("krum", "trimmed_mean"):
         plus = {name: {"share": 0.3}}
         run = accuracy(tmp_path / name, {"kind": "sign_flip", "share": 0.2, "among": "each"}, plus)
