@@ -93,26 +93,26 @@ def _value(path: Path, elsewhere: Path, place: int, value: Any) -> None:
     """Put a value in the place of the n-th one of a JSON file, or of a line of it."""
     try:
         lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
-        found = [json.loads(line) for line in lines]
+        rows = [json.loads(line) for line in lines]
     except ValueError:
         return
-    holder = {"lines": found}
+    holder = {"lines": rows}
     _put(holder["lines"], place, value)
     path.write_text("".join(json.dumps(line) + "\n" for line in holder["lines"]))
 
 
-def _nest(path: Path, elsewhere: Path, place: int, value: Any) -> None:
+def _change_payload(path: Path, elsewhere: Path, place: int, value: Any) -> None:
     """The same in the structure of a checkpoint."""
     try:
-        tensors, nest = parts_of(path)
+        tensors, payload = parts_of(path)
     except Exception:  # damaged before
         return
-    _put(nest, place, value)
-    written(path, tensors, nest)
+    _put(payload, place, value)
+    written(path, tensors, payload)
 
 
 def _tensor(path: Path, elsewhere: Path, place: int, how: str) -> None:
-    def change(tensors: dict[str, torch.Tensor], nest: Any) -> None:
+    def change(tensors: dict[str, torch.Tensor], payload: Any) -> None:
         name = sorted(tensors)[place % len(tensors)]
         tensor = tensors[name]
         if how == "nan" and tensor.is_floating_point() and tensor.numel():
@@ -136,19 +136,19 @@ def _tensor(path: Path, elsewhere: Path, place: int, how: str) -> None:
         return
 
 
-def _put(nest: Any, place: int, value: Any) -> None:
+def _put(payload: Any, place: int, value: Any) -> None:
     """Replace the n-th value in a nest, counted in order and around."""
-    found: list[tuple[Any, Any]] = []
+    parts: list[tuple[Any, Any]] = []
 
     def walk(inner: Any) -> None:
         for key, child in inner.items() if isinstance(inner, dict) else enumerate(inner):
-            found.append((inner, key))
+            parts.append((inner, key))
             if isinstance(child, dict | list):
                 walk(child)
 
-    walk(nest)
-    if found:
-        holder, key = found[place % len(found)]
+    walk(payload)
+    if parts:
+        holder, key = parts[place % len(parts)]
         holder[key] = value
 
 
@@ -166,6 +166,6 @@ def _root(path: Path) -> Path:
 
 _STEPS: dict[str, Callable[..., None]] = {
     "flip": _flip, "cut": _cut, "fill": _fill, "swap": _swap, "remove": _remove, "link": _link, "loop": _loop,
-    "pipe": _pipe, "device": _device, "folder": _folder, "value": _value, "nest": _nest, "tensor": _tensor,
+    "pipe": _pipe, "device": _device, "folder": _folder, "value": _value, "nest": _change_payload, "tensor": _tensor,
 }  # fmt: skip
 _MAKES = {"fill", "link", "loop", "pipe", "device", "folder", "remove"}

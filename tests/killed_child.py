@@ -26,11 +26,11 @@ def hooked(at: int, count: list[int]) -> None:
     """Count flushes to disk and renamings, and kill this process in front of the n-th."""
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
             count[0] += 1
             if count[0] == at:
                 os.kill(os.getpid(), signal.SIGKILL)
-            return real(*given, **named)
+            return real(*arguments, **named)
 
         return call
 
@@ -64,15 +64,15 @@ def called(at: int, folder: str, what: list[str] | str, tell: int) -> None:
 def serve(answers: int) -> None:
     for line in sys.stdin:
         at, folder, what = json.loads(line)
-        heard, tell = os.pipe()
+        read_end, tell = os.pipe()
         child = os.fork()
         if not child:
             called(at, folder, what, tell)
         os.close(tell)
-        with os.fdopen(heard, "rb") as told:
-            said = told.read()
+        with os.fdopen(read_end, "rb") as pipe:
+            message = pipe.read()
         _, status = os.waitpid(child, 0)
-        os.write(answers, json.dumps([os.waitstatus_to_exitcode(status), int(said or 0)]).encode() + b"\n")
+        os.write(answers, json.dumps([os.waitstatus_to_exitcode(status), int(message or 0)]).encode() + b"\n")
 
 
 if __name__ == "__main__":

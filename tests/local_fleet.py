@@ -41,7 +41,7 @@ class Lab:
     table: dict[str, Any]
     budgets: list[float]
     node: dict[str, Any] = field(default_factory=dict)
-    said: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.configs = [self.config(i) for i in range(CLIENTS)]
@@ -67,8 +67,8 @@ class Lab:
         config = ServerAppConfig(resume=target) if resume else ServerAppConfig(str(path), target)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(transport, "_MIN_PAUSE_S", 0.005)  # between questions: nothing travels here
-            return serve(self.grid, config, self.said.append)
+            return serve(self.grid, config, self.lines.append)
 
     @property
-    def heard(self) -> str:
-        return "\n".join(self.said)
+    def output(self) -> str:
+        return "\n".join(self.lines)

@@ -34,13 +34,13 @@ class LocalGrid(Grid):
     def run(self) -> Any:
         raise NotImplementedError
 
-    def create_message(self, *given: Any, **named: Any) -> Message:
+    def create_message(self, *arguments: Any, **named: Any) -> Message:
         raise NotImplementedError
 
     def get_nodes(self) -> Any:
         raise NotImplementedError
 
-    def send_and_receive(self, *given: Any, **named: Any) -> Any:
+    def send_and_receive(self, *arguments: Any, **named: Any) -> Any:
         raise NotImplementedError
 
     def get_node_ids(self) -> list[int]:
@@ -67,8 +67,8 @@ class LocalGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         with self._turn:
-            found = [self.replies.pop(name) for name in message_ids if self.replies.get(name) is not None]
-        return [reply for reply in found if reply is not None]
+            replies = [self.replies.pop(name) for name in message_ids if self.replies.get(name) is not None]
+        return [reply for reply in replies if reply is not None]
 
 
 def node_file(folder: Path, name: str, settings: Mapping[str, Any]) -> Path:

@@ -75,14 +75,14 @@ def entries(path: Path) -> list[tuple[str, dict]]:
     table = resolve_paths(read_toml(path), path.parent)
     if "compare" not in table:
         return [(path.stem, table)]
-    found = {}
+    sections = {}
     for entry in plan_comparison(path).runs:  # what differs in seed or partition only has the same levels
         data, model = (str(entry.table.get(part, {}).get("name")) for part in ("data", "model"))
         key = (entry.row, data, model, str(entry.table.get("fleet")))
         if "peft" in entry.table:  # there levels are given, which neither data nor what is fine-tuned change
             key = (entry.table["method"]["name"], *key[2:])
-        found.setdefault(key, (str(entry.subfolder.parent), dict(entry.table)))
-    return list(found.values())
+        sections.setdefault(key, (str(entry.subfolder.parent), dict(entry.table)))
+    return list(sections.values())
 
 
 # ---- examples ------------------------------------------------------------------------------------------------------
@@ -114,10 +114,10 @@ def test_optuna_searches_and_prunes(tmp_path, monkeypatch):
     optuna = pytest.importorskip("optuna", reason="the example searches with Optuna: pip install optuna")
     monkeypatch.chdir(tmp_path)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    made = runpy.run_path(str(EXAMPLES / "optuna_search.py"))
-    made["BASE"].update(TINY, rounds=2, evaluate={**made["BASE"]["evaluate"], "every": 1})
+    script = runpy.run_path(str(EXAMPLES / "optuna_search.py"))
+    script["BASE"].update(TINY, rounds=2, evaluate={**script["BASE"]["evaluate"], "every": 1})
     monkeypatch.setattr(optuna.pruners, "MedianPruner", lambda **keys: WorstOfThree(optuna))
-    study = made["search"](trials=3)
+    study = script["search"](trials=3)
     states = [trial.state.name for trial in study.trials]
     assert states == ["COMPLETE", "COMPLETE", "PRUNED"]
     for trial in study.trials[:2]:
@@ -144,17 +144,17 @@ def test_own_model_and_data_take_under_30_lines_and_learn(tmp_path, monkeypatch,
     script = EXAMPLES / "own_model_and_data.py"
     assert lines_of_code(script.read_text()) < 30
     monkeypatch.chdir(tmp_path)
-    made = runpy.run_path(str(script), run_name="__main__")
-    assert made["run"].accuracy("local") > 0.6, "chance is 0.2"
+    namespace = runpy.run_path(str(script), run_name="__main__")
+    assert namespace["run"].accuracy("local") > 0.6, "chance is 0.2"
     assert "level 1" in capsys.readouterr().out
     assert [p.name for p in tmp_path.iterdir()] == ["runs"], "an example leaves a run folder and nothing else"
 
 
 def test_the_layout_of_the_own_model_is_right():
-    made = runpy.run_path(str(EXAMPLES / "own_model_and_data.py"))
+    module = runpy.run_path(str(EXAMPLES / "own_model_and_data.py"))
     from fleetfit.check import check_layout
 
-    assert not check_layout(made["Family"](), input_shape=(20,)).not_proved
+    assert not check_layout(module["Family"](), input_shape=(20,)).not_proved
 
 
 PLAIN = {"own_module": "Net", "resnet": "resnet"}
@@ -162,8 +162,8 @@ PLAIN = {"own_module": "Net", "resnet": "resnet"}
 
 @pytest.mark.parametrize("model", PLAIN)
 def test_an_example_of_a_plain_module_is_derived(model):
-    made = runpy.run_path(str(EXAMPLES / f"{model}.py"))
-    net = ff.derive(made[PLAIN[model]](classes=10, channels=1), "digits")
+    module = runpy.run_path(str(EXAMPLES / f"{model}.py"))
+    net = ff.derive(module[PLAIN[model]](classes=10, channels=1), "digits")
     assert not net.plan.whole and net.blocks >= 4
 
 
@@ -180,14 +180,14 @@ def test_an_example_of_a_plain_module_learns_at_four_levels(model, tmp_path):
 def test_the_examples_of_transformers_learn_and_come_from_a_folder(tmp_path, monkeypatch):
     pytest.importorskip("transformers", reason="the examples are models of transformers")
     monkeypatch.chdir(tmp_path)
-    made = runpy.run_path(str(EXAMPLES / "transformers_models.py"))
-    for run in made["run_all"](rounds=3):
+    module = runpy.run_path(str(EXAMPLES / "transformers_models.py"))
+    for run in module["run_all"](rounds=3):
         losses = [line["train"]["loss"] for line in run.metrics]
         assert losses[-1] < losses[0]
         assert len({level.parameters for level in run.plan.levels}) == 4
-    model = made["classify_texts"](classes=3, vocabulary=30)
+    model = module["classify_texts"](classes=3, vocabulary=30)
     model.save_pretrained(tmp_path / "folder")
-    again = made["classify_texts"](classes=3, vocabulary=30, checkpoint=str(tmp_path / "folder"))
+    again = module["classify_texts"](classes=3, vocabulary=30, checkpoint=str(tmp_path / "folder"))
     assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
 
 
@@ -202,8 +202,8 @@ def needs_transformers(model: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_the_layout_of_an_example_is_right(model):
     needs_transformers(model)
-    made = runpy.run_path(str(EXAMPLES / f"{model}.py"))
-    family = made[MODELS[model]](classes=10, channels=1)
+    module = runpy.run_path(str(EXAMPLES / f"{model}.py"))
+    family = module[MODELS[model]](classes=10, channels=1)
     report = ff.check_layout(family, input_shape=(1, 8, 8))
     assert set(report.permutation) == set(family.axes)
     assert report.cuts and not report.not_proved
@@ -273,22 +273,22 @@ FJORD = f"{EXAMPLES / 'a_method.py'}:fjord"
 def drawn_levels(lean: float, rounds: int = 200) -> dict[int, Counter[int]]:
     """Return how often clients of each level (0 to 2) got each level, over many draws."""
     federation, _ = tiny_federation({"name": FJORD, "lean": lean}, clients=9, cohort=9)
-    server, found = start(federation), {level: Counter() for level in range(3)}
+    server, counts = start(federation), {level: Counter() for level in range(3)}
     for seed in range(rounds):
         for client, level, piece in federation.method.assign(federation, server, np.random.default_rng(seed)):
             assert piece == federation.levels[level].submodel
-            found[int(federation.level_of[client])][level] += 1
-    return found
+            counts[int(federation.level_of[client])][level] += 1
+    return counts
 
 
 def test_ordered_dropout_draws_a_width_up_to_the_client_s_own():
     """600 draws a level: evenly, or as 1 : 2 : 3 with lean 1; a standard deviation is at most 12.2."""
     even, lean = drawn_levels(0.0), drawn_levels(1.0)
-    for found, shares in ((even, [(1,), (1 / 2, 1 / 2), (1 / 3, 1 / 3, 1 / 3)]),
+    for drawn, shares in ((even, [(1,), (1 / 2, 1 / 2), (1 / 3, 1 / 3, 1 / 3)]),
                           (lean, [(1,), (1 / 3, 2 / 3), (1 / 6, 2 / 6, 3 / 6)])):  # fmt: skip
         for own, expected in enumerate(shares):
-            assert sum(found[own].values()) == 600
-            assert [found[own][level] for level in range(own + 1)] == pytest.approx([600 * p for p in expected], abs=61)
+            assert sum(drawn[own].values()) == 600
+            assert [drawn[own][level] for level in range(own + 1)] == pytest.approx([600 * p for p in expected], abs=61)
 
 
 def test_ordered_dropout_that_leans_to_the_limit_gives_everybody_their_own():
@@ -353,11 +353,11 @@ def test_an_experiment_resolves(path, monkeypatch):
             monkeypatch.setenv("FLEETFIT_DATA", str(REAL))
         table = without_checkpoint(table)
         if name in SHAPES:
-            kept = {key: data[key] for key in ("partition",) if key in data}
+            data_kept = {key: data[key] for key in ("partition",) if key in data}
             shape, samples = shape_of(name, data), 6 * data.get("partition", {}).get("clients", 0)
             server = {"server": {"name": stand_in(*shape)}} if "server" in data else {}
-            table = {**table, "data": {"name": stand_in(*shape, max(6000, samples)), **kept, **server}}
-        found = assemble(load_experiment(table))
+            table = {**table, "data": {"name": stand_in(*shape, max(6000, samples)), **data_kept, **server}}
+        assembly = assemble(load_experiment(table))
         own = {"exclusivefl": "cannot take part"} | dict.fromkeys(["fedavg", "fedsgd"], "that fits the smallest budget")
         method = table.get("method", {}).get("name")
         planned = ("Levels keep whole early blocks", "No level has an early exit") if method == "fleetfit" else ()
@@ -371,12 +371,12 @@ def test_an_experiment_resolves(path, monkeypatch):
             own.get(method, "Accuracy here is"),
             *private,
         )
-        unused.append(set(map(str, found.unused)))  # a key that another row uses is for that one
-        rest = [note for note in found.notes if note not in unused[-1]]
+        unused.append(set(map(str, assembly.unused)))  # a key that another row uses is for that one
+        rest = [note for note in assembly.notes if note not in unused[-1]]
         assert all(any(e in note for e in expected) for note in rest), f"{label}: {rest}"
         alone = method == "exclusivefl"
-        assert alone or len(found.federation.able) == len(found.federation.clients), label
-        assert found.plan.levels[-1].share <= 1, label
+        assert alone or len(assembly.federation.able) == len(assembly.federation.clients), label
+        assert assembly.plan.levels[-1].share <= 1, label
     assert not set.intersection(*unused), "keys that no row uses"
 
 
@@ -406,8 +406,10 @@ def test_a_file_of_a_paper_says_how_it_differs_and_has_a_small_one(path):
     small = path.parent / "small" / path.name
     if path.parent.name == "small":
         full = read_toml(path.parents[1] / path.name)["compare"]
-        rows, known = ({tuple(r["label"].split(", ")) for r in s["row"]} for s in (section, full))
-        assert all(any(set(row) <= set(other) for other in known) for row in rows), "a row that the full file lacks"
+        rows, rows_by_label = ({tuple(r["label"].split(", ")) for r in s["row"]} for s in (section, full))
+        assert all(any(set(row) <= set(other) for other in rows_by_label) for row in rows), (
+            "a row that the full file lacks"
+        )
         assert table["name"] == f"{path.stem}-small"
     else:
         assert table["name"] == path.stem

@@ -23,9 +23,9 @@ SEEN_BY_MODELS = {
 }  # fmt: skip
 
 
-def described(found: Any) -> list[Any]:
+def described(result: Any) -> list[Any]:
     """Return all of a result that is known without numbers."""
-    parts = found if isinstance(found, tuple | list) else [found]
+    parts = result if isinstance(result, tuple | list) else [result]
     return [(t.shape, t.stride(), t.dtype, t.device) if isinstance(t, Tensor) else t for t in parts]
 
 

@@ -74,8 +74,8 @@ def experiments(path: Path) -> Iterator[tuple[str, Any]]:
 
 def key_of(section: Any, key: str) -> Any:
     """Return a key of a data section, or its data set's default; None for none, and where there is no such key."""
-    found = inspect.signature(names.resolve("data", section.name)).parameters.get(key)
-    value = section.settings.get(key, None if found is None else found.default)
+    parameter = inspect.signature(names.resolve("data", section.name)).parameters.get(key)
+    value = section.settings.get(key, None if parameter is None else parameter.default)
     return None if value == "none" else value
 
 
@@ -85,15 +85,15 @@ def test_a_file_is_as_its_paper_or_says_how_it_differs(path: Path) -> None:
     assert (paper is None) == (path.stem in OF_OUR_OWN), "a new file: say whose settings it has"
     if paper is None:
         return
-    said = read_toml(path).get("compare", {}).get("differs", "")
+    differs = read_toml(path).get("compare", {}).get("differs", "")
     wrong: dict[str, Any] = {}
     for label, experiment in experiments(path):
         data, method = experiment.data, experiment.method.name
         augment = key_of(data, "augment")
-        if augment != paper.augment.get(data.name) and not re.search("crop|shifted|mirrored", said):
+        if augment != paper.augment.get(data.name) and not re.search("crop|shifted|mirrored", differs):
             wrong[f"{label}: augment"] = augment
         pixels = "resize" in inspect.signature(names.resolve("data", data.name)).parameters
-        if pixels and (key_of(data, "normalise") or "own") != paper.normalise and "normalised" not in said:
+        if pixels and (key_of(data, "normalise") or "own") != paper.normalise and "normalised" not in differs:
             wrong[f"{label}: normalise"] = key_of(data, "normalise")
         counts = paper.counted is None or method in paper.counted
         plain = experiment.method.hooks.get("weight") == "by_samples" and path.stem.startswith("reefl-")
@@ -108,8 +108,8 @@ def test_adaptivefl_is_compared_with_both_rules_of_credit() -> None:
     for path in FILES:
         table = read_toml(path)
         rows = [row.get("method", {}) for row in table.get("compare", {}).get("row", [])]
-        found = {row.get("credit", "printed") for row in rows if row.get("name") == "adaptivefl"}
-        assert found in (set(), {"printed", "authors"}), path.name
+        credits = {row.get("credit", "printed") for row in rows if row.get("name") == "adaptivefl"}
+        assert credits in (set(), {"printed", "authors"}), path.name
 
 
 def test_decoupled_is_that_of_the_paper_whose_table_it_stands_in() -> None:
@@ -213,32 +213,32 @@ def falls_to(local: Mapping[str, Any]) -> Any:
 
 @pytest.mark.parametrize("stem", sorted(TRAINING))
 def test_a_full_file_trains_as_its_paper(stem: str) -> None:
-    said, wrong, alphas = TRAINING[stem], {}, set()
+    trained, wrong, alphas = TRAINING[stem], {}, set()
     for label, table in tables_of(ROOT / f"{stem}.toml"):
         local, data, cohort = table["local"], table["data"], table["cohort"]
         partition = data["partition"]
         fed_dyn = table["method"]["name"] == "depthfl" and table["method"].get("alpha", 0.1) > 0
-        number = 1 if fed_dyn and len(said.lr) > 1 else 0
-        falls = said.falls[number] if isinstance(said.falls, tuple) else said.falls
+        number = 1 if fed_dyn and len(trained.lr) > 1 else 0
+        falls = trained.falls[number] if isinstance(trained.falls, tuple) else trained.falls
         ours = {
-            "epochs": (local["epochs"], said.epochs),
-            "batch_size": (local["batch_size"], said.batch_size),
-            "lr": (local["lr"], said.lr[number]),
+            "epochs": (local["epochs"], trained.epochs),
+            "batch_size": (local["batch_size"], trained.batch_size),
+            "lr": (local["lr"], trained.lr[number]),
             "falls": (falls_to(local), falls),
-            "share": (cohort.get("count", cohort.get("fraction")), said.share),
+            "share": (cohort.get("count", cohort.get("fraction")), trained.share),
         }
-        if said.rounds is not None:
-            ours["rounds"] = (table["rounds"], said.rounds)
-        if said.momentum is not None:
-            ours["momentum"] = (local["momentum"], said.momentum)
-        if said.budgets is not None and "matched in multiply-adds" not in label:  # which the paper has not
-            ours["budgets"] = (tuple(group["budget"] for group in table["fleet"]["groups"]), said.budgets)
+        if trained.rounds is not None:
+            ours["rounds"] = (table["rounds"], trained.rounds)
+        if trained.momentum is not None:
+            ours["momentum"] = (local["momentum"], trained.momentum)
+        if trained.budgets is not None and "matched in multiply-adds" not in label:  # which the paper has not
+            ours["budgets"] = (tuple(group["budget"] for group in table["fleet"]["groups"]), trained.budgets)
         wrong |= {f"{label}: {key}": pair for key, pair in ours.items() if pair[0] != pair[1]}
-        if partition["clients"] not in said.clients[data["name"]]:
+        if partition["clients"] not in trained.clients[data["name"]]:
             wrong[f"{label}: clients"] = partition["clients"]
         alphas.add(partition.get("alpha"))
     assert not wrong, "what the file has, what the paper says"
-    assert alphas - {None} == set(said.alphas)
+    assert alphas - {None} == set(trained.alphas)
 
 
 def test_every_full_file_is_held_to_its_paper() -> None:
@@ -280,32 +280,32 @@ def said_by(path: Path) -> str:
 @pytest.mark.parametrize("path", [p for p in FILES if said_by(p)], ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_differs_from_a_paper_is_said(path: Path) -> None:
     """Hold-out, batch-norm statistics, weights of exits, crops, weight decay and rounds where a paper is silent."""
-    said, wrong = said_by(path), []
+    differs, wrong = said_by(path), []
     for label, experiment in experiments(path):
         data, method = experiment.data, experiment.method
         held = key_of(data, "validation") or 0.0
         if (
             path.stem.startswith(("adaptivefl-", "fedavg-"))
             and held
-            and not re.search("held out|a tenth|450|540", said)
+            and not re.search("held out|a tenth|450|540", differs)
         ):
             wrong.append(f"{label}: {held} of the training data is held out, the paper holds nothing out")
-        if path.parent.name == "small" and held and "held out" not in said and paper_of(path):
+        if path.parent.name == "small" and held and "held out" not in differs and paper_of(path):
             wrong.append(f"{label}: {held} of the small file's training data is held out")
-        if path.stem.startswith("scalefl-") and data.name == "imagenet" and "held out" not in said:
+        if path.stem.startswith("scalefl-") and data.name == "imagenet" and "held out" not in differs:
             wrong.append(f"{label}: {held} held out for the paper's 25,000 images")
-        if path.stem.startswith("scalefl-") and method.name == "scalefl" and "twice the printed weight" not in said:
+        if path.stem.startswith("scalefl-") and method.name == "scalefl" and "twice the printed weight" not in differs:
             wrong.append(f"{label}: Eq. 5's weights")
         normed = path.stem.startswith(("scalefl-", "adaptivefl-")) and data.name not in ("sst2", "ag_news")
-        if normed and "static batch-norm" not in said:
+        if normed and "static batch-norm" not in differs:
             wrong.append(f"{label}: batch statistics in the paper")
-        if path.stem.startswith("scalefl-") and "weight decay" not in said:
+        if path.stem.startswith("scalefl-") and "weight decay" not in differs:
             wrong.append(f"{label}: weight decay is the authors' code's")
-        if path.stem.startswith("adaptivefl-") and not re.search("rounds", said):
+        if path.stem.startswith("adaptivefl-") and not re.search("rounds", differs):
             wrong.append(f"{label}: rounds, decay and weight decay are the authors' code's")
         if (
             path.stem.startswith("adaptivefl-")
-            and "shares of classes" not in said
+            and "shares of classes" not in differs
             and "alpha" in data.partition.settings
         ):
             wrong.append(f"{label}: their weak clients have the smallest shares of the data")

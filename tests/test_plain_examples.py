@@ -62,8 +62,8 @@ def dealt(assembly: Assembly) -> list[Tensor]:
     return [part["train"] for part in assembly.simulation.parts]
 
 
-def equal(found: dict[str, Tensor], expected: list[Tensor]) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(found.values(), expected, strict=True))
+def equal(actual: dict[str, Tensor], expected: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(actual.values(), expected, strict=True))
 
 
 @pytest.mark.parametrize("seed", [0, 3])
@@ -74,9 +74,9 @@ def test_fedavg_in_plain_pytorch_has_the_same_bits(seed: int, tmp_path: Path) ->
     assert len({len(indices) for indices in clients}) > 3
     x, y = example["digits"]()
     with one_thread():
-        found = example["fedavg"](x, y, clients, seed=seed)
+        result = example["fedavg"](x, y, clients, seed=seed)
         other = example["fedavg"](x, y, clients, seed=seed, rounds=2)
-    assert equal(found, expected)
+    assert equal(result, expected)
     assert not equal(other, expected)
 
 
@@ -91,9 +91,9 @@ def test_scalefl_in_plain_pytorch_has_the_same_bits(seed: int, tmp_path: Path) -
     assert 1 < sum(level_of) < 7
     x, y = example["digits"]()
     with one_thread():
-        found = example["scalefl"](x, y, dealt(assembly), level_of, levels, seed=seed)
+        result = example["scalefl"](x, y, dealt(assembly), level_of, levels, seed=seed)
         all_small = example["scalefl"](x, y, dealt(assembly), [0] * 8, levels, seed=seed)
-    assert equal(found, expected)
+    assert equal(result, expected)
     assert not equal(all_small, expected)
 
 
@@ -123,7 +123,7 @@ def test_they_are_plain_pytorch(path: Path) -> None:
 @pytest.mark.parametrize("path", PLAIN, ids=lambda path: path.name)
 def test_they_learn_the_digits(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(path), run_name="__main__")
-    found = [float(word.strip(",")) for line in capsys.readouterr().out.splitlines() for word in line.split()
+    accuracies = [float(word.strip(",")) for line in capsys.readouterr().out.splitlines() for word in line.split()
              if word.startswith("0.")]  # fmt: skip
-    assert len(found) == {"fedavg_plain.py": 1, "scalefl_plain.py": 3}[path.name]
-    assert min(found) > 0.9
+    assert len(accuracies) == {"fedavg_plain.py": 1, "scalefl_plain.py": 3}[path.name]
+    assert min(accuracies) > 0.9

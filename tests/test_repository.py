@@ -50,39 +50,39 @@ def imported_modules(tree: ast.AST) -> Iterator[str]:
 
 def dotted_uses(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield (line, full dotted name) of each use of an imported name, aliases undone: `np.random.seed` -> numpy..."""
-    known: dict[str, str] = {}
+    aliases: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                known[alias.asname or alias.name.split(".")[0]] = (
+                aliases[alias.asname or alias.name.split(".")[0]] = (
                     alias.name if alias.asname else alias.name.split(".")[0]
                 )
         elif isinstance(node, ast.ImportFrom) and node.module:
-            known |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            aliases |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
     for node in ast.walk(tree):
         parts: list[str] = []
         part: ast.AST = node
         while isinstance(part, ast.Attribute):
             parts.append(part.attr)
             part = part.value
-        if isinstance(part, ast.Name) and part.id in known and isinstance(node, ast.Attribute | ast.Name):
-            yield node.lineno, ".".join([known[part.id], *reversed(parts)])
+        if isinstance(part, ast.Name) and part.id in aliases and isinstance(node, ast.Attribute | ast.Name):
+            yield node.lineno, ".".join([aliases[part.id], *reversed(parts)])
 
 
 def pickling(source: str) -> list[str]:
     """List each import of a pickling module and each use of a function that pickles."""
     tree = ast.parse(source)
-    found = [name for name in imported_modules(tree) if name.split(".")[0] in PICKLERS]
-    found += [f"line {line}: {name}" for line, name in dotted_uses(tree) if name in PICKLING_CALLS]
+    pickles = [name for name in imported_modules(tree) if name.split(".")[0] in PICKLERS]
+    pickles += [f"line {line}: {name}" for line, name in dotted_uses(tree) if name in PICKLING_CALLS]
     for node in ast.walk(tree):
         if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and getattr(node.value, "value", True):
-            found.append(f"line {node.value.lineno}: allow_pickle")
-    return found
+            pickles.append(f"line {node.value.lineno}: allow_pickle")
+    return pickles
 
 
 def global_randomness(source: str) -> list[str]:
     """List each use of a random generator that the whole process shares."""
-    found = []
+    uses = []
     for line, name in dotted_uses(ast.parse(source)):
         head, _, last = name.rpartition(".")
         if (
@@ -90,8 +90,8 @@ def global_randomness(source: str) -> list[str]:
             or (head == "numpy.random" and last not in NUMPY_OWN_STATE)
             or (head == "random" and last not in PYTHON_OWN_STATE)
         ):
-            found.append(f"line {line}: {name}")
-    return found
+            uses.append(f"line {line}: {name}")
+    return uses
 
 
 def named_in_tree(markdown: str) -> list[str]:
@@ -150,8 +150,8 @@ def test_a_circle_of_imports_is_seen():
 
 
 def test_nothing_pickles():
-    found = {relative(path): pickling(path.read_text()) for path in MODULES}
-    assert not {path: lines for path, lines in found.items() if lines}
+    users = {relative(path): pickling(path.read_text()) for path in MODULES}
+    assert not {path: lines for path, lines in users.items() if lines}
 
 
 @pytest.mark.parametrize(
@@ -174,8 +174,8 @@ def test_other_reading_and_writing_is_not_pickling():
 
 
 def test_no_global_randomness():
-    found = {relative(path): global_randomness(path.read_text()) for path in MODULES}
-    assert {path for path, lines in found.items() if lines} <= SEEDS_GLOBALLY
+    users = {relative(path): global_randomness(path.read_text()) for path in MODULES}
+    assert {path for path, lines in users.items() if lines} <= SEEDS_GLOBALLY
 
 
 @pytest.mark.parametrize(
@@ -245,13 +245,13 @@ def test_the_places_of_changes_exist():
 
 def test_no_class_name_stands_twice():
     """A reader who meets a class knows which one it is."""
-    found = {}
+    by_name = {}
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, []).append(relative(path))
-    assert len(found) > 200
-    assert not {name: places for name, places in found.items() if len(places) > 1}
+                by_name.setdefault(node.name, []).append(relative(path))
+    assert len(by_name) > 200
+    assert not {name: places for name, places in by_name.items() if len(places) > 1}
 
 
 def test_every_decision_is_in_the_index():
@@ -272,11 +272,11 @@ def test_every_requirement_is_pinned_and_within_its_range():
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pinned = pins((ROOT / "constraints.txt").read_text())
-    wanted = [
+    requirements = [
         *project["dependencies"],
         *(line for extra in project["optional-dependencies"].values() for line in extra),
     ]
-    for requirement in map(Requirement, wanted):
+    for requirement in map(Requirement, requirements):
         assert pinned.get(normal(requirement.name), "missing") in requirement.specifier, (
             f"{requirement} in constraints.txt"
         )
@@ -302,12 +302,12 @@ def test_hooks_run_what_make_test_runs():
 def test_security_names_tests_that_exist() -> None:
     """Each promise that SECURITY.md makes in a table names its tests."""
     named = set(re.findall(r"`(test_\w+)`", (ROOT / "SECURITY.md").read_text()))
-    found = {
+    existing = {
         name
         for path in (ROOT / "tests").rglob("test_*.py")
         for name in re.findall(r"^\s*def (test_\w+)", path.read_text(), re.MULTILINE)
     }
-    assert named and not named - found
+    assert named and not named - existing
 
 
 @pytest.mark.parametrize(("title", "least"), [("## A verb:", 16), ("## A job", 12)])
@@ -319,10 +319,10 @@ def test_a_walk_names_functions_that_exist(title: str, least: int) -> None:
         room, *parts = name.split(".")
         while parts and (ROOT / "fleetfit" / room.replace(".", "/") / parts[0]).with_suffix(".py").is_file():
             room = f"{room}.{parts.pop(0)}"
-        found: object = importlib.import_module(f"fleetfit.{room}")
+        room_module: object = importlib.import_module(f"fleetfit.{room}")
         for part in parts:
-            found = getattr(found, part)
-        assert callable(found), name
+            room_module = getattr(room_module, part)
+        assert callable(room_module), name
 
 
 def test_docstrings_name_exceptions_that_exist() -> None:

@@ -36,17 +36,17 @@ def spoil(run: ff.Run, kind: str) -> None:
         newest.write_bytes(newest.read_bytes()[:-9])
     elif kind == "data":
         place = run.folder / "environment.json"
-        nest = json.loads(place.read_text())
-        nest["data"]["samples"] = 3
-        place.write_text(json.dumps(nest))
+        payload = json.loads(place.read_text())
+        payload["data"]["samples"] = 3
+        place.write_text(json.dumps(payload))
         (run.folder / "summary.json").unlink()
 
 
 @pytest.mark.parametrize("kind", ["edited", "checkpoint"])
 def test_the_program_s_name_stands_once(run: ff.Run, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     spoil(run, kind)
-    said = run_verb("eval", run.folder).err
-    assert "fleetfit: " in said and "fleetfit: fleetfit" not in said
+    err = run_verb("eval", run.folder).err
+    assert "fleetfit: " in err and "fleetfit: fleetfit" not in err
     ours = [record.getMessage() for record in caplog.records if record.name == "fleetfit"]
     assert ours and not any(message.startswith("fleetfit:") for message in ours)
 
@@ -73,9 +73,9 @@ def test_no_address_of_an_object_is_in_a_sentence(tmp_path: Path, content: bytes
         data = images(str(tmp_path / "set"), size=8, lazy=lazy)
         data.batch(data.split("train"))
 
-    with pytest.raises(DataError) as found:
+    with pytest.raises(DataError) as caught:
         read()
-    assert "0x" not in str(found.value) and "BytesIO" not in str(found.value)
+    assert "0x" not in str(caught.value) and "BytesIO" not in str(caught.value)
 
 
 def test_addresses_of_other_objects() -> None:
@@ -84,12 +84,12 @@ def test_addresses_of_other_objects() -> None:
 
     stream, thing = io.BytesIO(), Thing()
     assert str(ConfigError(f"cannot identify image file {stream!r}; mend it")) == "cannot identify image file; mend it"
-    for said in (
+    for sentence in (
         str(ConfigError(f"got {thing}.")),
         one_line(f"got {thing}."),
         format_exception(ConfigError(f"got {thing}.")),
     ):
-        assert said.startswith("got <") and said.endswith("Thing object>.") and "0x" not in said
+        assert sentence.startswith("got <") and sentence.endswith("Thing object>.") and "0x" not in sentence
     assert "0x" not in format_exception(ValueError(f"{stream!r} and {thing!r}"))
     assert str(ConfigError("an address such as 0x7f is kept")) == "an address such as 0x7f is kept"
 

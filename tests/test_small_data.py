@@ -35,8 +35,8 @@ def list_notes(data: Data, **sections: Any) -> tuple[str, ...]:
 )
 def test_fewer_than_ten_test_samples_a_client_are_said_once(tested: int, clients: int, is_said: bool) -> None:
     notes = list_notes(make_data(clients * 20, tested, clients), cohort={"count": 3})
-    said = [note for note in notes if f"{tested / clients:.2g} test" in note]
-    assert len(said) == is_said and "partition" not in "".join(said)  # devices stay apart
+    few_notes = [note for note in notes if f"{tested / clients:.2g} test" in note]
+    assert len(few_notes) == is_said and "partition" not in "".join(few_notes)  # devices stay apart
 
 
 @pytest.mark.parametrize("kind", ["iid", "dirichlet", "shards"])
@@ -91,5 +91,5 @@ def test_levels_whose_clients_hold_one_class_are_said(single: list[int]) -> None
         k in single for k in (0, 1)
     ]
     notes = list_notes(make_data(120, 72, 6, classes_of), **sections)
-    said = [note for note in notes if "one class" in note]
-    assert [f'("{level}")' in note for level, note in zip(single, said, strict=True)] == [True] * len(single)
+    class_notes = [note for note in notes if "one class" in note]
+    assert [f'("{level}")' in note for level, note in zip(single, class_notes, strict=True)] == [True] * len(single)

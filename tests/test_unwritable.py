@@ -48,7 +48,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def said(program: str, where: Path, limit: int, arguments: list[str]) -> str:
+def run_unwritable(program: str, where: Path, limit: int, arguments: list[str]) -> str:
     """Run the command in a process of its own that cannot write, and return its sentence."""
     done = subprocess.run(
         [sys.executable, "-c", program, str(limit), *arguments],
@@ -71,12 +71,12 @@ def said(program: str, where: Path, limit: int, arguments: list[str]) -> str:
         (["predict", "finished", "--out", "OUT"], "cannot be written"),
         (["run", "run.toml", "--out", "OUT", "-q"], "the workers cannot be started"),
     ],
-    ids=lambda given: given[0] if isinstance(given, list) else "",
+    ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_a_full_disk(place: Path, tmp_path: Path, arguments: list[str], expected: str) -> None:
     before = content(place)
     words = [str(tmp_path / "out") if word == "OUT" else word for word in arguments]
-    assert expected in said(FULL, place, 300, words)
+    assert expected in run_unwritable(FULL, place, 300, words)
     after = content(place)
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     assert changed <= {"stopped/.lock", "stopped/environment.json"} and not any(
@@ -93,14 +93,14 @@ def test_a_full_disk(place: Path, tmp_path: Path, arguments: list[str], expected
         (["export", "finished", "--no-onnx", "--out", "finished-export"], "cannot be written"),
         (["pictures", "finished"], "cannot write figures"),
     ],
-    ids=lambda given: given[0] if isinstance(given, list) else "",
+    ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_a_folder_that_is_only_to_be_read(place: Path, arguments: list[str], expected: str) -> None:
     before, folders = content(place), [place, *(path for path in place.rglob("*") if path.is_dir())]
     for folder in folders:
         folder.chmod(0o555)
     try:
-        assert expected in said(ONLY_READ, place, 0, arguments)
+        assert expected in run_unwritable(ONLY_READ, place, 0, arguments)
     finally:
         for folder in folders:
             folder.chmod(0o755)

@@ -43,7 +43,7 @@ def test_a_node_builds_only_what_it_allows(tmp_path: Path) -> None:
     lab, _ = lab_of(tmp_path, table, allow=ALLOW)
     lab.config(3, allow=["tiny:tiny"])
     run = lab.serve(nodes=4)
-    assert MODELS[0]["name"] in lab.heard and run.metrics[0]["online"] == 4
+    assert MODELS[0]["name"] in lab.output and run.metrics[0]["online"] == 4
 
 
 def test_a_node_of_another_version_names_both(tmp_path: Path) -> None:

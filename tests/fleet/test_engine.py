@@ -212,8 +212,8 @@ def test_resume_after_a_killed_server_has_the_same_bits(name: str, when: int, tm
     lab.grid.twist = lambda message, reply: reply
     nodes_side.get_node.cache_clear()  # the nodes were restarted as well
     assert have_same_state(base, lab.serve(resume=True))
-    lab.said.clear()
-    assert lab.serve(resume=True).finished and "finished already" in lab.heard
+    lab.lines.clear()
+    assert lab.serve(resume=True).finished and "finished already" in lab.output
 
 
 def test_an_undone_round_is_undone_on_the_nodes_too(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_an_undone_round_is_undone_on_the_nodes_too(tmp_path: Path) -> None:
         unpack(transport.read_parts(m)["header"])["job"] for m in lab.grid.sent if m.metadata.message_type == "train"
     ]
     assert {(job["round"], job["memory_version"]) for job in jobs} == {(0, -1), (1, 0), (2, 0), (3, 2)}
-    assert all(quoted in lab.heard for quoted in ("Round 2 ", '"stem.bias"', "norm: node-"))
+    assert all(quoted in lab.output for quoted in ("Round 2 ", '"stem.bias"', "norm: node-"))
 
 
 def test_resume_needs_a_run_of_a_fleet(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_false_sums_leave_the_state(lie: str, without_one: Any, tmp_path: Path) 
     assert have_same_state(run, honest)
     failures = run.metrics[0]["failures"]
     assert [f["client"] for f in failures] == [0] and len(failures[0]["reason"]) < 600
-    assert any(line.startswith("  Node node-0: ") for line in lab.said), lab.heard
+    assert any(line.startswith("  Node node-0: ") for line in lab.lines), lab.output
     assert run.metrics[1]["train"]["clients"] == CLIENTS and not run.metrics[1]["failures"]
 
 
@@ -346,7 +346,7 @@ def test_a_round_ends_at_its_deadline(without_one: Any, tmp_path: Path) -> None:
     began = time.monotonic()
     run = lab.serve(deadline_s=1.0)
     assert time.monotonic() - began > 1.0
-    assert " 1 s" in lab.heard
+    assert " 1 s" in lab.output
     assert run.metrics[0]["train"]["clients"] == CLIENTS - 1
     # its job of round 1 is still out: nobody sends it another one until Flower has dropped that
     assert run.metrics[1]["train"]["clients"] == CLIENTS - 1 and run.metrics[1]["online"] == CLIENTS - 1
@@ -369,7 +369,7 @@ def test_a_late_answer_frees_its_node(tmp_path: Path) -> None:
 
     lab.grid.twist = twist
     run = lab.serve(deadline_s=0.6)
-    assert "answered a job after its round had ended" in lab.heard
+    assert "answered a job after its round had ended" in lab.output
     assert [report["online"] for report in run.metrics] == [5, 4, 5, 5]
 
 
@@ -428,7 +428,7 @@ def test_nodes_that_come_back_or_come_late_take_part(tmp_path: Path) -> None:
     online = [report["online"] for report in run.metrics]
     assert online == [4, 4, 4, 4, 5, 5], online  # 105 comes in the second round, 101 is away in the third and fourth
     assert run.server.memory["adaptivefl"]["curiosity"].shape[1] == 5
-    again = serve(lab.grid, ServerAppConfig(resume=str(tmp_path / "run")), lab.said.append)
+    again = serve(lab.grid, ServerAppConfig(resume=str(tmp_path / "run")), lab.lines.append)
     assert again.finished and len(again.assembly.federation.levels) == 3
 
 
@@ -483,7 +483,7 @@ def test_unfit_nodes_are_left_out_by_name(tmp_path: Path) -> None:
     lab.config(3, allow=[])
     run = lab.serve(nodes=3)
     for node, cause in (("Node 102 ", "budget"), ("Node node-2 ", "[1, 8, 8]"), ("Node node-3 ", '"tiny:tiny"')):
-        assert any(node in line and cause in line for line in lab.said), lab.heard
+        assert any(node in line and cause in line for line in lab.lines), lab.output
     assert set(run.metrics[0]["train"]["by_level"]) <= {"1", "2"} and run.metrics[0]["online"] == 2
 
 
@@ -498,7 +498,7 @@ def test_a_node_with_an_unusable_budget_is_left_out(tmp_path: Path) -> None:
 
     lab.grid.twist = twist
     run = lab.serve(nodes=4)
-    assert any("Node 102 " in line and "budget" in line for line in lab.said), lab.heard
+    assert any("Node 102 " in line and "budget" in line for line in lab.lines), lab.output
     assert [report["online"] for report in run.metrics] == [4, 4, 4]
 
 
@@ -516,7 +516,7 @@ def test_changed_nodes_are_asked_until_they_fit(tmp_path: Path, monkeypatch: pyt
 
     lab.grid.twist = twist
     run = lab.serve()
-    assert any("Node node-0 " in line and "[1, 8, 8]" in line for line in lab.said), lab.heard
+    assert any("Node node-0 " in line and "[1, 8, 8]" in line for line in lab.lines), lab.output
     assert [report["online"] for report in run.metrics] == [5, 4, 4, 4, 4, 4]
 
 
@@ -544,7 +544,7 @@ def test_a_question_without_an_answer_is_asked_again(
 
     lab.grid.twist = twist
     run = lab.serve(wait_s=60.0)
-    assert healed and "does not take part" not in lab.heard
+    assert healed and "does not take part" not in lab.output
     assert have_same_state(base, run) and not any(report["failures"] for report in run.metrics)
 
 
@@ -553,7 +553,7 @@ def test_too_few_nodes_and_a_broken_one(tmp_path: Path) -> None:
     lab.configs[0].write_text("name = 3")
     with raises(RunError, 4, 5, 1):
         lab.serve(wait_s=1.0)
-    assert "name: " in lab.heard
+    assert "name: " in lab.output
     assert not (tmp_path / "run").exists()
 
 
@@ -561,7 +561,7 @@ def test_a_budget_that_is_not_reported_does_not_travel(tmp_path: Path) -> None:
     lab, _ = lab_of(tmp_path, described({"name": "adaptivefl", "p": 1}, rounds=1), reports_budget=False)
     run = lab.serve()
     assert '"budget": 0.' not in (tmp_path / "run" / "nodes.json").read_text()
-    assert run.metrics[0]["waste"] >= 0 and "budget not reported" in lab.heard
+    assert run.metrics[0]["waste"] >= 0 and "budget not reported" in lab.output
 
 
 def test_untrained_tensors_are_sent_again_after_a_loss(tmp_path: Path) -> None:
@@ -749,9 +749,9 @@ def test_a_resumed_private_fleet_pays_again(tmp_path: Path, monkeypatch: pytest.
     ]
     assert json.loads((run.folder / "privacy.json").read_text())["begun"] == 4
     assert json.loads((run.folder / "fleet.json").read_text())["first"]["samples"] is None
-    rounds = [line for line in lab.said if line.startswith("Round")]
+    rounds = [line for line in lab.lines if line.startswith("Round")]
     assert len(rounds) == 3 and all("epsilon" in line and "level" not in line and "loss" not in line for line in rounds)
     secret = (tmp_path / "keys" / "run.key").read_text().strip()
-    assert secret not in lab.heard
+    assert secret not in lab.output
     assert not any(secret.encode() in file.read_bytes() for file in run.folder.rglob("*") if file.is_file())
     assert not any(secret.encode() in part for m in lab.grid.sent for part in transport.read_parts(m).values())

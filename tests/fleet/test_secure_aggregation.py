@@ -141,7 +141,7 @@ def test_the_server_gets_and_keeps_no_single_update(
     run = lab.serve()
     assert all(report["failures"] == [] for report in run.metrics), "sums are right either way"
     files = [path.read_bytes() for path in run.folder.rglob("*") if path.is_file()]
-    everything = [*came, *files, lab.heard.encode()]
+    everything = [*came, *files, lab.output.encode()]
     leaked = {
         client for client, pieces in updates.items() for piece in pieces if any(piece in text for text in everything)
     }
@@ -311,12 +311,12 @@ def test_a_private_server_sees_noisy_sums_only(masks: bool, tmp_path: Path, monk
     run = lab.serve()
     secret = (tmp_path / "keys" / "run.key").read_text().strip()
     files = [path.read_bytes() for path in run.folder.rglob("*") if path.is_file()]
-    everything = [*came, *files, lab.heard.encode()]
+    everything = [*came, *files, lab.output.encode()]
     assert not any(secret.encode() in text or bytes.fromhex(secret) in text for text in everything)
     messages = {kind for kind, parts in traces.items() for part in parts if any(part in text for text in everything)}
     assert len(traces["updates"]) >= 2 * CLIENTS and len(traces["means"]) == 2
     assert messages == (set() if masks else {"updates", "means"})
-    assert not re.search(r"\d updates", lab.heard) and lab.heard.count("epsilon") >= 2
+    assert not re.search(r"\d updates", lab.output) and lab.output.count("epsilon") >= 2
 
 
 @pytest.mark.parametrize("twist", ["clip", "none", "beyond"])
@@ -343,7 +343,7 @@ def test_a_server_that_changes_a_nodes_clip_gets_noise(
     undone = run.metrics[0].get("undone", {}).get("reason", "")
     assert len(lies) == 1 and (twist == "beyond") == (undone == "")
     assert twist == "beyond" or "an opened sum is out of range" in undone
-    assert undone in lab.heard
+    assert undone in lab.output
 
 
 def test_a_node_that_could_not_train_sends_zeros(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
