@@ -85,7 +85,7 @@ def test_a_left_out_update_is_a_failure_without_memory() -> None:
     federation, engine = receiving(everybody, without(2, 4)), local_engine(simulation)
     server, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     assert [(f["client"], f["level"]) for f in report["failures"]] == [(2, 3), (4, 2)]
-    assert {f["reason"] for f in report["failures"]} == {"its update was left out by the method (receive)"}
+    assert all("(receive)" in f["reason"] for f in report["failures"])
     assert report["train"]["clients"] == 4 and not any(f["absent"] for f in report["failures"])
     assert set(engine.save()) == {"0", "1", "3", "5"}
     assert server.memory["updates"] == 4
@@ -231,10 +231,8 @@ def test_errors_of_receive_undo_the_round() -> None:
         federation, simulation = make_fleet("plugin_method:counting", hooks={"receive": receive})
         engine, before = local_engine(simulation), start(federation)
         after, report = run_round(federation, engine, Settings(1, LOCAL), before)
-        assert (
-            "receiving the updates (receive) raised an error: ZeroDivisionError: no median"
-            in (report["undone"]["reason"])
-        )
+        reason = report["undone"]["reason"]
+        assert "(receive)" in reason and "ZeroDivisionError: no median" in reason
         assert len(report["undone"]["reported"]) == 6 and all(one["norm"] > 0 for one in report["undone"]["reported"])
         assert has_same_bits(before.state, after.state) and not engine.save() and not report["failures"]
 

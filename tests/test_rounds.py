@@ -1,5 +1,6 @@
 """The round loop: order, failures, what is refused, memories, bytes, patience, schedules."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -243,7 +244,7 @@ def test_a_duplicate_in_the_place_of_a_reply_is_refused() -> None:
 
     _, report = run_round(federation, MeddlingEngine(simulation, meddle), Settings(1, LOCAL), start(federation))
     assert [f["client"] for f in report["failures"]] == [5]
-    assert "answers round 0, job 0, not round 0, job 1" in refused(duplicate)
+    assert re.findall(r"\d+", refused(duplicate)) == ["0", "0", "0", "1"]
 
 
 class Twice(LocalEngine):
@@ -358,7 +359,7 @@ def test_a_reply_that_cannot_be_packed_is_refused(monkeypatch: pytest.MonkeyPatc
     )
     reasons = {f["client"]: f["reason"] for f in report["failures"]}
     assert set(reasons) == {4, 5} and "no training data" in reasons[5]
-    assert "it has no bytes: " in reasons[4] and "no such kind of number" in reasons[4]
+    assert "no such kind of number" in reasons[4]
     assert report["bytes_up"] == 4 * 7
 
 

@@ -100,7 +100,7 @@ def test_an_invalid_state_rolls_the_round_back(where: str, value: float) -> None
     taken = second.report["undone"]
     assert sorted(one["client"] for one in taken["reported"]) == [0, 1, 2, 3, 4, 5]
     assert all(one["norm"] > 0 and one["level"] in (1, 2, 3) for one in taken["reported"])
-    assert ("stem.bias" if where != "table" else "table") in taken["reason"] and "not be finite" in taken["reason"]
+    assert ("stem.bias" if where != "table" else "table") in taken["reason"] and "finite" in taken["reason"]
     assert second.report["train"] == {"loss": None, "clients": 0, "samples": 0, "by_level": {}}
     assert abs(second.report["bytes_up"] - first.report["bytes_up"]) < 100 < first.report["bytes_up"]
     memory = engine.save()
@@ -217,7 +217,7 @@ def test_an_absurd_update_fails_alone(value: float) -> None:
     reports = list(run(federation, MeddlingEngine(simulation, absurd(value)), Settings(3, LOCAL), start(federation)))
     for done in reports:
         assert [f["client"] for f in done.report["failures"]] == [5] and done.report["train"]["clients"] == 5
-        assert "square of their norm" in done.report["failures"][0]["reason"]
+        assert "norm" in done.report["failures"][0]["reason"]
     assert float(concat_state(reports[-1].server.state).abs().max()) < 10
 
 
@@ -233,7 +233,9 @@ def test_errors_of_note_and_weight_fail_one_update(hook: str) -> None:
     engine = local_engine(simulation)
     _, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     [failure] = report["failures"]
-    assert failure["client"] == 5 and f"{hook} raised an error: ZeroDivisionError: of its metrics" in failure["reason"]
+    assert failure["client"] == 5 and all(
+        quoted in failure["reason"] for quoted in (hook, "ZeroDivisionError: of its metrics")
+    )
     assert "test_standing.py" in failure["reason"] and report["train"]["clients"] == 5
     assert report["bytes_up"] > 0 and set(engine.save()) == {"0", "1", "2", "3", "4"}
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -368,9 +369,8 @@ def test_data_that_cannot_say_how_they_were_made(tmp_path: Path) -> None:
 def test_notes_name_omissions(tmp_path: Path) -> None:
     data = texts(tmp_path / "set")
     notes = notes_on_transformers(level(small_bert(data), data, exits=(1, 2, 3)))
-    assert (
-        len(notes) == 2 and "the exit after block 3, not those after 1, 2" in notes[0] and "attention_mask" in notes[1]
-    )
+    assert len(notes) == 2 and "attention_mask" in notes[1]
+    assert re.findall(r"\d+", notes[0]) == ["3", "1", "2"]
     assert notes_on_transformers(level(small_vit(images()), images(), exits=(2,))) == ()
 
 

@@ -110,9 +110,8 @@ def test_early_exits_begin_anew(tmp_path: Path) -> None:
     x = sentences(7)
     assert torch.equal(logits(ours, x), logits(alone, x))
     assert float(state["heads.1.pooler.weight"].abs().max()) <= 0.04 < float(state["heads.3.pooler.weight"].abs().max())
-    assert describe_start(Problem(architecture, (7,), classification, (1, 2, 3))) == (
-        f"The model starts from {tmp_path / 'bert'}; new, at least in part: heads.1, heads.2.",
-    )
+    (note,) = describe_start(Problem(architecture, (7,), classification, (1, 2, 3)))
+    assert str(tmp_path / "bert") in note and note.endswith(": heads.1, heads.2.")
 
 
 @pytest.mark.parametrize("kind", ["linear", "norm"])
@@ -393,7 +392,7 @@ def test_a_run_begins_as_the_checkpoint_on_every_engine(tmp_path: Path, monkeypa
     problem = runs[0].assembly.federation.problem
     first, early = initial_state(problem, 0), problem.exits[0]
     assert torch.equal(first["embeddings.tokens.weight"], theirs.bert.embeddings.word_embeddings.weight)
-    assert early < 3 and f"The model starts from {folder}; new, at least in part: heads.{early}." in runs[0].notes
+    assert early < 3 and any(f" {folder};" in note and note.endswith(f": heads.{early}.") for note in runs[0].notes)
     ours, others = (run.server.state for run in runs)
     assert all(torch.equal(ours[name], others[name]) for name in first)
     assert not torch.equal(ours["heads.3.fc.weight"], theirs.classifier.weight)
