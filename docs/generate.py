@@ -1,4 +1,5 @@
-"""Write what docs/ takes from the code: hooks.md, keys.md, built-in.md, verbs.md, the keys in methods.md and trust.md.
+"""Write what docs/ takes from the code: hooks.md, keys.md, built-in.md, verbs.md, the keys in methods.md and trust.md;
+and fleetfit/cli/catalogue.json, which `fleetfit list` prints.
 
     .venv/bin/python docs/generate.py
 
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import names, values
+from fleetfit.cli import listing
 from fleetfit.method import FEDAVG, HOOKS, Method
 from fleetfit.method.building import DECLARED
 
@@ -185,6 +187,8 @@ def with_keys(page: str, kinds: tuple[str, ...]) -> str:
 if __name__ == "__main__":
     import reference  # beside this file
 
+    listing.CATALOGUE.write_text(reference.catalogue(), encoding="utf-8")  # first: pages are made from it
+    listing.read_catalogue.cache_clear()
     (DOCS / "hooks.md").write_text(hooks_page(), encoding="utf-8")
     (DOCS / "keys.md").write_text(reference.keys_page(), encoding="utf-8")
     (DOCS / "built-in.md").write_text(reference.built_in_page(), encoding="utf-8")

@@ -1,6 +1,7 @@
 """The pages keys.md, built-in.md and verbs.md, from schema, plug-ins and command line; see generate.py."""
 
 import inspect
+import json
 import re
 import textwrap
 import types
@@ -213,6 +214,16 @@ def function_keys(function: Callable[..., Any], skip: int = 0) -> str:
         default = "" if parameter.default is None else f"`{written(parameter.default)}`"
         rows.append(f"| `{key}` | {default} | {meanings[key]} |")
     return "\n".join(rows) if len(rows) > 2 else "No keys of its own."
+
+
+def catalogue() -> str:
+    """Return fleetfit/cli/catalogue.json: what `fleetfit list` shows of each built-in."""
+    kinds = []
+    for kind in (str(kind) for kind in listing.ListKind if kind != "profiles"):
+        entries = {name: json.dumps(vars(listing.import_entry(kind, name))) for name in names.list_names(kind)}
+        lines = [f'  "{name}": {entry}' for name, entry in entries.items()]  # one for each, so that changes are seen
+        kinds.append(f' "{kind}": {{\n' + ",\n".join(lines) + "\n }")
+    return "{\n" + ",\n".join(kinds) + "\n}\n"
 
 
 def built_in_page() -> str:

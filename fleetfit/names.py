@@ -93,7 +93,7 @@ KINDS: Mapping[str, Kind] = {
     "data": Kind(("data.name", "data.server.name"), _list_modules("data", "", {
         "files.arrays": "arrays", "files.images": "images", "files.plain_text": "plain_text", "files.sounds": "sounds",
         "files.table": "table", "files.text": "text", "sets.digits": "digits", "sets.femnist": "femnist",
-        "sets.images": "cifar10 cifar100 fashion_mnist imagenet mnist",
+        "sets.images": "cifar10 cifar100 fashion_mnist mnist", "sets.imagenet": "imagenet",
         "sets.shakespeare": "shakespeare", "sets.short_texts": "ag_news sst2",
         "sets.speech_commands": "speech_commands", "sets.widar": "widar",
     }), shared=("partition", "server"), example="digits"),
@@ -139,12 +139,6 @@ def find_match(name: str, names: Iterable[str]) -> str:
 
 def _simplify(name: str) -> str:
     return re.sub(r"[-_]", "", name).lower()
-
-
-def find_source(kind: str, name: str) -> Path:
-    """Return the source file of a built-in name."""
-    path = PACKAGE_FOLDER.joinpath(*KINDS[kind].modules[name].split(".")[1:])
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
 def import_home(kind: str, name: str) -> ModuleType:

@@ -11,6 +11,7 @@ import pytest
 
 import fleetfit
 from fleetfit import names
+from fleetfit.cli import listing
 from fleetfit.method import FEDAVG, HOOKS, Method, hooks
 from fleetfit.method.building import DECLARED
 from fleetfit.values.section import Fraction, Section
@@ -47,6 +48,10 @@ def reference() -> dict[str, Any]:
 def test_the_pages_of_keys_and_verbs_are_as_the_code_says(reference: dict[str, Any], name: str) -> None:
     page = (DOCS / f"{name.replace('_', '-')}.md").read_text()
     assert page == reference[f"{name}_page"](), RENEW
+
+
+def test_the_catalogue_is_as_the_code_says(reference: dict[str, Any]) -> None:
+    assert listing.CATALOGUE.read_text() == reference["catalogue"](), RENEW
 
 
 def test_the_pictures_are_as_they_are_drawn() -> None:

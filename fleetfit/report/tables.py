@@ -23,7 +23,6 @@ from fleetfit.report.text import (
 
 if TYPE_CHECKING:  # `list` prints a table without them
     from fleetfit.cost import Cost, Latency
-    from fleetfit.data import Facts
     from fleetfit.planner import Mode, Plan, SplitLevel
     from fleetfit.report.statistics import Difference
     from fleetfit.runs.schema import AccuracyRecord, LevelRecord, SummaryRecord, TuningCandidate, TuningResult
@@ -480,18 +479,18 @@ def _is_number(value: Any) -> bool:
 # ---- data sets -------------------------------------------------------------------------------------------------------
 
 
-def make_data_table(facts: Mapping[str, "Facts | None"]) -> Table:
+def make_data_table(facts: Mapping[str, Mapping[str, Any] | None]) -> Table:
     """Return sizes, classes and resolution of data sets, as in ScaleFL's Table 2.
 
     Args:
-        facts: The facts by name; None if a module has none.
+        facts: The fields of `fleetfit.data.Facts` by name; None for a set without.
     """
 
     def format_fact(value: Any) -> str:
         return "any" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
     rows = tuple(
-        (name, *([""] * 4 if one is None else map(format_fact, (one.train, one.test, one.classes, one.resolution))))
+        (name, *("" if one is None else format_fact(one[fact]) for fact in ("train", "test", "classes", "resolution")))
         for name, one in facts.items()
     )
     return Table(("data set", "train size", "test size", "classes", "resolution"), rows)

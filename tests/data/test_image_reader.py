@@ -25,7 +25,7 @@ from fleetfit.data.files import images as images_module
 from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.images import images
 from fleetfit.data.image_reader import ImageFiles
-from fleetfit.data.sets.images import imagenet
+from fleetfit.data.sets.imagenet import imagenet
 from fleetfit.errors import DataError
 
 Picture = Callable[..., bytes]

@@ -14,7 +14,8 @@ import fleetfit as ff
 from fleetfit.cli import main
 from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.images import images
-from fleetfit.data.sets.images import FACTS, imagenet
+from fleetfit.data.sets import imagenet as imagenet_module
+from fleetfit.data.sets.imagenet import imagenet
 
 Image = pytest.importorskip("PIL.Image")
 ImageOps = pytest.importorskip("PIL.ImageOps")
@@ -86,7 +87,7 @@ def test_imagenet_has_the_key_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     files = {f"{split}/{c}/{i}.png": photograph(i, 3, size=(8, 8)) for split in ("train", "val") for c in "ab"
              for i in range(4)}  # fmt: skip
     folder = in_folders(tmp_path / "imagenet", files)
-    monkeypatch.setitem(FACTS, "imagenet", ff.data.Facts(8, 8, 2, "any", "made here"))
+    monkeypatch.setattr(imagenet_module, "FACTS", ff.data.Facts(8, 8, 2, "any", "made here"))
     upright, stored = (imagenet(folder, size=8, centre=1.0, exif_orientation=e, lazy=False) for e in (True, False))
     assert torch.equal(pixels(upright), pixels(stored).flip(2, 3)) and not torch.equal(upright.x, stored.x)
 

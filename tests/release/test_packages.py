@@ -69,7 +69,7 @@ def test_the_wheel_is_the_package() -> None:
     own = {name for name in names if name.startswith("fleetfit/")}
     tracked = called("git", "ls-files", "fleetfit", at=ROOT).split()
     assert own == set(tracked)
-    assert {"fleetfit/py.typed", "fleetfit/cli/demo.toml"} <= own
+    assert {"fleetfit/py.typed", "fleetfit/cli/demo.toml", "fleetfit/cli/catalogue.json"} <= own
     others = {name.split("/", 1)[1] for name in names - own}
     assert others == {"METADATA", "WHEEL", "entry_points.txt", "RECORD", "licenses/LICENSE"}
     assert "License-Expression: Apache-2.0" in metadata and "Requires-Python: <3.14,>=3.11" in metadata
