@@ -108,42 +108,42 @@ def poisoned(value: float) -> Callable[[Tensor], Tensor]:
         ({"index": 5}, "job 5"),
         ({"client": 5}, "another client"),
         ({"client": "4"}, "its client"),
-        ({"dispatched": FEDERATION.levels[2].submodel}, "another sub-model than it was sent"),
+        ({"dispatched": FEDERATION.levels[2].submodel}, "sub-model"),
         ({"dispatched": None}, "its dispatched is None"),
-        ({"level": 9}, "its level is 9, of a job at level 1"),
-        ({"level": -1}, "its level is -1"),
+        ({"level": 9}, "level is 9"),
+        ({"level": -1}, "level is -1"),
         ({"num_examples": 0}, "counts 0"),
-        ({"num_examples": -3}, "its num_examples is -3"),
-        ({"num_examples": True}, "its num_examples"),
-        ({"num_examples": 7.0}, "its num_examples is 7.0"),
-        ({"num_examples": 10**9}, "counts 1000000000 training samples; the client has"),
-        ({"num_examples": 10**30}, "its num_examples"),
+        ({"num_examples": -3}, "num_examples is -3"),
+        ({"num_examples": True}, "num_examples"),
+        ({"num_examples": 7.0}, "num_examples is 7.0"),
+        ({"num_examples": 10**9}, "counts 1000000000"),
+        ({"num_examples": 10**30}, "num_examples"),
         ({"untrained": None}, "its untrained"),
         ({"untrained": [NAME]}, "its untrained"),
         ({"untrained": (7,)}, "its untrained"),
         ({"untrained": (NAME,) * 10_000}, "its untrained"),
-        ({"untrained": (NAME, NAME)}, "or one twice"),
-        ({"untrained": ("more",)}, "not in its state"),
+        ({"untrained": (NAME, NAME)}, "untrained names"),
+        ({"untrained": ("more",)}, "untrained names"),
         ({"metrics": {}}, "its loss"),
         ({"metrics": {"loss": math.nan}}, "its loss"),
         ({"metrics": {"loss": "0.1"}}, "its loss"),
         ({"metrics": {"loss": 1e200}}, "its loss"),
-        ({"metrics": {"loss": 10**400}}, "more than 64 bits"),
-        ({"metrics": {"loss": 1.0, "steps": [[[10**400]]]}}, "more than 64 bits"),
-        ({"metrics": {"loss": 1.0, "teachers": {"1": 1e300}}}, "cannot be added up"),
-        ({"metrics": {"loss": 1.0, "teachers": {"1": math.nan}}}, "cannot be added up"),
+        ({"metrics": {"loss": 10**400}}, "64 bits"),
+        ({"metrics": {"loss": 1.0, "steps": [[[10**400]]]}}, "64 bits"),
+        ({"metrics": {"loss": 1.0, "teachers": {"1": 1e300}}}, "added up"),
+        ({"metrics": {"loss": 1.0, "teachers": {"1": math.nan}}}, "added up"),
         ({"metrics": {"loss": 1.0, "teachers": {"1\x1b[2J": 1}}}, "its metrics: names"),
         ({"metrics": {"loss": 1.0, "teachers": {"x" * 101: 1}}}, "its metrics: names"),
         ({"metrics": {"loss": 1.0, "teachers": {(1, 2): 1}}}, "its metrics: names"),
         ({"metrics": {"loss": 1.0, "\ud800": 1}}, "its metrics: names"),
-        ({"metrics": {"loss": 1.0, "x": {str(i): i for i in range(10_001)}}}, "more than 10000 values"),
-        ({"metrics": {"loss": 1.0, "x": [[[[[[[[[[1]]]]]]]]]]}}, "nested more than 8 deep"),
+        ({"metrics": {"loss": 1.0, "x": {str(i): i for i in range(10_001)}}}, "10000 values"),
+        ({"metrics": {"loss": 1.0, "x": [[[[[[[[[[1]]]]]]]]]]}}, "8 deep"),
         ({"metrics": {"loss": 1.0, "x": "y" * 501}}, "its metrics: a text"),
-        (with_state(poisoned(1e38)), "square of their norm"),
-        (with_state(poisoned(-2e19)), "square of their norm"),
-        ({"level": 0}, "its level is 0, of a job at level 1"),
-        ({"level": 10**5000}, "more than 64 bits"),
-        ({"num_examples": 10**5000}, "more than 64 bits"),
+        (with_state(poisoned(1e38)), "their norm"),
+        (with_state(poisoned(-2e19)), "their norm"),
+        ({"level": 0}, "level is 0"),
+        ({"level": 10**5000}, "64 bits"),
+        ({"num_examples": 10**5000}, "64 bits"),
         ({"metrics": None}, "not a table"),
         ({"scales": {"a": 1.0}}, "its scales: 'a' is 1.0"),
         ({"scales": None}, "its scales: not a table"),
@@ -151,7 +151,7 @@ def poisoned(value: float) -> Callable[[Tensor], Tensor]:
         ({"simulated_s": math.inf}, "simulated_s"),
         ({"multiply_adds": 1.5}, "multiply_adds"),
         ({"submodel": Submodel({"a": (0, 1, 99), "b": range(8)}, (1, 2))}, "channels"),
-        ({"submodel": Submodel({"a": (0, 0, 1), "b": range(8)}, (1, 2))}, "channels twice, or not in rising order"),
+        ({"submodel": Submodel({"a": (0, 0, 1), "b": range(8)}, (1, 2))}, "rising order"),
         ({"submodel": Submodel({"a": (*UPDATE.submodel.channels["a"],)[::-1], "b": range(8)}, (1, 2))}, "rising order"),
         ({"submodel": Submodel({"a": range(10**15), "b": range(8)}, (1, 2))}, "channels"),
         ({"submodel": Submodel({"a": range(0), "b": range(8)}, (1, 2))}, "channels"),
@@ -160,8 +160,8 @@ def poisoned(value: float) -> Callable[[Tensor], Tensor]:
         ({"submodel": Submodel(UPDATE.submodel.channels, (1, 7))}, "exits"),
         ({"submodel": Submodel(UPDATE.submodel.channels, (2, 1))}, "exits"),
         ({"submodel": Submodel(UPDATE.submodel.channels, ())}, "exits"),
-        ({"submodel": FEDERATION.levels[2].submodel}, "not a part of the one"),
-        ({"submodel": Submodel({}, UPDATE.submodel.exits)}, "not a part of the one"),
+        ({"submodel": FEDERATION.levels[2].submodel}, "not a part"),
+        ({"submodel": Submodel({}, UPDATE.submodel.exits)}, "not a part"),
     ],
 )
 def test_wrong_updates_are_named(changes: dict[str, Any], message: str) -> None:
@@ -176,9 +176,7 @@ def test_larger_sub_models_are_refused() -> None:
     """It would be averaged without complaint."""
     piece = FEDERATION.levels[2].submodel
     state = extract(FEDERATION.problem.layout, start(FEDERATION).state, piece)
-    assert "not a part of the one" in str(
-        find_update_error(replace(UPDATE, submodel=piece, state=state), JOB, FEDERATION)
-    )
+    assert "not a part" in str(find_update_error(replace(UPDATE, submodel=piece, state=state), JOB, FEDERATION))
 
 
 def test_exits_that_were_never_sent_are_refused() -> None:
@@ -189,7 +187,7 @@ def test_exits_that_were_never_sent_are_refused() -> None:
     state = extract(layout, start(FEDERATION).state, two)
     right = replace(UPDATE, dispatched=one, submodel=one, state=job.state, untrained=())
     assert find_update_error(right, job, FEDERATION) is None
-    assert "not a part of the one" in str(find_update_error(replace(right, submodel=two, state=state), job, FEDERATION))
+    assert "not a part" in str(find_update_error(replace(right, submodel=two, state=state), job, FEDERATION))
     assert not two.inside(one) and one.inside(two)
 
 
@@ -230,10 +228,10 @@ def test_a_regression_may_score_below_zero() -> None:
         ("count", lambda t: t + 1, "counts 21 inputs"),
         ("count", lambda t: t / 2, "counts 10 inputs"),
         ("count", lambda t: t * 0, "counts 0 inputs"),
-        ("sum", lambda t: t * 0 + 1e6, "variance would be below 0"),
-        ("sum", lambda t: t * 0 + 1e300, "variance would be below 0"),
-        ("squares", lambda t: t * 0, "variance would be below 0"),
-        ("squares", lambda t: t * 0 + 1e60, "variance is not finite"),
+        ("sum", lambda t: t * 0 + 1e6, "below 0"),
+        ("sum", lambda t: t * 0 + 1e300, "below 0"),
+        ("squares", lambda t: t * 0, "below 0"),
+        ("squares", lambda t: t * 0 + 1e60, "not finite"),
     ],
 )
 def test_sums_that_so_many_samples_cannot_give(key: str, change: Callable[[Tensor], Tensor], message: str) -> None:
@@ -321,11 +319,11 @@ def test_statistics_of_an_evaluation_are_right() -> None:
         ({"state": {"x": 1}}, "expected a tensor"), ({"state": {}}, "missing"),
         ({"statistics": [1]}, "not a table"), ({"statistics": {"x": 1}}, "its statistics: 'x' is 1"),
         ({"kind": "evaluate", "statistics": {n: t - 1 if n == "blocks.1.1.var" else t for n, t in STATISTICS.items()}},
-         "a variance below 0"),
+         "below 0"),
         ({"statistics": {"a\x07": torch.tensor([math.nan])}}, '"a" has numbers'),
-        ({"submodel": Submodel({"a": range(10**9)}, (1, 2))}, "channels that the model does not have"),
+        ({"submodel": Submodel({"a": range(10**9)}, (1, 2))}, "channels"),
         ({"submodel": Submodel({"b": (0, 1, 3, 4)}, (1, 2))}, "whole granules"),
-        ({"submodel": Submodel({}, (9,))}, "exits that the model does not have"),
+        ({"submodel": Submodel({}, (9,))}, "exits"),
         ({"evaluation": Evaluation(samples=1.5)}, "its samples"),
         ({"evaluation": Evaluation(split="all")}, "'all'"),
         ({"evaluation": Evaluation(batch_size=0)}, "batch_size"),
@@ -366,8 +364,8 @@ def test_a_schedule_may_end_at_0() -> None:
         ("evaluate", {"metrics": {"n": 5, "correct": [1.0], "ensemble": 2.0}}, "1 scores for 2 exits"),
         ("evaluate", {"metrics": {"n": 5, "correct": [1.0, math.nan], "ensemble": 2.0}}, "its correct.1"),
         ("evaluate", {"metrics": {"n": -5, "correct": [1.0, 1.0], "ensemble": 2.0}}, "its n is -5"),
-        ("evaluate", {"submodel": FEDERATION.levels[0].submodel}, "another sub-model"),
-        ("statistics", {"submodel": FEDERATION.levels[0].submodel}, "another sub-model"),
+        ("evaluate", {"submodel": FEDERATION.levels[0].submodel}, "sub-model"),
+        ("statistics", {"submodel": FEDERATION.levels[0].submodel}, "sub-model"),
         ("statistics", {"state": {"blocks.0.1.sum": torch.zeros(6)}}, "missing"),
     ],
 )
