@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from fleetfit.errors import one_line
 from fleetfit.layout import Layout
 from fleetfit.submodel import Submodel
 from fleetfit.values import Failure, Federation, Local, Server, Update
 
+_MOST_NAMED = 3
+"""Clients or reasons that a sentence names."""
 LEFT_OUT = "its update was left out by the method (receive)"
 """The reason of a failure that stands for an update which the method's `receive` did not return."""
 
@@ -142,3 +145,99 @@ def count_deadlines(replies: Sequence[Update | Failure]) -> dict[str, int]:
         "stopped": sum(bool(update.metrics.get("stopped")) for update in updates),
         "late": sum(reply.late for reply in replies if isinstance(reply, Failure)),
     }
+
+
+# ---- rounds that are rolled back, and rounds without a usable update -------------------------------------------------
+
+
+def make_rollback_record(
+    reason: str, replies: Sequence[Update | Failure], norms: Mapping[int, float]
+) -> dict[str, Any]:
+    """Return the record of a rollback in a round's report: the reason, and each client with the norm of its update.
+
+    Args:
+        reason: Why the round is rolled back.
+        replies: Updates and failures of the round.
+        norms: Euclidean norm of each update, by job index.
+    """
+    reported = [
+        {"client": reply.client, "level": reply.level + 1, "norm": norms.get(reply.index)}
+        for reply in replies
+        if isinstance(reply, Update)
+    ]
+    reported.sort(key=lambda entry: -(entry["norm"] or 0.0))
+    return {"reason": one_line(reason, 500), "reported": reported}
+
+
+def format_rollback(record: Mapping[str, Any], names: Sequence[str] | None = None) -> str:
+    """Return a sentence on a round that was rolled back: the reason, and the largest updates.
+
+    Args:
+        record: The record of the rollback.
+        names: Names of the clients by id; None: they have none.
+    """
+    entries = [entry for entry in record["reported"][:_MOST_NAMED] if entry["norm"] is not None]
+    norms = ", ".join(f"{_format_client(entry, names)} ({entry['norm']:.3g})" for entry in entries)
+    largest = f" Largest updates by norm: {norms}." if entries else ""
+    return f"rolled back: {record['reason']}.{largest} The run continues from the state before it."
+
+
+def _format_client(entry: Mapping[str, Any], names: Sequence[str] | None) -> str:
+    client = entry["client"]
+    return f"client {client}" if names is None or client is None or client >= len(names) else names[client]
+
+
+def format_largest_updates(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return the clients with the largest updates in several rollbacks, as text."""
+    largest: dict[Any, float] = {}
+    counts = Counter[Any]()
+    for record in records:
+        for entry in record["reported"]:
+            largest[entry["client"]] = max(largest.get(entry["client"], 0.0), entry["norm"] or 0.0)
+            counts[entry["client"]] += 1
+    clients = sorted(largest, key=lambda client: (-largest[client], -counts[client]))[:_MOST_NAMED]
+    if not clients:
+        return "none"
+    return ", ".join(f"client {c} (norm {largest[c]:.3g}, in {counts[c]} of {len(records)} rounds)" for c in clients)
+
+
+def explain_empty_rounds(reports: Sequence[Mapping[str, Any]], in_a_row: bool) -> str:
+    """Return why a run stops: the reasons of rounds without a usable update, with their counts.
+
+    Args:
+        reports: Their reports, redacted where a run has `[privacy]`.
+        in_a_row: Whether they follow each other; else they are all rounds of the run in which clients trained.
+    """
+    count = len(reports)
+    if "privacy" in reports[-1]:
+        rounds = f"for {count} rounds in a row" if in_a_row else "in all rounds"
+        return (
+            f"{rounds} no client returned a usable update, or the round was rolled back. "
+            "Which clients, and why, is withheld by [privacy]; the same run without it reports them."
+        )
+    records = [report["undone"] for report in reports if "undone" in report]
+    if any(record["reported"] for record in records):
+        rounds = f"{count} rounds{' in a row' if in_a_row else ''}"
+        rounds = rounds if len(records) == count else f"{len(records)} of {count} rounds"
+        return (
+            f"{rounds} were rolled back, the last one because {records[-1]['reason'].removesuffix('.')}. Largest "
+            f"updates in them: {format_largest_updates(records)}. The state is that of before. Leave these clients "
+            "out, or check what they send."
+        )
+    reasons = Counter(failure["reason"] for report in reports for failure in report["failures"])
+    reasons += Counter("no client was connected" for report in reports if report.get("online") == 0)
+    listed = "; ".join(
+        f"{reason} ({'once' if number == 1 else f'{number} times'})"
+        for reason, number in reasons.most_common(_MOST_NAMED)
+    )
+    others = f"; and {len(reasons) - _MOST_NAMED} other reasons" if len(reasons) > _MOST_NAMED else ""
+    last = f". The last round was rolled back: {records[-1]['reason'].removesuffix('.')}" if records else ""
+    if in_a_row:
+        return (
+            f"for {count} rounds in a row no client returned a usable update. Reasons: {listed or 'none given'}"
+            f"{others}{last}."
+        )
+    return (
+        "no client returned a usable update in any round, so nothing was learned. Reasons: "
+        f"{listed or 'none given'}{others}{last}."
+    )

@@ -34,12 +34,14 @@ from fleetfit.round_report import (
     LEFT_OUT,
     ElementCounter,
     count_by_honesty,
+    explain_empty_rounds,
+    make_rollback_record,
     make_rollback_report,
     make_round_report,
 )
 from fleetfit.secure import SKIPPED, TOO_FEW, SecureRun
 from fleetfit.seeds import derive_seed, make_numpy_rng
-from fleetfit.state_checks import explain_empty_rounds, find_invalid_state, make_rollback_record
+from fleetfit.state_checks import find_invalid_state
 from fleetfit.submodel import Submodel, concat_state
 from fleetfit.timekeeper import Timekeeper
 from fleetfit.training import initial_state

@@ -222,7 +222,7 @@ STATES = {
     "of an exit": ("inclusivefl with fedadam", replaced("server/state/exit1/blocks.0.0.bias", shorter), "has shape"),
     "missing of an exit": ("inclusivefl with fedadam", missing("server/state/exit1/blocks.0.0.bias"), "is missing"),
     "the optimiser's": ("inclusivefl with fedadam", replaced("server/memory/first/stem.bias", nan), "not finite"),
-    "movements": ("inclusivefl with fedadam", replaced("server/memory/movement/1/0.bias", shorter), "has shape"),
+    "movements": ("inclusivefl with fedadam", replaced("server/memory/movement/1/0.bias", shorter), "0.bias"),
     "h": ("feddyn, lost by compression, losses", replaced("server/memory/h/stem.bias", shorter), "has shape"),
     "statistics": ("decoupled", replaced("statistics/0/blocks.0.1.mean", shorter), "has shape"),
     "variances": ("decoupled", replaced("statistics/0/blocks.0.1.var", lambda t: t - 1e9), "below 0"),
@@ -366,7 +366,7 @@ def test_a_memory_names_a_sub_model_of_this_model(
         memory["lost by compression"][key] = value
 
     changed(newest, change)
-    assert f"lost by compression/{key}" in sentence(capsys, "eval", folder)
+    assert "lost by compression" in sentence(capsys, "eval", folder)
 
 
 # ---- checksums -----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ The runs whose checkpoints are damaged are in `test_checkpoints`, and rounds tha
 """
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,15 +13,10 @@ from support import raises
 from tiny import tiny_federation
 
 from fleetfit.layout import State, build_module
+from fleetfit.round_report import explain_empty_rounds, format_largest_updates, format_rollback
 from fleetfit.rounds import start
 from fleetfit.runs.checkpoints import CheckpointError
-from fleetfit.state_checks import (
-    check_checkpoint,
-    explain_empty_rounds,
-    find_invalid_state,
-    format_largest_updates,
-    format_rollback,
-)
+from fleetfit.state_checks import check_checkpoint, find_invalid_state
 from fleetfit.submodel import extract, pack_state
 from fleetfit.values import Server
 
@@ -38,9 +34,27 @@ ROWS = {"clients": torch.tensor([0, 4]), "directions": torch.ones(2, 3, 8)}
 LOSSES = {"exits": [1, 3], "losses": torch.tensor([0.5, 0.25])}
 
 
-def check(memory: Any = None, clients: Any = None, statistics: Any = None, state: State = STATE) -> None:
+def check(memory: Any = None, clients: Any = None, statistics: Any = None, state: State = STATE, **method: Any) -> None:
     server = {"state": state, "round": 3, "memory": memory}
-    check_checkpoint(FEDERATION, {"server": server, "clients": clients or {}, "statistics": statistics}, 3)
+    federation = replace(FEDERATION, method_spec=method) if method else FEDERATION
+    check_checkpoint(federation, {"server": server, "clients": clients or {}, "statistics": statistics}, 3)
+
+
+METHODS: dict[str, Any] = {
+    "movement": {"name": "inclusivefl"}, "adaptivefl": {"name": "adaptivefl"},
+    "exit_losses": {"name": "reefl", "estimate": "kept"},
+    "choice": {"name": "scalefl", "cohort": {"name": "loss"}},
+    "directions": {"name": "scalefl", "cohort": {"name": "diversity"}},
+}  # fmt: skip
+"""The method that has an entry of a memory, by the entry's name."""
+
+
+def check_as_its_own(memory: Any, clients: Any = None) -> None:
+    """Check a memory as one of the method that has such entries."""
+    name = next(iter(memory))
+    choice = memory.get("choice")
+    name = "directions" if isinstance(choice, dict) and choice.keys() & {"clients", "directions"} else name
+    check(None if clients else memory, clients, **METHODS.get(name, {}))
 
 
 RIGHT: dict[str, Any] = {
@@ -51,14 +65,14 @@ RIGHT: dict[str, Any] = {
     "a state and its sub-model": {"h": PACKED},
     "states in a list": {"h": [PACKED, {"deep": (PACKED,)}]},
     "a state of the whole model": {"velocity": STATE},
-    "losses of exits": {"mine": [LOSSES]},
+    "losses of exits": {"exit_losses": LOSSES},
     "what nobody knows": {"mine": [1, "two", None]},
 }
 
 
 @pytest.mark.parametrize("what", RIGHT)
 def test_memories_that_fit_are_accepted(what: str) -> None:
-    check(RIGHT[what])
+    check_as_its_own(RIGHT[what])
     if what not in ("movements of a block", "scores", "numbers by client", "directions"):
         check(clients={"5": {"version": 2, "memory": RIGHT[what]}})
 
@@ -97,39 +111,39 @@ def change(state: dict[str, Any], **tensors: Any) -> dict[str, Any]:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "movements as a number": ({"movement": 3}, "server/memory/movement"),
-    "movements of no block": ({"movement": {"9": BLOCK}}, "server/memory/movement/9/"),
-    "movements without a depth": ({"movement": {"deep": BLOCK}}, "server/memory/movement/deep/"),
-    "a short movement": ({"movement": {"2": change(BLOCK, **{"0.bias": torch.ones(1)})}}, "movement/2/0.bias"),
-    "no scores": ({"adaptivefl": {}}, "server/memory/adaptivefl/curiosity"),
-    "float scores": ({"adaptivefl": change(SCORES, resources=torch.ones(3, 6))}, "adaptivefl/resources"),
-    "flat scores": ({"adaptivefl": change(SCORES, curiosity=torch.ones(3).double())}, "adaptivefl/curiosity"),
+    "movements as a number": ({"movement": 3}, "server/memory"),
+    "movements of no block": ({"movement": {"9": BLOCK}}, "server/memory"),
+    "movements without a depth": ({"movement": {"deep": BLOCK}}, "server/memory"),
+    "a short movement": ({"movement": {"2": change(BLOCK, **{"0.bias": torch.ones(1)})}}, "0.bias"),
+    "a number as scores": ({"adaptivefl": 3}, "server/memory"),
+    "flat scores": ({"adaptivefl": change(SCORES, curiosity=torch.ones(3).double())}, "server/memory"),
     "infinite scores": ({"adaptivefl": change(SCORES, curiosity=SCORES["curiosity"] / 0)}, "adaptivefl/curiosity"),
-    "scores of another pool": ({"adaptivefl": change(SCORES, resources=torch.ones(5, 6).double())}, "5 x 6"),
-    "scores of fewer clients": ({"adaptivefl": change(SCORES, resources=torch.ones(3, 5).double())}, "3 x 5"),
-    "more than scores": ({"adaptivefl": change(SCORES, more=SCORES["curiosity"])}, "server/memory/adaptivefl"),
-    "choice as a number": ({"choice": 3}, "server/memory/choice"),
-    "a matrix by client": ({"choice": {"loss": torch.ones(2, 2)}}, "server/memory/choice/loss"),
-    "no number of a client": ({"choice": {"loss": torch.tensor([1.0, float("nan")])}}, "server/memory/choice/loss"),
-    "text of a client": ({"choice": {"loss": "much"}}, "server/memory/choice/loss"),
-    "directions of nobody": ({"choice": {"directions": ROWS["directions"]}}, "server/memory/choice"),
-    "clients without directions": ({"choice": {"clients": ROWS["clients"]}}, "server/memory/choice"),
-    "a direction too few": ({"choice": change(ROWS, directions=torch.ones(1, 3, 8))}, "server/memory/choice"),
-    "clients in a table": ({"choice": change(ROWS, clients=torch.tensor([[0], [4]]))}, "server/memory/choice"),
-    "half a client": ({"choice": change(ROWS, clients=torch.tensor([0.0, 0.5]))}, "server/memory/choice"),
-    "clients below 0": ({"choice": change(ROWS, clients=torch.tensor([0, -1]))}, "server/memory/choice"),
-    "infinite directions": ({"choice": change(ROWS, directions=ROWS["directions"] / 0)}, "server/memory/choice"),
+    "scores of another pool": ({"adaptivefl": change(SCORES, resources=torch.ones(5, 5).double())}, "server/memory"),
+    "scores of fewer clients": ({"adaptivefl": change(SCORES, resources=torch.ones(3, 5).double())}, "[3, 5]"),
+    "choice as a number": ({"choice": 3}, "server/memory"),
+    "a matrix by client": ({"choice": {"loss": torch.ones(2, 2)}}, "server/memory"),
+    "no number of a client": ({"choice": {"loss": torch.tensor([1.0, float("nan")])}}, "server/memory"),
+    "text of a client": ({"choice": {"loss": "much"}}, "server/memory"),
+    "clients without directions": ({"choice": {"clients": ROWS["clients"]}}, "server/memory"),
+    "a direction too few": ({"choice": change(ROWS, directions=torch.ones(1, 3, 8))}, "server/memory"),
+    "clients in a table": ({"choice": change(ROWS, clients=torch.tensor([[0], [4]]))}, "server/memory"),
+    "half a client": ({"choice": change(ROWS, clients=torch.tensor([0.0, 0.5]))}, "server/memory"),
+    "clients below 0": ({"choice": change(ROWS, clients=torch.tensor([0, -1]))}, "server/memory"),
+    "infinite directions": ({"choice": change(ROWS, directions=ROWS["directions"] / 0)}, "server/memory"),
     "a tensor too few": ({"velocity": {"stem.bias": STATE["stem.bias"]}}, "server/memory/velocity/stem.weight"),
     "a short tensor": ({"velocity": change(STATE, **{"stem.bias": torch.ones(1)})}, "velocity/stem.bias"),
-    "exits as text": ({"a": {"h": change(PACKED, exits="1")}}, "server/memory/a/h/exits"),
-    "exits of another model": ({"h": change(PACKED, exits=[4])}, "server/memory/h/exits"),
-    "exits twice": ({"h": [change(PACKED, exits=[1, 1])]}, "server/memory/h/0/exits"),
-    "channels of another model": ({"h": change(PACKED, channels={"a": [0, 99]})}, "server/memory/h/channels"),
-    "channels as a list": ({"h": change(PACKED, channels=[1])}, "server/memory/h/channels"),
+    "exits as text": ({"a": {"h": change(PACKED, exits="1")}}, "server/memory/a/h"),
+    "exits of another model": ({"h": change(PACKED, exits=[4])}, "server/memory/h"),
+    "exits twice": ({"h": [change(PACKED, exits=[1, 1])]}, "server/memory/h/0"),
+    "channels of another model": ({"h": change(PACKED, channels={"a": [0, 99]})}, "server/memory/h"),
+    "channels as a list": ({"h": change(PACKED, channels=[1])}, "server/memory/h"),
     "a state of other exits": ({"h": change(PACKED, exits=[1, 2])}, "server/memory/h/state/"),
-    "a loss too few": ({"h": [change(LOSSES, losses=torch.ones(1))]}, "server/memory/h/0/losses"),
-    "a loss that is no number": ({"h": [change(LOSSES, losses=torch.full((2,), torch.nan))]}, "memory/h/0/losses"),
-    "losses of no exits": ({"h": [change(LOSSES, exits=[1, 7])]}, "server/memory/h/0/exits"),
+    "a loss too few": ({"exit_losses": change(LOSSES, losses=torch.ones(1))}, "server/memory: "),
+    "a loss that is no number": (
+        {"exit_losses": change(LOSSES, losses=torch.full((2,), torch.nan))},
+        "server/memory: ",
+    ),
+    "losses of no exits": ({"exit_losses": change(LOSSES, exits=[1, 7])}, "server/memory: "),
 }
 
 
@@ -137,10 +151,10 @@ WRONG: dict[str, tuple[Any, str]] = {
 def test_memories_that_do_not_fit_are_named(what: str) -> None:
     memory, path = WRONG[what]
     with raises(CheckpointError, path):
-        check(memory)
-    if path.startswith("server/memory/h/"):
+        check_as_its_own(memory)
+    if path.startswith(("server/memory/h", "server/memory: ")):
         with raises(CheckpointError, path.replace("server", "clients/5")):
-            check(clients={"5": {"version": 2, "memory": memory}})
+            check_as_its_own(memory, clients={"5": {"version": 2, "memory": memory}})
 
 
 # ---- after a round -------------------------------------------------------------------------------------------------

@@ -49,10 +49,10 @@ from fleetfit.messages import pack
 from fleetfit.method import build
 from fleetfit.planner import find_budget_error
 from fleetfit.report.text import format_percent, format_privacy
+from fleetfit.round_report import format_rollback
 from fleetfit.rounds import Engine
 from fleetfit.runs.folder import NODES, RunFolder
 from fleetfit.secure_engine import SecureEngine
-from fleetfit.state_checks import format_rollback
 from fleetfit.values import DataDescription, Federation, NodeDescription
 
 app = ServerApp()

@@ -38,6 +38,8 @@ class Method:
         token_defaults: The method's own defaults of its hyperparameters where classes are tokens: `{"tau": 0.0}`.
         gives_way: Hooks that an option may set in the method's place, each with the hyperparameter of the method that
             makes it: `{"step": "momentum"}`. With that hyperparameter set, both at once are refused.
+        check_memory: Raises an error if the method's entries in a memory from a checkpoint, the server's or a client's,
+            do not fit the run. States by the tensors' names, and those beside their sub-model, are checked anyway.
         describe: Returns notes for a run from its problem and levels, such as parts of the method without effect there.
     """
 
@@ -67,6 +69,7 @@ class Method:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     token_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     gives_way: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
+    check_memory: hooks.CheckMemoryFunction = hooks.check_nothing
     describe: hooks.DescribeFunction = hooks.describe_nothing
 
     def __post_init__(self) -> None:
@@ -79,7 +82,7 @@ class Method:
 
 
 DECLARED = ("needs_budgets", "own_data", "needs_prior", "settles", "replaces", "defaults", "token_defaults",
-            "gives_way", "describe")  # fmt: skip
+            "gives_way", "check_memory", "describe")  # fmt: skip
 """Fields of a method that are not hooks."""
 HOOKS = tuple(f.name for f in dataclasses.fields(Method) if f.name not in DECLARED)
 FEDAVG = Method()
@@ -247,6 +250,7 @@ def _add_option(
         replaces=(*method.replaces, *option.replaces),
         defaults={**method.defaults, **option.defaults},
         gives_way=gives_way,
+        check_memory=_join_checks(method.check_memory, option.check_memory),
         describe=_join_descriptions(method.describe, option.describe),
         **changes,
     )
@@ -256,6 +260,10 @@ def _join_descriptions(first: hooks.DescribeFunction, second: hooks.DescribeFunc
     if second is FEDAVG.describe:
         return first
     return lambda problem, levels: [*first(problem, levels), *second(problem, levels)]
+
+
+def _join_checks(first: hooks.CheckMemoryFunction, second: hooks.CheckMemoryFunction) -> hooks.CheckMemoryFunction:
+    return lambda federation, memory: (first(federation, memory), second(federation, memory))
 
 
 def _chain_adapt(
@@ -371,7 +379,7 @@ def _find_changed_hooks(spec: Mapping[str, Any]) -> Iterator[tuple[str, set[str]
 
 
 def _find_differences(one: Method, other: Method) -> set[str]:
-    fields = {*HOOKS, *DECLARED} - {"replaces", "describe"}  # which go with `assign` and `aggregate`, and with any
+    fields = {*HOOKS, *DECLARED} - {"replaces", "check_memory", "describe"}  # which go with other hooks
     return {name for name in fields if not _is_same(getattr(one, name), getattr(other, name))}
 
 

@@ -68,6 +68,7 @@ WeightHook = Callable[[Update], float]
 AggregateHook = Callable[[Federation, Server], Aggregator]
 StepHook = Callable[[Federation, Server, Aggregate, Reports], Server]
 ObserveHook = StepHook
+CheckMemoryFunction = Callable[[Federation, Mapping[str, Any]], Any]
 DescribeFunction = Callable[[Problem, Sequence[Level]], Iterable[str]]
 
 # ---- once, before the first round --------------------------------------------------------------------------------
@@ -503,6 +504,10 @@ def observe_nothing(federation: Federation, server: Server, aggregate: Aggregate
 
 
 # ---- no hook of a round ------------------------------------------------------------------------------------------
+
+
+def check_nothing(federation: Federation, memory: Mapping[str, Any]) -> None:
+    """Check nothing: the method has no memory of its own."""
 
 
 def describe_nothing(problem: Problem, levels: Sequence[Level]) -> Iterable[str]:

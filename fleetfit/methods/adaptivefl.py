@@ -92,6 +92,7 @@ def adaptivefl(
         observe=partial(update_tables, credit=credit),
         needs_budgets=False,
         replaces=("choose", "channels"),
+        check_memory=check_memory,
     )
 
 
@@ -150,6 +151,15 @@ def update_tables(
         elif isinstance(report, Failure) and report.declined:
             resources[:, c] = lower_scores(resources[:, c], model)
     return replace(server, memory=Tables(curiosity, resources).store(server.memory))
+
+
+def check_memory(federation: Federation, memory: Mapping[str, Any]) -> None:
+    """Check that the tables have a finite score of each client."""
+    if _NAME in memory:
+        tables = Tables.load(memory, len(federation.levels) // 2, len(federation.clients))
+        for name, table in vars(tables).items():
+            if table.shape[1] != tables.curiosity.shape[1] or not np.isfinite(table).all():
+                raise ValueError(f"{_NAME}/{name} is {list(table.shape)}, or has scores that are not finite")
 
 
 # ---- the tables and the rewards (section 3.3) ------------------------------------------------------------------------

@@ -27,6 +27,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ from fleetfit.factories import declare_unused
 from fleetfit.layout import Layout, State, TensorLayout
 from fleetfit.levels import split_levels
 from fleetfit.method import Method, Reports
-from fleetfit.submodel import Submodel, extract, get_slice_plan
+from fleetfit.submodel import Submodel, check_shapes, extract, get_slice_plan, is_finite
 from fleetfit.values import Federation, Server, Update
 
 Movements = Mapping[str, State]
@@ -61,6 +62,7 @@ def inclusivefl(beta: float = 0.2, damped: bool = False) -> Method:
         dispatch=dispatch_own_block,
         aggregate=partial(LevelMeans, beta=beta, damped=damped),
         observe=store_movements,
+        check_memory=check_movements,
     )
 
 
@@ -115,6 +117,22 @@ def store_movements(federation: Federation, server: Server, aggregate: Aggregate
     """Store this round's movements for the next one."""
     movements = {"movement": aggregate.extra, "movement_round": server.round}
     return replace(server, memory={**(server.memory or {}), **movements})
+
+
+def check_movements(federation: Federation, memory: Mapping[str, Any]) -> None:
+    """Check that movements are finite, and those of the last blocks of levels."""
+    layout = federation.problem.layout
+    shapes = layout.shapes({}, layout.exits)
+    for depth, movement in memory.get("movement", {}).items():
+        prefix = f"blocks.{int(depth) - 1}."
+        block = {
+            name.rpartition(prefix)[2]: shapes[name]
+            for name, tensor in layout.tensors.items()
+            if tensor.trainable and tensor.block is not None and prefix in name
+        }
+        check_shapes(movement, block)
+        if not block or not is_finite(movement):
+            raise ValueError(f"movement/{depth} is of no block, or has numbers that are not finite")
 
 
 def mix_movements(

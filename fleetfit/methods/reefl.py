@@ -11,6 +11,7 @@ Differs from the paper's authors: rows of Ree's position table beyond a client's
 trained them.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -27,7 +28,7 @@ from fleetfit.method import Loss, Method
 from fleetfit.methods.depthfl import ramp_up
 from fleetfit.models.ree import POSITION_AXIS, recurrent
 from fleetfit.submodel import Submodel
-from fleetfit.values import Device, Job
+from fleetfit.values import Device, Federation, Job
 
 _MEMORY = "exit_losses"
 
@@ -84,7 +85,7 @@ def reefl(
         loss=partial(loss, kept=estimate == "kept"),
         reply=send_used_rows,
     )
-    return replace(method, remember=store_estimate) if estimate == "kept" else method
+    return replace(method, remember=store_estimate, check_memory=check_estimate) if estimate == "kept" else method
 
 
 class BestExitLoss:
@@ -130,6 +131,14 @@ def _load_estimate(device: Device, exits: tuple[int, ...]) -> Tensor | None:
         return None
     losses = dict(zip(stored["exits"], stored["losses"].tolist(), strict=True))
     return torch.tensor([losses.get(e, float("nan")) for e in exits])
+
+
+def check_estimate(federation: Federation, memory: Mapping[str, Any]) -> None:
+    """Check that a client's estimate has a number for each of its exits."""
+    if _MEMORY in memory:
+        exits, losses = memory[_MEMORY]["exits"], memory[_MEMORY]["losses"]
+        if not {*exits} <= {*federation.problem.exits} or losses.shape != (len(exits),) or bool(losses.isnan().any()):
+            raise ValueError(f"{_MEMORY} is not one number for each of its exits")
 
 
 def store_estimate(job: Job, device: Device, state: State, loss: Any) -> Any:

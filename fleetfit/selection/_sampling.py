@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fleetfit.values import Server
+from fleetfit.values import Federation, Server
 
 
 def sample_by_weight(ids: np.ndarray, weights: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -45,15 +45,25 @@ def take_best(ids: np.ndarray, scores: np.ndarray, count: int, rng: np.random.Ge
 # ---- memory --------------------------------------------------------------------------------------------------------
 
 
+_NAME = "choice"  # in the server's memory
+
+
 def load_memory(server: Server) -> Mapping[str, Any]:
     """Return the selection's values in the server's memory, by name."""
-    memory: Mapping[str, Any] = (server.memory or {}).get("choice", {})  # the name in checkpoints
+    memory: Mapping[str, Any] = (server.memory or {}).get(_NAME, {})
     return memory
 
 
 def store_memory(server: Server, **values: Any) -> Server:
     """Return the server with values of the selection in its memory."""
-    return replace(server, memory={**(server.memory or {}), "choice": {**load_memory(server), **values}})
+    return replace(server, memory={**(server.memory or {}), _NAME: {**load_memory(server), **values}})
+
+
+def check_tables(federation: Federation, memory: Mapping[str, Any]) -> None:
+    """Check that the selection's values are tables with a number for each client."""
+    for name, table in memory.get(_NAME, {}).items():
+        if table.dim() != 1 or bool(table.isnan().any()):
+            raise ValueError(f"{_NAME}/{name} is not a number for each client")
 
 
 def load_table(

@@ -13,13 +13,13 @@ import torch
 
 from fleetfit.aggregate import Aggregate
 from fleetfit.method import Method, Reports
-from fleetfit.selection._sampling import load_table, store_memory, take_best
+from fleetfit.selection._sampling import check_tables, load_table, store_memory, take_best
 from fleetfit.values import Federation, Server
 
 
 def availability() -> Method:
     """Make the selection."""
-    return Method(choose=choose, observe=observe)
+    return Method(choose=choose, observe=observe, check_memory=check_tables)
 
 
 def choose(federation: Federation, server: Server, rng: np.random.Generator) -> list[int]:

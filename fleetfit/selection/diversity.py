@@ -58,6 +58,7 @@ def diversity(candidates: int = 0, target: Target = "uniform", buckets: int = 25
         choose=partial(choose, candidates=candidates, target=target),
         note=partial(note, buckets=buckets),
         observe=partial(observe, kept=kept),
+        check_memory=check_directions,
     )
 
 
@@ -141,6 +142,14 @@ def _load_directions(server: Server) -> tuple[np.ndarray, Tensor]:
     if "clients" not in memory:
         return np.empty(0, dtype=np.int64), torch.empty(0, 0, 0)
     return memory["clients"].numpy(), memory["directions"]
+
+
+def check_directions(federation: Federation, memory: Mapping[str, Any]) -> None:
+    """Check that each client with a direction has a finite one."""
+    clients, directions = _load_directions(Server({}, memory=memory))
+    are_ids = not len(clients) or (clients.dtype == np.int64 and clients.ndim == 1 and clients.min() >= 0)
+    if not are_ids or directions.dim() != 3 or len(clients) != len(directions) or not bool(directions.isfinite().all()):
+        raise ValueError("choice/clients and choice/directions are not a finite direction for each client")
 
 
 # ---- directions ------------------------------------------------------------------------------------------------------

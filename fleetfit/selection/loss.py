@@ -15,7 +15,7 @@ import torch
 from fleetfit.aggregate import Aggregate
 from fleetfit.errors import check_range
 from fleetfit.method import Method, Reports
-from fleetfit.selection._sampling import load_table, sample_by_weight, store_memory, take_best
+from fleetfit.selection._sampling import check_tables, load_table, sample_by_weight, store_memory, take_best
 from fleetfit.values import Federation, Server, Update
 
 
@@ -26,7 +26,7 @@ def loss(candidates: int = 0) -> Method:
         candidates: d, how many are drawn by data size; never fewer than the cohort; 0 is twice as many.
     """
     check_range("candidates", candidates, 0, closed=True)
-    return Method(choose=partial(choose, candidates=candidates), observe=observe)
+    return Method(choose=partial(choose, candidates=candidates), observe=observe, check_memory=check_tables)
 
 
 def choose(federation: Federation, server: Server, rng: np.random.Generator, candidates: int) -> list[int]:

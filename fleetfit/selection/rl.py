@@ -14,13 +14,13 @@ import torch
 
 from fleetfit.aggregate import Aggregate
 from fleetfit.method import Method, Reports
-from fleetfit.selection._sampling import load_table, sample_by_weight, store_memory
+from fleetfit.selection._sampling import check_tables, load_table, sample_by_weight, store_memory
 from fleetfit.values import Federation, Server, Update
 
 
 def rl() -> Method:
     """Make the selection."""
-    return Method(choose=choose, observe=observe)
+    return Method(choose=choose, observe=observe, check_memory=check_tables)
 
 
 def compute_rewards(jobs: np.ndarray, successes: np.ndarray) -> np.ndarray:
