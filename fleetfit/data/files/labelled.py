@@ -63,8 +63,12 @@ def find_labelled_files(
         file_table = find_file_table(path, suffixes, label, groups)
         if file_table is not None:
             return read_file_table(file_table)
-    if has_folders and groups is not None:
-        raise DataError(f"{name}: class folders have no column of groups. Leave groups out.", path=path, key="groups")
+    if has_folders and (label, groups) != (None, None):
+        raise DataError(
+            f"{name}: {path} has a folder for each class and no columns. Leave label and groups out.",
+            path=path,
+            key="groups" if label is None else "label",
+        )
     return read_class_folders(name, path, suffixes) if has_folders else None
 
 
@@ -142,10 +146,15 @@ def read_class_folders(name: str, folder: Path, suffixes: tuple[str, ...]) -> Ro
         )
     ]
     key = cache.make_key(name, stamped, ["class folders", suffixes[0], *splits, *class_names], suffix="")
-    write = functools.partial(
-        _write_index, name=name, folder=folder, folders=folders, class_names=class_names, suffixes=suffixes
-    )
+    write = functools.partial(_write_index, folder=folder, folders=folders, class_names=class_names, suffixes=suffixes)
     names, y, sizes = cache.load_folder(key, write, _read_index)
+    for split, size in sizes.items():
+        if not size:
+            raise DataError(
+                f"{name}: {splits[split]} has no class folders with files. Put the files of each class into a folder "
+                "with the name of the training class.",
+                path=splits[split],
+            )
     counts = np.bincount(y[: sizes["train"]], minlength=len(class_names))
     empty = [class_names[i] for i in np.flatnonzero(counts == 0)]
     notes, groups = [], None
@@ -197,7 +206,7 @@ def _list_files(class_folder: Path, suffixes: tuple[str, ...]) -> list[str]:
 
 
 def _write_index(
-    target: Path, name: str, folder: Path, folders: dict[str, list[Path]], class_names: Sequence[str],
+    target: Path, folder: Path, folders: dict[str, list[Path]], class_names: Sequence[str],
     suffixes: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Write the relative path of each file, its label, and the sizes of the splits."""
@@ -215,12 +224,6 @@ def _write_index(
             names += [os.fsencode(path.relative_to(folder)) for path in paths]
             y += [class_names.index(class_folder.name)] * len(paths)
         sizes[split] = len(names) - start
-        if not sizes[split]:
-            raise DataError(
-                f"{name}: the {split} split of {folder} has no class folders with files. Put the files of each class "
-                "into a folder with the name of the training class.",
-                path=folder,
-            )
     np.save(target / "names.npy", np.array(names, dtype=np.bytes_))
     np.save(target / "y.npy", np.array(y, dtype=np.int64))
     (target / "sizes.json").write_text(json.dumps(sizes))
