@@ -115,7 +115,8 @@ def test_other_verbs_take_a_path(done: ff.Run, called: Called, place: Path) -> N
         assert "few has no validation samples." in said, verb
     assert "test samples over budgets" in called("calibrate", done.folder, "--data", few, "--budget", "0.8")
     called("export", done.folder, "--no-onnx", "--out", place / "device")
-    assert (place / "device" / "columns.json").read_text() == (done.folder / "columns.json").read_text()
+    for name in ("columns.json", "data.json"):
+        assert (place / "device" / name).read_text() == (done.folder / name).read_text()
     assert "columns.json" in (place / "device" / "README.md").read_text()
     said = called("eval", done.folder, "--data", written(place / "bare.csv", range(9), label=False), code=2)
     assert "bare" in said and "predict" in said

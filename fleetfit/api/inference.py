@@ -499,4 +499,5 @@ def prepare_export(
         None if calibration is None else inference.read_policy(calibration),
         facts,
         None if prior is None else make_offset(prior, run.server.prior, run.assembly.data, data),
+        None if isinstance(run.assembly.data, DataDescription) else find_transform(run),
     )

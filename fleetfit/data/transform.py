@@ -86,7 +86,7 @@ class Transform(pydantic.BaseModel):
         kind = "table" if data.columns else "text" if data.tokenizer else kind or "arrays"
         return cls(
             kind=kind,
-            settings={key: value for key, value in settings.items() if key not in _OF_TRAINING},
+            settings={key: value for key, value in settings.items() if kind in KINDS and key not in _OF_TRAINING},
             name=data.name,
             task=data.task,
             shape=list(data.x.shape[1:]),

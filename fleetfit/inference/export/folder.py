@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fleetfit import files
+from fleetfit.data.transform import COLUMNS, TOKENISER
 from fleetfit.errors import ConfigError, DataError, MissingExtra, ModelError, RunError, did_you_mean, make_printable
 from fleetfit.inference.export import executorch, onnx
 from fleetfit.inference.export.level import (
@@ -37,7 +38,7 @@ from fleetfit.inference.export.to_transformers import notes_on_transformers, wri
 from fleetfit.values import DataDescription
 
 FORMAT = 1
-WEIGHTS, CONFIG, COLUMNS, TOKENISER = "model.safetensors", "config.json", "columns.json", "tokenizer.json"
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
 PROGRAM, SCRIPT, CARD = "model.pt2", "run.py", "README.md"
 
 # ---- forms -----------------------------------------------------------------------------------------------------------
@@ -250,9 +251,11 @@ class _FolderWriter:
             self._write_onnx([whole, *self._make_segments(examples, self.free_tokens)])
         if "executorch" in self.forms:
             self._write_executorch(examples)
-        columns = getattr(model.data, "columns", "")
-        if columns:
-            (folder / COLUMNS).write_text(columns, encoding="utf-8")
+        texts = {} if model.transform is None else model.transform.to_files()
+        texts.pop(TOKENISER, "")  # written below, with the length of texts
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        if COLUMNS in texts:
             self.notes.append(
                 f"A sample is a row of a table as {COLUMNS} makes it: (value - mean) / std of each number, 0 where it "
                 "is missing (and 1 in the feature after it, if there is one); 1 for the category that it has, in order."

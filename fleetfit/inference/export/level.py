@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from fleetfit.data import Data
+from fleetfit.data.transform import Transform
 from fleetfit.errors import ConfigError, ModelError, format_cause
 from fleetfit.inference.stopping import Policy
 from fleetfit.layout import (
@@ -53,6 +54,7 @@ class LevelModel:
         policy: The policy of early stopping, if the level is calibrated.
         facts: Facts for the model card: method, model, rounds, costs; empty where unknown.
         offset: Added to the logits of every exit [C], such as a client's log class frequencies; None for nothing.
+        transform: How samples are prepared, for the files of the export; None: they have none.
     """
 
     level: str
@@ -64,6 +66,7 @@ class LevelModel:
     policy: Policy | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     offset: Tensor | None = None
+    transform: Transform | None = None
 
     @property
     def own_data(self) -> Data:
