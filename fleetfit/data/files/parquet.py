@@ -1,14 +1,14 @@
-"""Read columns of Parquet files of images, texts and sounds: encoded samples, labels and groups.
+"""Read Parquet files: whole tables, and columns of encoded samples, texts, labels and groups.
 
 Such files may be downloaded, so they are untrusted: checksums of pages are verified, and claimed sizes are checked
-before allocation. `fleetfit.data.files.table` reads tables of numbers and categories.
+before allocation.
 """
 
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,40 @@ _PER_BYTE = 8  # rows
 _LARGE_BYTES, _RATIO = 1 << 30, 200  # a larger column may have up to this multiple of the file's size
 
 
-class File:
+class RowFile:
+    """A file of rows with named columns.
+
+    Attributes:
+        path: The file.
+        columns: The names of its columns.
+        rows: Number of rows.
+        advice: What else may help if a column is missing.
+    """
+
+    path: Path
+    columns: list[str]
+    rows: int
+    advice = ""
+
+    def column(self, requested: str | None, usual: Sequence[str], what: str) -> str:
+        """Return the name of an existing column.
+
+        Raises:
+            DataError: There is none, or more than one.
+        """
+        for name in usual if requested is None else (requested,):
+            if self.columns.count(name) > 1:
+                raise DataError(f'{self.path} has more than one column "{name}".', path=self.path, column=name)
+            if name in self.columns:
+                return name
+        problem = f'no column "{requested}"' if requested is not None else f"no {what} column ({' or '.join(usual)})"
+        raise DataError(
+            f'{self.path} has {problem}. Its columns are {", ".join(self.columns)}. Set {what} = "..."{self.advice}.',
+            path=self.path,
+        )
+
+
+class File(RowFile):
     """A Parquet file. Errors of pyarrow become a `DataError`."""
 
     def __init__(self, path: Path) -> None:
@@ -36,8 +69,9 @@ class File:
         check_file(path, DataError)
         with self._convert_errors(""):
             self._parquet = parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True)
-            self.rows: int = self._parquet.metadata.num_rows
-            self.columns: list[str] = self._parquet.schema_arrow.names
+            self.rows = self._parquet.metadata.num_rows
+            self.schema = self._parquet.schema_arrow
+            self.columns = self.schema.names
         size = path.stat().st_size
         if self.rows < 0 or self.rows > max(_FEW_ROWS, _PER_BYTE * size):
             raise DataError(f"{path} claims {self.rows:,} rows in {size:,} bytes. It is damaged.", path=path)
@@ -66,17 +100,20 @@ class File:
                 column=column,
             )
 
-    def column(self, requested: str | None, usual: Sequence[str], what: str) -> str:
-        """Return the name of an existing column."""
-        for name in usual if requested is None else (requested,):
-            if self.columns.count(name) > 1:
-                raise DataError(f'{self.path} has more than one column "{name}".', path=self.path, column=name)
-            if name in self.columns:
-                return name
-        problem = f'no column "{requested}"' if requested is not None else f"no {what} column ({' or '.join(usual)})"
-        raise DataError(
-            f'{self.path} has {problem}. Its columns are {", ".join(self.columns)}. Set {what} = "...".', path=self.path
-        )
+    def read(self, columns: list[str]) -> Any:
+        """Return columns as a `pyarrow.Table`."""
+        for column in columns:
+            self._check_size(column)
+        with self._convert_errors(""):
+            rows = self._parquet.read(columns=columns, use_threads=False)
+            rows.validate(full=True)
+        return rows
+
+    def read_first(self, column: str, count: int) -> list[Any]:
+        """Return the first values of a column."""
+        with self._convert_errors(f'column "{column}"'):
+            batch = next(self._parquet.iter_batches(batch_size=count, columns=[column]), None)
+        return [] if batch is None else list(batch.column(0).to_pylist())
 
     def values(self, column: str, missing: str | None = None) -> Any:
         """Return one column, an arrow array.
@@ -87,9 +124,7 @@ class File:
         """
         self.column(column, (), "the column's name:")
         with self._convert_errors(f'column "{column}"'):
-            self._check_size(column)
-            values = self._parquet.read(columns=[column]).column(column).combine_chunks()
-            values.validate(full=True)
+            values = self.read([column]).column(column).combine_chunks()
         if len(values) != self.rows:
             raise DataError(
                 f'column "{column}" of {self.path} has {len(values)} rows instead of {self.rows}.',
@@ -177,7 +212,7 @@ class File:
     def class_names(self, column: str) -> tuple[str, ...]:
         """Return the class names of a column in the schema's metadata, or ()."""
         try:
-            features = json.loads((self._parquet.schema_arrow.metadata or {})[b"huggingface"])["info"]["features"]
+            features = json.loads((self.schema.metadata or {})[b"huggingface"])["info"]["features"]
             names = features[column]["names"]
         except (KeyError, TypeError, ValueError, RecursionError, IndexError):
             return ()
@@ -186,13 +221,6 @@ class File:
 
 def _is_name(name: object) -> bool:
     return isinstance(name, str) and len(name) <= LONGEST and not any("\ud800" <= c <= "\udfff" for c in name)
-
-
-class RowFile(Protocol):
-    """A file of rows, for messages."""
-
-    path: Path
-    rows: int
 
 
 def check_class_count(values: NDArray[Any], files: Sequence[RowFile], column: str) -> None:

@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from fleetfit import files
 from fleetfit.data.dataset import MAX_CLASSES, Data, Facts
+from fleetfit.data.files import parquet
 from fleetfit.data.files.folders import convert_saved_dataset, find_tables, resolve_folder
 from fleetfit.data.rows import Rows
 from fleetfit.data.splits import fill_missing_splits, hold_out
@@ -355,15 +356,13 @@ def guess_kinds(path: Path) -> dict[str, str]:
         return {name: _guess_kind([row[i].strip() for row in rows]) for i, name in enumerate(layout.names)}
     from pyarrow import types
 
-    kinds = {}
-    with _open_parquet(path) as file:
-        for column in file.schema_arrow:
-            kinds[column.name] = "other"
-            if _is_text(column.type):
-                batch = next(file.iter_batches(batch_size=_SAMPLE, columns=[column.name]), None)
-                kinds[column.name] = _guess_kind([] if batch is None else batch.column(0).to_pylist())
-            elif types.is_struct(column.type) or types.is_binary(column.type) or types.is_large_binary(column.type):
-                kinds[column.name] = "image" if column.name.lower() in ("img", "image", "images") else "other"
+    kinds, file = {}, parquet.File(path)
+    for column in file.schema:
+        kinds[column.name] = "other"
+        if _is_text(column.type):
+            kinds[column.name] = _guess_kind(file.read_first(column.name, _SAMPLE))
+        elif types.is_struct(column.type) or types.is_binary(column.type) or types.is_large_binary(column.type):
+            kinds[column.name] = "image" if column.name.lower() in ("img", "image", "images") else "other"
     return kinds
 
 
@@ -410,26 +409,10 @@ def _is_number(kind: Any) -> bool:
 # ---- Parquet and CSV by pyarrow --------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _open_parquet(path: Path) -> Iterator[Any]:
-    """Open a `pyarrow.parquet.ParquetFile`. Errors of opening and reading become a `DataError`."""
-    from pyarrow import parquet
-
-    files.check_file(path, DataError)
-    try:
-        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
-            yield file
-    except DataError:
-        raise
-    except Exception as error:  # a damaged file may raise any error
-        raise DataError(f"{path} cannot be read as Parquet: {format_cause(error)}", path=path) from error
-
-
 def _read_parquet(path: Path, texts: Collection[str]) -> Any:
-    with _open_parquet(path) as file:
-        names = [name for name in file.schema_arrow.names if not name.startswith("__index_level_")]
-        rows = file.read(columns=check_names(path, names), use_threads=False)
-        rows.validate(full=True)
+    file = parquet.File(path)
+    names = [name for name in file.columns if not name.startswith("__index_level_")]
+    rows = file.read(check_names(path, names))
     if not rows.num_rows:
         raise DataError(f"{path} has no rows.", path=path)
     for name in texts:

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -133,21 +133,7 @@ def make_data(
 # ---- tables of text, with the same questions asked of them as of Parquet files ---------------------------------------
 
 
-class TextTable(Protocol):
-    """One file of rows."""
-
-    path: Path
-    rows: int
-    columns: list[str]
-
-    def column(self, requested: str | None, usual: Sequence[str], what: str) -> str:
-        """Return the name of an existing column."""
-
-    def texts(self, column: str) -> list[str]:
-        """Return a column as text."""
-
-
-def _open_rows(path: Path, header: bool) -> TextTable:
+def _open_rows(path: Path, header: bool) -> "parquet.File | Cells":
     """Open the rows of a file by its suffix.
 
     Args:
@@ -168,29 +154,15 @@ def _open_rows(path: Path, header: bool) -> TextTable:
     raise DataError(f"{path} has an unknown suffix. Use one of {', '.join(SUFFIXES)}.", path=path)
 
 
-class Cells:
+class Cells(parquet.RowFile):
     """The columns of one file, in memory."""
+
+    advice = ", or header = false if its first line is not a header"
 
     def __init__(self, path: Path, cells: dict[str, list[Any]]) -> None:
         self.path, self._cells = path, cells
         self.columns = list(cells)
         self.rows = len(next(iter(cells.values()), []))
-
-    def column(self, requested: str | None, usual: Sequence[str], what: str) -> str:
-        """Return the name of an existing column.
-
-        Raises:
-            DataError: There is none.
-        """
-        for name in usual if requested is None else (requested,):
-            if name in self._cells:
-                return name
-        problem = f'no column "{requested}"' if requested is not None else f"no {what} column ({' or '.join(usual)})"
-        raise DataError(
-            f'{self.path} has {problem}. Its columns are {", ".join(self.columns)}. Set {what} = "...", or header = '
-            "false if its first line is not a header.",
-            path=self.path,
-        )
 
     def texts(self, column: str) -> list[str]:
         """Return a column as text.
@@ -351,11 +323,11 @@ def find_text_files(name: str, path: Path | None) -> dict[str, list[Path]]:
     return find_parquet_files(name, None) if path is None else find_tables(path, SUFFIXES[1:])
 
 
-def _join_columns(table: TextTable, columns: Sequence[str]) -> list[str]:
+def _join_columns(table: parquet.File | Cells, columns: Sequence[str]) -> list[str]:
     return [" ".join(cells) for cells in zip(*(table.texts(column) for column in columns), strict=True)]
 
 
-def _read_values(every: Sequence[TextTable], column: str) -> NDArray[Any]:
+def _read_values(every: Sequence[parquet.File | Cells], column: str) -> NDArray[Any]:
     """Return a column over all files: integers if all values are integers as they are written (not 007), else text."""
     parquet_files = [rows for rows in every if isinstance(rows, parquet.File)]
     if parquet_files:
@@ -375,7 +347,7 @@ def _read_values(every: Sequence[TextTable], column: str) -> NDArray[Any]:
     return np.array(cells, dtype=object)
 
 
-def _read_labels(every: Sequence[TextTable], column: str) -> tuple[NDArray[np.int64], int, tuple[str, ...]]:
+def _read_labels(every: Sequence[parquet.File | Cells], column: str) -> tuple[NDArray[np.int64], int, tuple[str, ...]]:
     """Return labels, the number of classes and their names; in CSV and JSON, classes are the distinct values."""
     parquet_files = [rows for rows in every if isinstance(rows, parquet.File)]
     if parquet_files:
@@ -400,7 +372,7 @@ def _encode_values(values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, 
     return np.array([codes[value] for value in values], dtype=np.int64), names
 
 
-def _has_withheld_labels(rows: TextTable, label: str) -> bool:
+def _has_withheld_labels(rows: parquet.File | Cells, label: str) -> bool:
     """Return whether all labels of a file are -1, as in test sets of competitions."""
     values = _read_values([rows], label)
     return values.dtype.kind == "i" and bool((values == _WITHHELD).all())
@@ -455,7 +427,7 @@ def prepare_texts(path: Path, facts: Data, settings: Mapping[str, Any], halves: 
     return make_new_data(facts, name, x, labels, halves, notes=tuple(notes), file_names=names)
 
 
-def _find_text_column(table: TextTable, usual: Sequence[str]) -> str:
+def _find_text_column(table: parquet.File | Cells, usual: Sequence[str]) -> str:
     for name in usual:
         if name in table.columns:
             return name
@@ -467,7 +439,7 @@ def _find_text_column(table: TextTable, usual: Sequence[str]) -> str:
     )
 
 
-def _encode_labels(trained: Data, table: TextTable, column: str) -> NDArray[np.int64] | None:
+def _encode_labels(trained: Data, table: parquet.File | Cells, column: str) -> NDArray[np.int64] | None:
     """Return a column as classes of the training set; None if all labels are empty or withheld."""
     if (isinstance(table, Cells) and table.is_empty(column)) or _has_withheld_labels(table, column):
         return None
