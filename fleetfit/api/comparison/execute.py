@@ -38,12 +38,12 @@ from fleetfit.api.comparison.plan import (
     make_tables,
 )
 from fleetfit.api.comparison.results import ResultsFile, Runs
+from fleetfit.api.follow import FollowedRun
 from fleetfit.api.progress import ComparisonProgress
 from fleetfit.api.results import Run, load
 from fleetfit.api.run import OnRound, prepare, run_remaining_rounds
 from fleetfit.config import Experiment, to_table
 from fleetfit.config.dump import find_object_sections, make_plain
-from fleetfit.config.load import complete_experiment
 from fleetfit.config.merge import find_value, list_keys, merge_tables
 from fleetfit.config.records import restore_records
 from fleetfit.errors import ConfigError, FleetFitError, NoUsableUpdates, RunError, refuse_on_windows, truncate
@@ -348,11 +348,8 @@ class _Executor:
             self._on_progress(self._eta.progress)
 
     def _make_task(self, planned: PlannedRun) -> "_Task":
-        table, measured = self._dry_run.share_evaluations(planned), self._dry_run.measured[planned.group]
-        if measured:
-            own = planned.experiment.recorded.latencies
-            table = merge_tables(table, {"recorded": {"latencies": {**measured, **own}}})
-        return _Task(planned.title, table, self._folders[planned.subfolder], self._dry_run.notes_of[planned.group])
+        folder = self._folders[planned.subfolder]
+        return _Task(self._dry_run.add_facts(planned), folder, self._dry_run.notes_of[planned.group])
 
     def _load_existing(self, planned: PlannedRun) -> Run | None:
         """Return the existing run of the folder, or None.
@@ -464,14 +461,12 @@ class _Task:
     """A run to execute.
 
     Attributes:
-        title: The title of the run.
-        table: Its run file.
+        planned: The run.
         folder: Its folder.
         notes: Notes of its row and setting for the user.
     """
 
-    title: str
-    table: Mapping[str, Any]
+    planned: PlannedRun
     folder: Path
     notes: Sequence[str]
 
@@ -482,8 +477,8 @@ class _Task:
 
     def restore(self) -> Run:
         """Return the run of the folder, which follows the callbacks of this comparison from now on."""
-        experiment = complete_experiment(self.table)
-        objects = _find_objects(self.table, experiment)
+        experiment = self.planned.experiment
+        objects = _find_objects(self.planned.table, experiment)
         run = load(self.folder, **objects)
         if run.experiment.callbacks == experiment.callbacks:
             return run
@@ -498,7 +493,7 @@ class _Task:
 def _run_here(tasks: Sequence[tuple[int, _Task]], on_start: OnStart) -> Generator[Outcome]:
     """Run tasks in sequence in this process."""
     for number, task in tasks:
-        run = task.restore() if task.has_begun else prepare(complete_experiment(task.table), task.folder)
+        run = task.restore() if task.has_begun else prepare(task.planned.experiment, task.folder)
         changes = [note for note in run.assembly.notes if note.startswith(CHANGED)]
         run._notes = (*task.notes, *changes)
         try:
@@ -536,7 +531,7 @@ def _run_in_processes(tasks: Sequence[tuple[int, _Task]], jobs: int, on_start: O
                     processes.remove(process)
                     process.interrupt()
                     if code < 0:
-                        lost.append(f"the process of {process.task.title} ended by signal {-code}")
+                        lost.append(f"the process of {process.task.planned.title} ended by signal {-code}")
                     else:
                         yield process.number, process.read_outcome(code)
                 time.sleep(_POLL_S)
@@ -560,15 +555,15 @@ class _RunProcess:
 
     def __init__(self, number: int, task: _Task, folder: Path) -> None:
         self.number, self.task = number, task
+        self._followed = FollowedRun(task.folder)
         self._on_round: OnRound | None = None
-        self._rounds = 0  # those that were reported
         self._messages, file = folder / f"{number}.txt", folder / f"{number}.toml"
         if task.has_begun:
-            checkpoints = task.restore().files.checkpoints()
-            self._rounds = int(checkpoints[-1].stem.rpartition("-")[2]) if checkpoints else 0
+            self._followed.run = task.restore()
+            self._followed.read()  # the earlier rounds
             words = ["resume", str(task.folder)]
         else:
-            file.write_text(tomli_w.dumps(make_plain(task.table)), encoding="utf-8")
+            file.write_text(tomli_w.dumps(make_plain(task.planned.table)), encoding="utf-8")
             words = ["run", str(file), "--out", str(task.folder)]
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         path = os.pathsep.join([p for p in sys.path if p] + [str(Path.cwd())])
@@ -587,22 +582,12 @@ class _RunProcess:
 
     def report(self, on_start: OnStart) -> None:
         """Report the start of the run, and its new rounds."""
-        if not self.task.has_begun:
-            return
-        if self._on_round is None:
-            run = load(self.task.folder)
-            run._notes = tuple(self.task.notes)
-            self._on_round = on_start(self.number, run)
-        for report in self._read_reports():
-            self._rounds += 1
+        reports = self._followed.read()
+        if self._on_round is None and self._followed.run is not None:
+            self._followed.run._notes = tuple(self.task.notes)
+            self._on_round = on_start(self.number, self._followed.run)
+        for report in reports if self._on_round is not None else ():
             self._on_round(report)
-
-    def _read_reports(self) -> list[Mapping[str, Any]]:
-        path = self.task.folder / "metrics.jsonl"
-        lines = path.read_bytes().split(b"\n")[self._rounds : -1] if files.is_file(path) else []
-        with contextlib.suppress(ValueError):  # the process itself reports a damaged line
-            return [json.loads(line) for line in lines]
-        return []
 
     def read_outcome(self, code: int) -> Run | NoUsableUpdates:
         """Return the outcome of a process that has ended; print its warnings.
@@ -614,12 +599,12 @@ class _RunProcess:
         if code == 0:
             warnings, error = [*warnings, error], ""
         for sentence in filter(None, map(str.strip, warnings)):
-            logging.getLogger("fleetfit").warning("%s: %s", self.task.title, sentence)
+            logging.getLogger("fleetfit").warning("%s: %s", self.task.planned.title, sentence)
         if code == 0:
             return load(self.task.folder)
         if code == _NO_UPDATES:
             return NoUsableUpdates(error.strip())
-        raise RunError(f"{self.task.title}: {error.strip()}", path=self.task.folder)
+        raise RunError(f"{self.task.planned.title}: {error.strip()}", path=self.task.folder)
 
     def interrupt(self) -> None:
         """End the pipe. If the process is still running, this interrupts it, as Ctrl-C does."""

@@ -155,7 +155,7 @@ class ComparisonPlan:
 
     Attributes:
         name: Name of the comparison.
-        section: The section `[compare]`.
+        experiment: The file's experiment, with the overrides.
         base: The tables that all rows share: those of the file, with the overrides.
         overrides: The overrides.
         rows: The rows by label.
@@ -171,7 +171,7 @@ class ComparisonPlan:
     """
 
     name: str
-    section: CompareSection
+    experiment: Experiment
     base: Mapping[str, Any]
     overrides: Mapping[str, Any]
     rows: Mapping[str, ComparisonEntry]
@@ -184,6 +184,11 @@ class ComparisonPlan:
     printed: PrintedNumbers
     smallest: str = ""
     notes: Sequence[str] = ()
+
+    @property
+    def section(self) -> CompareSection:
+        """The section `[compare]`."""
+        return self.experiment.compare
 
     @functools.cached_property
     def runs(self) -> list[PlannedRun]:
@@ -345,7 +350,7 @@ def _make_plan(file: Mapping[str, Any], stem: str, overrides: Mapping[str, Any])
     _check_allowed_keys([*rows.values(), *settings.values()], grid, tune)
     plan = ComparisonPlan(
         name=experiment.name or stem,
-        section=section,
+        experiment=experiment,
         base=base,
         overrides=overrides,
         rows=rows,
@@ -729,11 +734,14 @@ class DryRun:
     measured: Mapping[RowSetting, Mapping[str, list[float]]]
     evaluations: Mapping[tuple[str, int], Mapping[str, Any]]
 
-    def share_evaluations(self, run: PlannedRun) -> Mapping[str, Any]:
-        """Return the tables of a new run, with the evaluations that its setting shares."""
-        if run.experiment.evaluate.every != "auto":
-            return run.table
-        return merge_tables(run.table, self.evaluations.get((run.setting, run.experiment.rounds), {}))
+    def add_facts(self, run: PlannedRun) -> PlannedRun:
+        """Return the run with the evaluations that its setting shares, and with measurements."""
+        change: dict[str, Any] = {}
+        if run.experiment.evaluate.every == "auto":
+            change |= self.evaluations.get((run.setting, run.experiment.rounds), {})
+        if measured := self.measured[run.group]:
+            change["recorded"] = {"latencies": {**measured, **run.experiment.recorded.latencies}}
+        return replace(run, table=merge_tables(run.table, change)) if change else run
 
 
 def check_rows(
@@ -801,7 +809,8 @@ def _assemble(
     plan: ComparisonPlan, run: PlannedRun, values: TunedValues, measured: Mapping[str, list[float]]
 ) -> Assembly:
     try:
-        experiment = complete_experiment(merge_tables(run.table, make_tables(values)))
+        tuned = complete_experiment(merge_tables(run.table, make_tables(values))) if values else None
+        experiment = tuned or run.experiment
         latencies = {**measured, **experiment.recorded.latencies}
         assembly = assemble(replace_key(experiment, "recorded.latencies", latencies))
         parts = assembly.simulation.parts if assembly.simulation is not None else ()

@@ -29,7 +29,6 @@ from fleetfit.api.comparison.recipe import describe_costs, describe_recipes
 from fleetfit.api.results import Run, load
 from fleetfit.config import to_table
 from fleetfit.config.dump import make_plain
-from fleetfit.config.load import complete_experiment
 from fleetfit.config.merge import find_value, list_keys
 from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, RunError
 from fleetfit.files import write_text
@@ -212,7 +211,7 @@ class ResultsFile:
     def results(self) -> ComparisonResults:
         """The added results, in the order of the table."""
         finished = [run for run in self._plan.runs if run.subfolder in self._runs]
-        table = to_table(complete_experiment(self._plan.base))
+        table = to_table(self._plan.experiment)
         cores = (one.processors for one in self._environments if one.processors is not None)
         file, working_folder = self._file.resolve(), Path.cwd()
         return ComparisonResults(
