@@ -582,11 +582,13 @@ class _RunProcess:
 
     def report(self, on_start: OnStart) -> None:
         """Report the start of the run, and its new rounds."""
-        reports = self._followed.read()
-        if self._on_round is None and self._followed.run is not None:
-            self._followed.run._notes = tuple(self.task.notes)
-            self._on_round = on_start(self.number, self._followed.run)
-        for report in reports if self._on_round is not None else ():
+        reports, run = self._followed.read(), self._followed.run
+        if run is None:
+            return
+        if self._on_round is None:
+            run._notes = tuple(self.task.notes)
+            self._on_round = on_start(self.number, run)
+        for report in reports:
             self._on_round(report)
 
     def read_outcome(self, code: int) -> Run | NoUsableUpdates:
