@@ -563,7 +563,7 @@ class _RunProcess:
             self._followed.read()  # the earlier rounds
             words = ["resume", str(task.folder)]
         else:
-            file.write_text(tomli_w.dumps(make_plain(task.planned.table)), encoding="utf-8")
+            file.write_bytes(tomli_w.dumps(make_plain(task.planned.table)).encode(errors="surrogateescape"))
             words = ["run", str(file), "--out", str(task.folder)]
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         path = os.pathsep.join([p for p in sys.path if p] + [str(Path.cwd())])
