@@ -408,7 +408,7 @@ def decoupled_fleet(cohort: int, **options: Any) -> tuple[Federation, Simulation
     spec = {"name": "decoupled", "split": "pool", "trained_by": "able", **options}
     method, clients = build(spec), federation.clients
     levels = tuple(method.levels(federation.problem, Targets((1.0,), (0.1,))))
-    reporting = replace(clients, reported=np.array(budgets), tolerance=np.zeros(len(budgets)))
+    reporting = replace(clients, budget=np.array(budgets), tolerance=np.zeros(len(budgets)))
     return replace(federation, method=method, method_spec=spec, levels=levels, clients=reporting), simulation
 
 
@@ -566,7 +566,7 @@ def holds_budgets(federation: Federation) -> bool:
 def test_the_server_never_sees_a_budget() -> None:
     """Nothing that hooks of the server get leads to a budget; with a method that is told, it does."""
     mine = assemble(load_experiment({**RUN, "method": {"name": "adaptivefl"}}, []))
-    assert mine.federation.clients.reported is None and mine.federation.clients[0].reported is None
+    assert mine.federation.clients.budget is None and mine.federation.clients[0].budget is None
     assert not holds_budgets(mine.federation)
     assert holds_budgets(assemble(load_experiment({**RUN, "method": {"name": "scalefl"}}, [])).federation)
 

@@ -146,7 +146,7 @@ def test_lies_about_samples_budget_and_level() -> None:
     lie = names.resolve("attacks", "false_budget")()
     clients = Clients(np.array([9, 9]), np.array([0.1, 0.2]), further={"size_bytes": np.array([0.3, 0.4])})
     reported = lie.tell(clients, np.array([0]))
-    assert (reported.reported.tolist(), reported.further["size_bytes"].tolist()) == ([1.0, 0.2], [1.0, 0.4])
+    assert (reported.budget.tolist(), reported.further["size_bytes"].tolist()) == ([1.0, 0.2], [1.0, 0.4])
     honest, forgery, job = forged("false_budget", FULL, own=CORE)
     core = elements(extract(LAYOUT, SENT, CORE)).keys()
     sent, trained = elements(job.state), elements(honest.state)

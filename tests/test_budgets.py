@@ -56,7 +56,7 @@ def test_every_cost_of_a_budget_must_fit() -> None:
     for quoted in ("2 clients", '"starved"', "parameters 0.1", f"memory_bytes {short:.3g} of", "parameters 0.2"):
         assert quoted in assembly.notes[0]
     client = assembly.federation.clients[int(np.flatnonzero(fleet.group == 0)[0])]
-    assert client.further == {"memory_bytes": 0.5} and client.reported == 0.25
+    assert client.further == {"memory_bytes": 0.5} and client.budget == 0.25
 
 
 def test_only_the_cost_that_failed_is_named() -> None:

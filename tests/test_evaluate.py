@@ -241,7 +241,7 @@ def test_levels_without_clients() -> None:
     """No client of level 2: an empty row; none of level 3 either: the largest model trained is level 1's."""
     federation, simulation = tiny_federation({"name": "scalefl"})
     for reported, top, clients in (([0.2, 0.2, 1.0] * 2, 3, [4, 0, 2]), ([0.2] * 6, 1, [6])):
-        other = replace(federation, clients=replace(federation.clients, reported=np.array(reported)))
+        other = replace(federation, clients=replace(federation.clients, budget=np.array(reported)))
         columns = columns_of(other, simulation)["static"]
         assert list(columns["levels"]) == [str(i + 1) for i in range(top)]
         assert [v["clients"] for v in columns["levels"].values()] == clients
@@ -253,11 +253,11 @@ def test_levels_without_clients() -> None:
 
 def test_clients_below_all_levels_count_in_global() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"})
-    reported = federation.clients.reported
+    reported = federation.clients.budget
     assert reported is not None
     reported = reported.copy()
     reported[0] = 0.05
-    columns = columns_of(replace(federation, clients=replace(federation.clients, reported=reported)), simulation)[
+    columns = columns_of(replace(federation, clients=replace(federation.clients, budget=reported)), simulation)[
         "static"
     ]
     assert (columns["global_clients"], columns["local_clients"]) == (6, 5)

@@ -235,13 +235,13 @@ def unreliable(clients: int) -> tuple[Federation, Simulation]:
     reporting = replace(
         federation.clients,
         num_examples=np.full(clients, 2),
-        reported=np.tile((0.2, 0.5, 1.0), clients)[:clients],
+        budget=np.tile((0.2, 0.5, 1.0), clients)[:clients],
     )
     there = Availability(clients, 0.5, 0.5, 4.0, leave=0.1)
     speeds = {f.name: np.full(clients, 1e9) for f in fields(Speed)}
     speeds["latency_s"] = rng.exponential(size=clients)
     resources = replace(
-        simulation.resources, budgets={"parameters": reporting.reported}, speeds=speeds, jitter=0.5, availability=there
+        simulation.resources, budgets={"parameters": reporting.budget}, speeds=speeds, jitter=0.5, availability=there
     )
     simulation = replace(simulation, parts=parts, resources=resources)
     return replace(federation, clients=reporting, connected=there.online), simulation

@@ -92,11 +92,11 @@ def test_seeds_differ_by_round_and_client() -> None:
 
 def test_a_cohort_is_limited_by_able_clients() -> None:
     federation, simulation = tiny_federation({"name": "scalefl"}, cohort=50)
-    counts, reported = federation.clients.num_examples.copy(), federation.clients.reported
+    counts, reported = federation.clients.num_examples.copy(), federation.clients.budget
     assert reported is not None
     counts[3], reported = 0, reported.copy()
     reported[1] = 0.01
-    federation = replace(federation, clients=replace(federation.clients, num_examples=counts, reported=reported))
+    federation = replace(federation, clients=replace(federation.clients, num_examples=counts, budget=reported))
     assert federation.able.tolist() == [0, 2, 4, 5]
     _, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert report["train"]["clients"] == 4 and report["train"]["by_level"] == {"3": 2, "2": 1, "1": 1}
@@ -115,7 +115,7 @@ def test_uniform_selection_is_without_replacement() -> None:
 
 def test_no_able_client_is_an_early_error() -> None:
     federation, _ = tiny_federation({"name": "scalefl"})
-    none = replace(federation, clients=replace(federation.clients, reported=np.full(6, 0.01)))
+    none = replace(federation, clients=replace(federation.clients, budget=np.full(6, 0.01)))
     with raises(RunError, key="fleet"):
         start(none)
 

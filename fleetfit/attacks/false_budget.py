@@ -21,18 +21,18 @@ def false_budget() -> Attack:
 
 def report_full_budget(clients: Clients, hostile: np.ndarray) -> Clients:
     """Return the clients with the full model's budget for hostile ones."""
-    if clients.reported is None:
+    if clients.budget is None:
         raise ConfigError(
             "[attack] kind: false_budget changes the budgets that clients report, and this method needs none. "
             'Choose another attack ("false_level"), or another method.',
             key="attack.kind",
         )
-    reported = clients.reported.copy()
+    reported = clients.budget.copy()
     reported[hostile] = np.maximum(reported[hostile], 1.0)
     further = {cost: values.copy() for cost, values in clients.further.items()}
     for values in further.values():
         values[hostile] = np.maximum(values[hostile], 1.0)
-    return replace(clients, reported=reported, further=further)
+    return replace(clients, budget=reported, further=further)
 
 
 def move_own_part(update: Update, scene: Scene, rng: torch.Generator) -> Update:

@@ -28,12 +28,12 @@ class DataDescription:
     """The properties of the data that a model depends on: the same on all nodes.
 
     Attributes:
-        name: Of the data set.
-        task: What is learned.
-        sample_shape: Of one sample, as a model gets it.
-        classes: How many.
+        name: Name of the data set.
+        task: Name of the task.
+        sample_shape: Shape of one sample, as a model gets it.
+        classes: Number of classes.
         vocabulary: Tokens, or 0.
-        padding: The token that fills, or -1.
+        padding: Id of the padding token, or -1.
         channels_last: Whether the channels of a sample are its last dimension.
     """
 
@@ -75,7 +75,7 @@ class NodeDescription:
         facts: Its data.
         num_examples: Training samples.
         budget: Its budget, or None where it does not report one.
-        tolerance: How far a model may exceed that budget.
+        tolerance: Fraction of the budget by which a model may exceed it.
         labels: Training samples by class, or None where it does not report them.
     """
 
@@ -104,15 +104,15 @@ class Client:
     Attributes:
         id: Its number, from 0.
         num_examples: Training samples.
-        reported: Its budget, as a fraction of the full model's cost; None: it reports none.
-        tolerance: How far a model may exceed that, as a fraction of it.
-        further: The same as `reported` of each further cost that its budget names.
-        labels: Training samples by class; None: it reports none.
+        budget: The budget that it reports, as a fraction of the full model's cost, or None.
+        tolerance: Fraction of the budget by which a model may exceed it.
+        further: The same for each further cost that it reports.
+        labels: Training samples by class, or None if it does not report them.
     """
 
     id: int
     num_examples: int
-    reported: float | None = None
+    budget: float | None = None
     tolerance: float = 0.1
     further: Mapping[str, float] = field(default_factory=dict)
     labels: tuple[int, ...] | None = None
@@ -124,14 +124,14 @@ class Clients(Sequence[Client]):
 
     Attributes:
         num_examples: Training samples of each, int [K].
-        reported: Budget of each, as a fraction of the full model's cost, float [K], or None if no client reports one.
+        budget: Budget of each, as a fraction of the full model's cost, float [K], or None if no client reports one.
         tolerance: Tolerance of each, float [K].
-        further: The same as `reported` for each further cost that budgets name; infinite where one does not name it.
+        further: The same for each further cost that a client reports; infinite for clients that do not.
         labels: Training samples by class of each, int [K, classes], or None if no client reports them.
     """
 
     num_examples: np.ndarray
-    reported: np.ndarray | None = None
+    budget: np.ndarray | None = None
     tolerance: np.ndarray | None = None
     further: Mapping[str, np.ndarray] = field(default_factory=dict)
     labels: np.ndarray | None = None
@@ -142,11 +142,11 @@ class Clients(Sequence[Client]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        reported = None if self.reported is None else float(self.reported[index])
+        budget = None if self.budget is None else float(self.budget[index])
         tolerance = 0.1 if self.tolerance is None else float(self.tolerance[index])
         further = {cost: float(values[index]) for cost, values in self.further.items()}
         labels = None if self.labels is None else tuple(int(n) for n in self.labels[index])
-        return Client(int(index), int(self.num_examples[index]), reported, tolerance, further, labels)
+        return Client(int(index), int(self.num_examples[index]), budget, tolerance, further, labels)
 
 
 @dataclass(eq=False)
@@ -158,12 +158,12 @@ class Device:
         data: Its own data.
         id: The client's id, or None for the server's own device.
         budgets: Its budgets by cost, as a fraction of the full model's; empty where they are unknown.
-        tolerance: How far a model may exceed them, as a fraction of them.
-        conditions: Under which costs are counted.
-        memory: What it keeps from its last accepted job.
-        accelerator: Where tensors are computed on.
-        clock: How it measures time.
-        absent: Why it brings nothing back from training in this round, or "".
+        tolerance: Fraction of a budget by which a model may exceed it.
+        conditions: Conditions under which costs are counted.
+        memory: The method's memory after the client's last accepted job.
+        accelerator: Device of the tensors.
+        clock: Its clock.
+        absent: Reason for dropping out of this round; "" if it takes part.
         unlabelled: Data that the server trains on, without labels; None on the devices of clients.
     """
 
@@ -208,7 +208,7 @@ class Simulation:
         problem: The problem.
         data: The whole data set.
         parts: Splits of each client (indices into the data set).
-        resources: What each client affords.
+        resources: Resources of each client.
         unlabelled: The server's own data, without labels; engines need not carry them to other processes.
     """
 
@@ -323,10 +323,10 @@ class Federation:
         problem: The problem.
         clients: All registered clients, as far as the server knows them.
         levels: Smallest first.
-        cohort: How many clients take part in a round.
+        cohort: Number of clients in a round.
         method: The hooks of the method that the server calls.
-        method_spec: How a worker builds the method.
-        seed: The run's.
+        method_spec: What a worker builds the method from.
+        seed: Seed of the run.
         device: The server's own: its test set, and its data without labels (FedDF); None where it has none.
         connected: Round -> which clients are connected, bool [K]; None: all of them, always.
         classes: Classes, or tokens, that the task predicts; 0 for a task without them.
@@ -350,11 +350,11 @@ class Federation:
         If no client reports a budget, every client has the largest level.
         """
         clients = self.clients
-        if clients.reported is None:
+        if clients.budget is None:
             return np.full(len(clients), len(self.levels) - 1)
         tolerance = 0.1 if clients.tolerance is None else clients.tolerance
         further = [(b, [level.further.get(cost, 0.0) for level in self.levels]) for cost, b in clients.further.items()]
-        return assign(clients.reported, tolerance, [level.needs for level in self.levels], further)
+        return assign(clients.budget, tolerance, [level.needs for level in self.levels], further)
 
     @cached_property
     def able(self) -> np.ndarray:

@@ -16,8 +16,8 @@ from fleetfit.submodel import Submodel, dump_prefixes, extract, parse_prefixes
 from fleetfit.tasks import Task, get_task
 from fleetfit.values.arithmetic import Arithmetic, ShapeArithmetic, find_arithmetic
 
-AS_MUCH = 2.0**60
-"""Bytes for features where the run file has no limit: as much as a process may have in any case."""
+UNLIMITED = 2.0**60
+"""Bytes for features where the run file sets no limit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +31,9 @@ class Problem:
         exits: Exits of the full model.
         base: Tensors of the full model that are never trained and do not travel.
         start: The run folder whose final state is this one's first; "" for none. Other processes do not need it.
-        spec: How another process rebuilds the problem; None for objects that have no import path.
-        features_bytes: How much memory may keep what a frozen backbone makes of samples (`fleetfit.training.features`),
-            `AS_MUCH` for what is sensible; 0: it is computed each time.
+        spec: What another process rebuilds the problem from; None for objects without an import path.
+        features_bytes: Most bytes of memory for the features of a frozen backbone (`fleetfit.training.features`), or
+            `UNLIMITED`; 0: nothing is cached.
         computed: The arithmetic of the levels' shapes, and so of others; empty: fp32 in the plain memory format.
         levels: The sub-models of the levels, smallest first, with prefix channels; empty before levels are planned.
     """
@@ -167,8 +167,8 @@ class Level:
         name: Its name, "1" for the smallest.
         submodel: Its sub-model, with prefix channels; the one that is evaluated and deployed.
         width: Fraction of the channels kept (s_w).
-        needs: Cost as a fraction of the full model's, which a client must afford; 0: every client does.
-        further: The same of each further cost that budgets name; others do not limit it.
+        needs: Cost as a fraction of the full model's, which a client must afford; 0: every client affords it.
+        further: The same for each further cost that budgets name.
         averaged: Whether it counts in the average over the levels' models.
     """
 

@@ -20,10 +20,10 @@ class Speed:
     """Speed and link of a device in a round.
 
     Attributes:
-        multiply_adds_per_s: Of training.
-        down_bytes_per_s: From the server.
-        up_bytes_per_s: To the server.
-        latency_s: What a job costs before anything is sent.
+        multiply_adds_per_s: Speed of training.
+        down_bytes_per_s: Speed of the download.
+        up_bytes_per_s: Speed of the upload.
+        latency_s: Seconds before anything is sent.
     """
 
     multiply_adds_per_s: float
@@ -46,9 +46,8 @@ class Clock:
     """A device's clock, and where it stood when the present job began.
 
     Attributes:
-        speed: The device's figures, by which time is simulated; None for a device of which nothing is known: there
-            the time that passes counts.
-        now: The time that passes, in seconds; for devices without figures.
+        speed: The device's figures, by which time is simulated; None: real time counts.
+        now: Real time, in seconds; for devices without figures.
         began: `now()` when the job began; for devices without figures.
         received: Bytes of the job as it was sent; for devices with figures.
     """
@@ -64,7 +63,7 @@ class Clock:
 
 @dataclass(frozen=True, eq=False)
 class Availability:
-    """Clients come and go: a Markov chain for each, with a rhythm of the day if asked for, or a trace.
+    """Client availability: a two-state Markov chain per client, optionally with a daily cycle, or a trace.
 
     Client c is online a share s_c of the time. In round 0 it is online with probability s_c. Later, with probability
     1 - q it stays as it was, and with probability q it is drawn anew, online with probability s_c. That is the chain of

@@ -51,16 +51,16 @@ class Job:
     Attributes:
         kind: "train", "evaluate", "statistics" (of batch norm) or "labels" (frequencies of classes).
         round: 0-based.
-        rounds: Of the run, in all.
+        rounds: Rounds of the run.
         index: Its place in the round's order.
-        client: Its client; None: the server's own device.
+        client: Its client, or None for the server's own device.
         submodel: The sub-model that is sent, and after `adapt` the one that is trained.
         state: The sub-model's tensors, by name.
         method: The spec that the method is built from.
-        seed: The seed of all its random choices.
+        seed: Seed of the job's random choices.
         level: 0-based.
         local: Settings of local training, with this round's learning rate.
-        evaluation: Settings of the other kinds.
+        evaluation: Settings of the other kinds of jobs.
         statistics: Re-estimated batch-norm statistics, for an evaluation.
         memory_version: The round whose memory the client begins from; -1 for none.
         prior: The fleet's class frequencies, for training with a class prior and for personal predictions; empty where
@@ -107,10 +107,10 @@ class Update:
         metrics: Plain values: "loss", what the method's loss adds, and what the server notes.
         bytes_down: Of the job, as it is sent.
         bytes_up: Of the update, as it is sent.
-        multiply_adds: What training took.
-        simulated_s: Seconds of the job where the device has a speed; else None.
-        compressed: How the state is compressed, or "".
-        scales: What compression needs to be undone.
+        multiply_adds: Multiply-adds of the training.
+        simulated_s: Seconds of the job if the device has a speed, or None.
+        compressed: Compression of the state, or "".
+        scales: Scales that undo the compression.
         untrained: Parameters of the state that the loss never reached; they are as they were sent, and do not count in
             the average.
     """
@@ -148,8 +148,8 @@ class Failure:
         bytes_up: Of the reply, if there was one.
         declined: Whether the device could not afford any part of it.
         late: Whether its time ran out.
-        multiply_adds: What training took.
-        simulated_s: Seconds of the job where the device has a speed; else None.
+        multiply_adds: Multiply-adds of the training.
+        simulated_s: Seconds of the job if the device has a speed, or None.
         absent: Whether the client was not connected all the time.
     """
 

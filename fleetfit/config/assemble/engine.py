@@ -16,7 +16,7 @@ from fleetfit.training.memory_format import find_view_error
 from fleetfit.training.runtime import check_compiler, choose_arithmetic, has_bf16, has_convolutions
 from fleetfit.values import Level, Problem
 from fleetfit.values.arithmetic import NEWEST_RULE, PLAIN, Arithmetic, MemoryFormat, ShapeArithmetic
-from fleetfit.values.problem import AS_MUCH
+from fleetfit.values.problem import UNLIMITED
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def set_feature_cache(problem: Problem, section: EngineSection) -> Problem:
         return problem
     size = section.features_bytes
     if size is None:
-        size = AS_MUCH if section.speed == "fast" else 0.0
+        size = UNLIMITED if section.speed == "fast" else 0.0
     return problem.replace_features_bytes(size)
 
 
