@@ -12,7 +12,7 @@ import json
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 from safetensors import SafetensorError, safe_open
@@ -33,7 +33,7 @@ _TYPES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
     "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "uint16": "U16", "uint32": "U32", "uint64": "U64",
 }  # fmt: skip
-_MOST_HEADER_BYTES, _CHUNK_BYTES = 100_000_000, 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 class CheckpointError(RunError):
@@ -122,39 +122,20 @@ def read_checkpoint(path: Path) -> Any:
 def _read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors and the metadata of a file. Its checksum, if any, is verified."""
     try:
-        with files.open_file(path) as file:
-            header, metadata = _read_header(file)
-            stated = metadata.pop(CHECKSUM, None)
-            if stated is not None:
+        with files.open_file(path) as file, safe_open(path, framework="pt") as tensors:
+            metadata: dict[str, str] = tensors.metadata() or {}
+            if (stated := metadata.pop(CHECKSUM, None)) is not None:
+                header = file.read(struct.unpack("<Q", file.read(8))[0])  # safe_open has checked its length
                 digest = hashlib.sha256(_replace_checksum(header, stated, _BLANK))
                 while chunk := file.read(_CHUNK_BYTES):
                     digest.update(chunk)
                 if digest.hexdigest() != stated:
                     raise CheckpointError("its checksum does not match its content")
-        with safe_open(path, framework="pt") as tensors:
             return {name: tensors.get_tensor(name) for name in tensors.keys()}, metadata  # noqa: SIM118 - no mapping
     except OSError as error:
         raise CheckpointError(error.strerror or str(error)) from None
     except (SafetensorError, ValueError, TypeError, KeyError, RuntimeError, OverflowError, MemoryError) as error:
         raise CheckpointError(f"it is not a safetensors file ({error})") from None
-
-
-def _read_header(file: BinaryIO) -> tuple[bytes, dict[str, str]]:
-    """Return the header of a file and the metadata in it.
-
-    Raises:
-        ValueError: The header is incomplete or not a header.
-    """
-    start = file.read(8)
-    size = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-    header = file.read(size) if 0 < size <= _MOST_HEADER_BYTES else b""
-    if not header or len(header) < size:
-        raise ValueError("its header is incomplete")
-    entries = files.parse_json(header.decode())
-    metadata = entries.get("__metadata__", {}) if isinstance(entries, dict) else None
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise ValueError("its header has no metadata of text")
-    return header, metadata
 
 
 # ---- the structure of a run's checkpoint ---
