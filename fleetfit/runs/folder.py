@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from fleetfit import files
 from fleetfit.errors import COMMAND, FleetFitError, RunError
@@ -24,7 +24,6 @@ from fleetfit.runs.schema import (
     NO_ACCURACIES,
     AccuracyRecord,
     EnvironmentRecord,
-    EvaluationRecord,
     FleetRecord,
     InvalidRecord,
     NodesRecord,
@@ -32,7 +31,7 @@ from fleetfit.runs.schema import (
     RoundRecord,
     SummaryRecord,
 )
-from fleetfit.runs.summary import make_levels
+from fleetfit.runs.summary import make_summary
 
 if TYPE_CHECKING:  # listing run folders does not import PyTorch
     from fleetfit.planner import Plan
@@ -343,7 +342,11 @@ class RunFolder:
         Raises:
             RunError: The file is missing or damaged, or a later version of FleetFit wrote it.
         """
-        return self.read(_SUMMARY, SummaryRecord, f'Remove it, and "fleetfit resume {self.path}" writes it again.')
+        path, remedy = self.path / _SUMMARY, f'Remove it, and "fleetfit resume {self.path}" writes it again.'
+        summary = self.read(_SUMMARY, SummaryRecord, remedy)
+        if not summary.levels:
+            raise RunError(f"{path} is damaged: it has no levels. {remedy}", key="levels", path=path)
+        return summary
 
     def write(self, name: str, text: str) -> None:
         """Write a file atomically.
@@ -635,31 +638,19 @@ class RunFolder:
         """The final numbers, or those of the rounds so far."""
         if self.stored_summary is not None:
             return self.stored_summary
-        evaluate = next(
-            (one.evaluate for one in reversed(self.rounds) if one.evaluate and one.evaluate.accuracies(self.norm)),
-            EvaluationRecord(),
-        )
-        accuracies = {name: {"local": level.local} for name, level in self.last.levels.items()}
         seed = self.get_setting("seed", default=0)
-        return SummaryRecord.model_construct(
-            name=str(self.get_setting("name")),
-            method=get_short_name(str(self.get_setting("method", "name"))),
-            model=get_short_name(str(self.get_setting("model", "name"))),
-            data=self._name_data(),
-            seed=seed if type(seed) is int else 0,
-            norm=self.norm,
-            rounds=len(self.rounds),
-            levels=[] if self.plan is None else make_levels(self.plan, accuracies),
-            global_=self.last.global_,
-            local=self.last.local,
-            evaluate=evaluate,
-            bytes_down=self.sum_bytes("bytes_down"),
-            bytes_up=self.sum_bytes("bytes_up"),
-            waste=None,
-            failures=None,
-            seconds=sum(record.seconds for record in self.rounds),
-            notes=[],
-        )
+        description = {
+            "name": str(self.get_setting("name")),
+            "method": get_short_name(str(self.get_setting("method", "name"))),
+            "model": get_short_name(str(self.get_setting("model", "name"))),
+            "data": self._name_data(),
+            "seed": seed if type(seed) is int else 0,
+            "norm": self.norm,
+        }
+        try:
+            return SummaryRecord.load(make_summary(description, self.plan, [one.dump() for one in self.rounds], []))
+        except InvalidRecord:  # the sums of an untrusted file are too large
+            return SummaryRecord.load(make_summary(description, None, [], []))
 
     def _name_data(self) -> str:
         """Return the name of the data as a summary has it: for data from files, the name of the file or folder."""
@@ -669,12 +660,6 @@ class RunFolder:
             return get_short_name(name)
         is_folder = name == "images" or (name != "arrays" and Path(path).is_dir())
         return Path(path).name if is_folder else Path(path).stem
-
-    def sum_bytes(self, key: Literal["bytes_down", "bytes_up"]) -> int | None:
-        """Return the bytes of all rounds; None if a round withholds them."""
-        values: list[int | None] = [getattr(record, key) for record in self.rounds]
-        counts = [value for value in values if value is not None]
-        return sum(counts) if counts and len(counts) == len(values) and not self.is_private else None
 
 
 def _format_checkpoint(round: int) -> str:

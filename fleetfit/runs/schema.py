@@ -457,7 +457,7 @@ class SummaryRecord(Record):
     data: str
     norm: str
     rounds: Count
-    levels: Full[LevelRecord]
+    levels: List[LevelRecord]
     global_: Number | None = Field(alias="global")
     local: Number | None
     evaluate: EvaluationRecord

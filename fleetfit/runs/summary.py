@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fleetfit.runs.schema import LevelRecord, RoundRecord, SummaryRecord
+from fleetfit.runs.schema import RoundRecord, SummaryRecord
 
 if TYPE_CHECKING:  # listing run folders does not import PyTorch
     from fleetfit.planner import Plan
@@ -13,20 +13,21 @@ _MOST_REASONS = 5  # of failed jobs
 
 
 def make_summary(
-    description: Mapping[str, Any], plan: "Plan", reports: Sequence[Mapping[str, Any]], notes: Sequence[str]
+    description: Mapping[str, Any], plan: "Plan | None", reports: Sequence[Mapping[str, Any]], notes: Sequence[str]
 ) -> dict[str, Any]:
     """Return the final numbers of a run, as in `summary.json`.
 
     Args:
         description: Name, method, model, data, seed, norm (the main batch-norm policy) and score (the name of the
             task's accuracy).
-        plan: The levels.
-        reports: The reports of all rounds.
+        plan: The levels; None if they cannot be read.
+        reports: The reports of the rounds so far.
         notes: Notes for the user, such as on clients that did not take part.
     """
     rounds = [RoundRecord.load(report) for report in reports]
     is_private = any(record.privacy is not None for record in rounds)
-    columns: Mapping[str, Any] = next((one["evaluate"] for one in reversed(reports) if "evaluate" in one), {})
+    evaluations = [report["evaluate"] for report in reports if description["norm"] in report.get("evaluate", ())]
+    columns: Mapping[str, Any] = evaluations[-1] if evaluations else {}
     headline: Mapping[str, Any] = columns.get(description["norm"], {})
     simulated = [record.simulated_s for record in rounds if record.simulated_s is not None]
     seconds, reasons = Counter[str](), Counter[str]()
@@ -37,7 +38,7 @@ def make_summary(
         "format": SummaryRecord.FORMAT,
         **description,
         "rounds": rounds[-1].round if rounds else 0,
-        "levels": [level.dump() for level in make_levels(plan, headline.get("levels", {}))],
+        "levels": [] if plan is None else _make_levels(plan, headline.get("levels", {})),
         "global": headline.get("global"),
         "local": headline.get("local"),
         "evaluate": {key: _drop_clients(value) for key, value in columns.items()},
@@ -50,7 +51,7 @@ def make_summary(
         "seconds_of": dict(seconds),
         "multiply_adds": None if is_private else sum(record.multiply_adds or 0 for record in rounds),
         "simulated_s": sum(simulated) if simulated else None,
-        "left_out": list(plan.left_out),
+        "left_out": [] if plan is None else list(plan.left_out),
         "notes": list(notes),
         **({"failure_reasons": dict(reasons.most_common(_MOST_REASONS))} if reasons and not is_private else {}),
         **_make_excluded_shares(rounds),
@@ -58,19 +59,14 @@ def make_summary(
     }
 
 
-def make_levels(plan: "Plan", accuracies: Mapping[str, Any]) -> list[LevelRecord]:
-    """Return the levels of a plan, each with the accuracy of its own clients.
-
-    Args:
-        plan: The plan.
-        accuracies: The levels of an evaluation, as in `metrics.jsonl`.
-    """
+def _make_levels(plan: "Plan", accuracies: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the levels of a plan, each with the accuracy of its own clients in an evaluation."""
     return [
-        LevelRecord(
-            level=level.name, width=level.width, depth=level.depth, blocks=plan.blocks, exits=list(level.exits),
-            parameters=level.parameters, multiply_adds=level.multiply_adds, clients=level.clients,
-            local=accuracies.get(level.name, {}).get("local"),
-        )
+        {
+            "level": level.name, "width": level.width, "depth": level.depth, "blocks": plan.blocks,
+            "exits": list(level.exits), "parameters": level.parameters, "multiply_adds": level.multiply_adds,
+            "clients": level.clients, "local": accuracies.get(level.name, {}).get("local"),
+        }
         for level in plan.levels
     ]  # fmt: skip
 

@@ -61,7 +61,7 @@ def test_an_unfinished_run_has_the_numbers_of_its_rounds_so_far(folder: RunFolde
     assert (unfinished.is_finished, finished.is_finished) == (False, True)
     assert unfinished.find_problems() == finished.find_problems() == ()
     for name in ("method", "model", "data", "name", "seed", "norm", "rounds", "global_", "local", "levels",
-                 "bytes_down", "bytes_up", "seconds"):  # fmt: skip
+                 "bytes_down", "bytes_up", "seconds", "waste", "failures", "evaluate"):  # fmt: skip
         assert getattr(unfinished.summary, name) == getattr(finished.summary, name), name
     assert unfinished.summary.headline == finished.summary.headline
     assert [(number, accuracies.global_) for number, accuracies in finished.evaluations] == [(2, 0.75)]
@@ -71,7 +71,13 @@ def test_an_unfinished_run_has_the_numbers_of_its_rounds_so_far(folder: RunFolde
 def test_a_run_without_rounds_has_no_accuracies(tmp_path: Path) -> None:
     record = RunFolder.open(RunFolder.create(tmp_path / "run", {"config.toml": CONFIG}).path)
     assert (record.rounds, record.evaluations, record.last, record.plan) == ([], [], NO_ACCURACIES, None)
-    assert (record.name, record.method, record.seed, record.summary.bytes_up) == ("mine", "scalefl", 3, None)
+    assert (record.name, record.method, record.seed, record.summary.bytes_up) == ("mine", "scalefl", 3, 0)
+
+
+def test_sums_that_are_too_large_are_left_out(folder: RunFolder) -> None:
+    for number in (4, 5, 6):
+        folder.append(report(number, bytes_down=2**62))
+    assert RunFolder.open(folder.path).summary.rounds == 0
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "environment.json", "fleet.json", "nodes.json"])

@@ -96,7 +96,7 @@ def make_run_list_section(runs: RunSet, page: Path) -> PageSection | None:
                 "withheld" if run.is_private and kind not in PRIVATE_KINDS else format_percent(numbers[kind])
                 for kind in kinds
             ]
-            down, up = run.sum_bytes("bytes_down"), run.sum_bytes("bytes_up")
+            down, up = run.summary.bytes_down, run.summary.bytes_up
             traffic = "-" if down is None or up is None else f"{format_bytes(down)} / {format_bytes(up)}"
             seconds = math.fsum(report.seconds for report in run.rounds)
             cells.append((label, str(len(run.rounds)), *shares, traffic, f"{seconds:,.1f}"))

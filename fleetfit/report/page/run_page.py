@@ -68,7 +68,7 @@ def list_tiles(run: RunFolder) -> list[tuple[str, str, str]]:
         if privacy is not None:
             tiles.append(("epsilon spent", f"{privacy.epsilon:.2f}", f"at delta {privacy.delta:.3g}"))
     else:
-        down, up = run.sum_bytes("bytes_down"), run.sum_bytes("bytes_up")
+        down, up = summary.bytes_down, summary.bytes_up
         if down is not None and up is not None:
             tiles.append(("sent", format_bytes(down + up), f"{format_bytes(down)} down, {format_bytes(up)} up"))
         if summary.failures:
