@@ -172,7 +172,7 @@ def call(arguments: list[str]) -> str:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
         main(arguments)
-    assert ended.value.code in (0, 2), err.getvalue()
+    assert ended.value.code in (0, 2, 3), err.getvalue()
     check_text(err.getvalue())
     if "--json" in arguments and ended.value.code == 0:
         assert out.getvalue().isascii()
