@@ -97,7 +97,10 @@ def make_run_list_section(runs: RunSet, page: Path) -> PageSection | None:
                 for kind in kinds
             ]
             down, up = run.summary.bytes_down, run.summary.bytes_up
-            traffic = "-" if down is None or up is None else f"{format_bytes(down)} / {format_bytes(up)}"
+            if run.is_private or down is None or up is None:
+                traffic = "-"
+            else:
+                traffic = f"{format_bytes(down)} / {format_bytes(up)}"
             seconds = math.fsum(report.seconds for report in run.rounds)
             cells.append((label, str(len(run.rounds)), *shares, traffic, f"{seconds:,.1f}"))
     columns = ("run", "rounds", *(f"{kind} %" for kind in kinds), "bytes down / up", "wall seconds")
