@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -482,7 +481,7 @@ class _Task:
         run = load(self.folder, **objects)
         if run.experiment.callbacks == experiment.callbacks:
             return run
-        table = {**tomllib.loads(run.files.text("config.toml")), "callbacks": experiment.callbacks}
+        table = {**run.files.read_config(), "callbacks": experiment.callbacks}
         text = tomli_w.dumps({key: value for key, value in table.items() if key != "callbacks" or value})
         environment = {**run.files.json("environment.json"), "sha256": {"config.toml": compute_checksum(text)}}
         run.files.write("environment.json", json.dumps(environment, indent=2) + "\n")

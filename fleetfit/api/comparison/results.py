@@ -172,12 +172,12 @@ class ResultsFile:
             LevelResult(row=planned.row, setting=planned.setting, **level.model_dump(include=names, warnings=False))
             for level in run.files.read_summary().levels
         ])  # fmt: skip
-        self._environments.append(_read_environment(run))
+        self._environments.append(run.files.environment)
 
     def add_tuning(self, result: TuningResult, runs: Sequence[Run]) -> None:
         """Add the chosen values and the tuning runs of a row and setting without writing the file."""
         self._tuning.append(result)
-        self._environments += [_read_environment(run) for run in runs]
+        self._environments += [run.files.environment for run in runs]
 
     def finish(self, runs: Runs, failures: Mapping[str, str], notes: Sequence[str]) -> None:
         """Write the file after the last run, with the notes below the table.
@@ -284,14 +284,6 @@ def _make_run_result(
         per_exit={str(i): round(100 * share, 4) for i, share in enumerate(summary.headline.exits, 1)},
         curves=make_curves(rounds, summary.norm),
     )
-
-
-def _read_environment(run: Run) -> EnvironmentRecord:
-    """Return the environment in which a run started; empty for a damaged file, which only documents the run."""
-    try:
-        return run.files.read("environment.json", EnvironmentRecord)
-    except FleetFitError:
-        return EnvironmentRecord()
 
 
 def find_record_path(file: Path, folder: str | Path) -> Path:
