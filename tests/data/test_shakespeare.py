@@ -345,7 +345,7 @@ def test_a_partition_without_a_kind_has_the_one_that_fits_the_files(
         (tmp_path / f"{number}.txt").write_text("to be or not to be. " * 100)
     place = str(tmp_path if several else tmp_path / "0.txt")
     experiment = load_experiment({"data": {"path": place, "partition": wanted}})
-    assert experiment.data.partition.model_dump(exclude_none=True) == {"kind": kind, **wanted}
+    assert {"kind": kind, **wanted}.items() <= experiment.data.partition.model_dump().items()
     assert len(build_partition(experiment, plain_text(place, length=10))) == clients
 
 

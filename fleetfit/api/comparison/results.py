@@ -57,7 +57,8 @@ from fleetfit.runs.schema import (
 )
 
 Runs = dict[RowSetting, list[Run]]
-_SECTIONS = ("data", "model", "peft", "fleet", "method", "local", "cohort", "attack", "engine", "evaluate")
+_LEFT_OUT = ("checkpoint", "recorded")
+"""Sections without keys of training."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,7 +228,9 @@ class ResultsFile:
             targets=self._plan.targets,
             target_on=self._plan.section.target_on,
             tune_on=self._plan.section.tune_on,
-            settings=self._shorten_paths({key: table[key] for key in _SECTIONS if key in table}),
+            settings=self._shorten_paths(
+                {key: value for key, value in table.items() if isinstance(value, dict) and key not in _LEFT_OUT}
+            ),
             runs=[self._runs[run.subfolder] for run in finished],
             tuning=self._tuning,
             levels=[level for key in dict.fromkeys(run.group for run in finished) for level in self._levels[key]],
