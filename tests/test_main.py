@@ -141,7 +141,7 @@ def test_sys_exit_while_a_plug_in_is_imported_names_the_plug_in(
 
 def test_sys_exit_in_a_job_is_that_jobs_failure(plug_in: Path, tmp_path: Path) -> None:
     own = ["--set", f"method.name={plug_in}:in_a_job", "--set", "method.what=leaves", "--set", "rounds=6"]
-    err = run_verb("run", *SMALL, *own, "--out", tmp_path / "run", "-q", code=2).err
+    err = run_verb("run", *SMALL, *own, "--out", tmp_path / "run", "-q", code=3).err
     assert "called sys.exit(0)" in sentence(err)
 
 

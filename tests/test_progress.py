@@ -365,7 +365,7 @@ def test_a_notebook_shows_the_runs_of_a_comparison_in_one_output(cell: Cell, tmp
 def test_runs_and_plans_are_tables_in_a_notebook(tmp_path: Path) -> None:
     stopped_run(QUICK, tmp_path / "run", 2)
     html = ff.load(tmp_path / "run")._repr_html_()
-    assert 'value="2" max="3"' in html and "accuracy in round 2" in html and " left" not in html
+    assert 'value="2" max="3"' in html and "(round 2)" in html and " left" not in html
     run = ff.resume(tmp_path / "run")
     html = run._repr_html_()
     assert "local accuracy %" in html and f"{100 * run.accuracy('global'):.2f}" in html

@@ -112,7 +112,7 @@ class RoundFacts:
 
     @property
     def lines(self) -> list[str]:
-        """The facts below a bar."""
+        """The facts below a bar: losses and messages, the newest accuracies, and those of the levels."""
         first = "  ".join(filter(None, [self.loss, self.cohort, self.traffic]))
         accuracies = f"{self.accuracies}  (round {self._evaluated_round})" if self._columns else ""
         return list(filter(None, [first, accuracies, self.level_accuracies]))
@@ -126,19 +126,6 @@ class RoundFacts:
             return ""
         first = [f"{truncate(name)} {format_percent(local)}%" for name, local in evaluated[:_LEVELS]]
         return "by level: " + "  ".join(first) + ("  ..." if len(evaluated) > _LEVELS else "")
-
-    @property
-    def rows(self) -> list[tuple[str, str]]:
-        """The facts as names and values, without empty ones."""
-        name, _, value = self.loss.partition(" ")
-        rows = [
-            (name, value),
-            ("cohort", self.cohort),
-            ("sent", self.traffic.removesuffix(" sent")),
-            (f"accuracy in round {self._evaluated_round}", self.accuracies),
-            ("", self.level_accuracies),
-        ]
-        return [(name, value) for name, value in rows if value]
 
 
 # ---- the rounds of a run -------------------------------------------------------------------------------------------
@@ -244,15 +231,11 @@ def open_cell() -> ShowHTML | None:
 
 
 def format_html(title: str, facts: RoundFacts, time_left: str = "") -> str:
-    """Return the facts as HTML without colours, for light and dark themes."""
+    """Return a bar with the facts below it as HTML without colours, for light and dark themes."""
     head = " · ".join(filter(None, [title, f"round {facts.done}/{facts.rounds}", time_left, facts.rollback]))
-    rows = "".join(
-        f'<tr><td style="text-align:left">{escape_html(name)}</td>'
-        f'<td style="text-align:left;white-space:pre-wrap">{escape_html(value)}</td></tr>'
-        for name, value in facts.rows
-    )
     bar = f'<progress value="{facts.done}" max="{facts.rounds}" style="width:20em"></progress>'
-    return f"<div>{bar} {escape_html(head)}<table>{rows}</table></div>"
+    below = "".join(f'<div style="white-space:pre-wrap">{escape_html(line)}</div>' for line in facts.lines)
+    return f"<div>{bar} {escape_html(head)}{below}</div>"
 
 
 # ---- the display of a run ------------------------------------------------------------------------------------------
