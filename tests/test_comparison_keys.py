@@ -396,3 +396,16 @@ def test_seeds_in_the_wrong_place_lead_to_the_grid(tmp_path: Path, text: str, ke
     (tmp_path / "run.toml").write_text(text + ROWS)
     with raises(ConfigError, "[compare.grid]", key=key):
         ff.compare(tmp_path / "run.toml", out=tmp_path / "out")
+
+
+def test_a_row_may_give_what_the_file_s_method_needs(tmp_path: Path) -> None:
+    """The file alone is no run; a row without the hyperparameter is refused by its key."""
+    (tmp_path / "own.py").write_text(
+        "from fleetfit import Method\n\n\ndef mine(beta: float) -> Method:\n    return Method()\n"
+    )
+    table = {"data": "digits", "method": f"{tmp_path / 'own.py'}:mine"}
+    rows = [{"label": "a", "method": {"beta": 0.1}}, {"label": "b", "method": {"beta": 0.2}}]
+    runs = plan_comparison({**table, "compare": {"smallest": False, "row": rows}}).runs
+    assert [run.experiment.method.settings for run in runs] == [{"beta": 0.1}, {"beta": 0.2}]
+    with raises(ConfigError, '"beta"', key="method.beta"):
+        plan_comparison({**table, "compare": {"smallest": False, "row": [rows[0], {"label": "c"}]}})

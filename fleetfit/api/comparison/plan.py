@@ -43,6 +43,7 @@ from fleetfit.config.assembly import UnusedKey
 from fleetfit.config.components import check_keys, find_function
 from fleetfit.config.load import complete_experiment, expand_sections, parse_overrides, read_run_file, resolve_paths
 from fleetfit.config.merge import deep_merge, find_value, list_keys, merge_tables
+from fleetfit.config.parse import parse_experiment
 from fleetfit.config.schema import CompareSection, MethodSection
 from fleetfit.config.toml import find_base_folder
 from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, truncate
@@ -342,7 +343,7 @@ def _expand_all(table: Mapping[str, Any]) -> dict[str, Any]:
 
 def _make_plan(file: Mapping[str, Any], stem: str, overrides: Mapping[str, Any]) -> ComparisonPlan:
     table = merge_tables(file, overrides)
-    experiment = complete_experiment(table)
+    experiment = _read_base(table)
     section = experiment.compare
     base = {key: value for key, value in table.items() if key != "compare"}
     grid, tune = _read_lists(section.grid, "compare.grid"), _read_lists(section.tune, "compare.tune")
@@ -374,6 +375,16 @@ def _make_plan(file: Mapping[str, Any], stem: str, overrides: Mapping[str, Any])
             plan = extended.drop_smallest(str(error))
     _check_plan(plan)
     return plan
+
+
+def _read_base(table: Mapping[str, Any]) -> Experiment:
+    """Return the experiment of a file without its rows, which may give what the file's method needs."""
+    try:
+        return complete_experiment(table)
+    except ConfigError as error:
+        if not (error.key or "").startswith("method."):
+            raise
+        return parse_experiment(table)
 
 
 def _drop_method(table: Mapping[str, Any]) -> dict[str, Any]:
@@ -502,7 +513,7 @@ def _list_columns(experiment: Experiment) -> list[str]:
 
 def _read_printed(file: Mapping[str, Any], labels: Sequence[str]) -> PrintedNumbers:
     """Return a paper's numbers: in each row one per column and setting of the file, "-" for a missing number."""
-    experiment = complete_experiment(file)
+    experiment = _read_base(file)
     section, columns = experiment.compare, _list_columns(experiment)
     cells = [(setting, column) for setting in _make_settings(section) for column in columns]
     printed: dict[tuple[str, str, str], float] = {}
