@@ -67,7 +67,7 @@ def run_unwritable(program: str, where: Path, limit: int, arguments: list[str]) 
         (["resume", "stopped", "-q"], "cannot be written"),
         (["calibrate", "finished"], "inference/level-3.json cannot be written"),
         (["export", "finished", "--no-onnx", "--out", "OUT"], "cannot be written"),
-        (["pictures", "finished", "--out", "OUT"], "cannot be written"),
+        (["pictures", "finished", "--out", "OUT"], "out/accuracy.png"),
         (["predict", "finished", "--out", "OUT"], "cannot be written"),
         (["run", "run.toml", "--out", "OUT", "-q"], "the workers cannot be started"),
     ],
