@@ -106,7 +106,7 @@ class Transform(pydantic.BaseModel):
 
     def to_files(self) -> dict[str, str]:
         """Return the texts of its files, by name."""
-        texts = {FILE: json.dumps(self.model_dump(exclude_defaults=True)) + "\n"}  # ASCII
+        texts = {FILE: json.dumps(self.model_dump(exclude_defaults=True), default=str) + "\n"}  # ASCII
         if self.columns:
             texts[COLUMNS] = self.columns
         with contextlib.suppress(OSError, UnicodeDecodeError):
