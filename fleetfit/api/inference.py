@@ -259,7 +259,7 @@ def find_transform(run: TrainedRun) -> Transform:
         kind="table" if columns else "",
         name=data.name,
         task=data.task,
-        shape=list(data.sample_shape),
+        shape=data.sample_shape,
         dtype="int64" if data.vocabulary else "float32",
         classes=data.classes,
         vocabulary=data.vocabulary,

@@ -21,7 +21,7 @@ class Rows:
 
     Attributes:
         x: The samples: an array [N, ...], encoded images, or what reads them; None: only their files are known.
-        y: int64 [N].
+        y: int64 [N]; None: new samples without labels.
         sizes: Split -> number of samples, in their order; only the splits that exist.
         classes: Number of classes.
         class_names: One per class, or ().
@@ -32,7 +32,7 @@ class Rows:
     """
 
     x: Any
-    y: NDArray[np.int64]
+    y: Any
     sizes: dict[str, int]
     classes: int
     class_names: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class Rows:
         return Data(
             name=name,
             x=torch.from_numpy(x) if isinstance(x, np.ndarray) else x,
-            y=torch.from_numpy(self.y),
+            y=torch.from_numpy(self.y) if isinstance(self.y, np.ndarray) else self.y,
             splits={split: torch.from_numpy(rows) for split, rows in splits.items()},
             classes=self.classes,
             groups=None if self.groups is None else torch.from_numpy(self.groups),

@@ -34,8 +34,15 @@ KINDS: Mapping[str, Callable[[Path, Data, Mapping[str, Any], bool], Data | None]
     "table": prepare_table,
     "text": prepare_texts,
 }
-"""How each kind of file is prepared like training data; None: the path is no file or folder of new samples."""
+"""How each kind of file is prepared like training data.
+
+Each takes a path, the training data or their facts, their keys, and whether one half of the samples is for validation.
+It returns None if the path has no new samples, or is a data set with splits of its own, and raises `DataError` where
+samples or labels do not fit the training data.
+"""
 _PLAIN_TEXT = "plain_text"  # the only format whose test set is the end of each file
+_FACTS = ("name", "task", "classes", "class_names", "mean", "std", "channels_last", "vocabulary", "padding", "resize",
+          "columns", "tokenizer")  # fmt: skip
 _OF_TRAINING = ("folder", "file", "columns", "groups", "samples", "augment", "hub", "tokenizer", "test")
 
 Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
@@ -54,23 +61,23 @@ class Transform(pydantic.BaseModel):
         tokenizer: The tokeniser's file; "" if there is none.
     """
 
-    model_config = pydantic.ConfigDict(frozen=True, strict=True, extra="ignore")
+    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
 
     kind: str = ""
     settings: dict[str, Any] = {}
     name: str
     task: str
-    shape: list[Count]
+    shape: tuple[Count, ...]
     dtype: Literal["uint8", "int64", "float16", "bfloat16", "float32", "float64"]
     classes: Count
-    class_names: list[str] = []
-    mean: list[Finite] = []
-    std: list[Finite] = []
+    class_names: tuple[str, ...] = ()
+    mean: tuple[Finite, ...] = ()
+    std: tuple[Finite, ...] = ()
     channels_last: bool = False
     vocabulary: Count = 0
     padding: int = -1
-    resize: list[Count] | None = None
-    targets: list[list[Finite]] = []
+    resize: tuple[Count, Count] | None = None
+    targets: tuple[tuple[Finite, ...], ...] = ()
     columns: str = pydantic.Field(default="", exclude=True)
     tokenizer: str = pydantic.Field(default="", exclude=True)
 
@@ -87,21 +94,10 @@ class Transform(pydantic.BaseModel):
         return cls(
             kind=kind,
             settings={key: value for key, value in settings.items() if kind in KINDS and key not in _OF_TRAINING},
-            name=data.name,
-            task=data.task,
-            shape=list(data.x.shape[1:]),
-            dtype=str(data.x.dtype).removeprefix("torch."),  # type: ignore[arg-type]
-            classes=data.classes,
-            class_names=list(data.class_names),
-            mean=list(data.mean),
-            std=list(data.std),
-            channels_last=data.channels_last,
-            vocabulary=data.vocabulary,
-            padding=data.padding,
-            resize=None if data.resize is None else list(data.resize),
-            targets=[moment.tolist() for moment in data.target_scale] if data.task == "regression" else [],
-            columns=data.columns,
-            tokenizer=data.tokenizer,
+            shape=tuple(data.x.shape[1:]),
+            dtype=str(data.x.dtype).removeprefix("torch."),
+            targets=tuple(tuple(moment.tolist()) for moment in data.target_scale) if data.task == "regression" else (),
+            **{name: getattr(data, name) for name in _FACTS},
         )
 
     def to_files(self) -> dict[str, str]:
@@ -144,23 +140,12 @@ class Transform(pydantic.BaseModel):
         """
         labels = {"next_token": (0, *self.shape), "classification": (0,)}.get(self.task, (0, self.classes))
         return AbsentData(
-            name=self.name,
             x=torch.empty(0, *self.shape, dtype=getattr(torch, self.dtype)),
             y=torch.empty(labels, dtype=torch.float32 if self.task == "regression" else torch.int64),
             splits={},
-            classes=self.classes,
-            class_names=tuple(self.class_names),
-            mean=tuple(self.mean),
-            std=tuple(self.std),
-            channels_last=self.channels_last,
-            task=self.task,
-            vocabulary=self.vocabulary,
-            padding=self.padding,
-            resize=None if self.resize is None else (self.resize[0], self.resize[1]),
-            tokenizer=self.tokenizer,
-            columns=self.columns,
-            targets=tuple(map(tuple, self.targets)),
+            targets=self.targets,
             reason=reason,
+            **{name: getattr(self, name) for name in _FACTS},
         )
 
     def apply(self, source: "Path | Samples | TableSplits", halves: bool = False) -> Data:
@@ -205,7 +190,7 @@ class Transform(pydantic.BaseModel):
         if kind != _PLAIN_TEXT:
             settings["test"] = 0.0  # so that the reader returns test samples only if there is a test set
         data: Data = call_factory(names.resolve("data", kind), kind, "--data", settings)
-        if self.class_names and data.class_names and list(data.class_names) != self.class_names:
+        if self.class_names and data.class_names and data.class_names != self.class_names:
             raise ConfigError(
                 f"{path} has classes {', '.join(data.class_names[:10])}, but the run was trained on "
                 f"{', '.join(self.class_names[:10])}.",

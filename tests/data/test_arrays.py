@@ -155,7 +155,7 @@ def test_what_somebody_says_of_mean_and_std_counts(save: Callable[..., str], giv
 def test_the_array_that_somebody_names_is_looked_at(save: Callable[..., str]) -> None:
     file = save(x=RNG.random((40, 3)), grey=RNG.integers(0, 255, (40, 9, 9), dtype=np.uint8), y=np.arange(40) % 2)
     assert load_experiment({"data": {"path": file}}).data.settings["standardise"] is True
-    assert "standardise" not in load_experiment({"data": {"path": file, "x": "grey"}}).data.settings
+    assert load_experiment({"data": {"path": file, "x": "grey"}}).data.settings["standardise"] is False
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint16, np.bool_])

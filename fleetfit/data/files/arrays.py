@@ -26,8 +26,8 @@ from fleetfit.data import cache
 from fleetfit.data.cache import load_folder
 from fleetfit.data.dataset import MAX_CLASSES, Data, Facts
 from fleetfit.data.files.folders import list_sample_files, resolve_folder
-from fleetfit.data.rows import make_new_data
-from fleetfit.data.splits import fill_missing_splits, find_splits, make_empty_split_notes
+from fleetfit.data.rows import Rows, make_new_data
+from fleetfit.data.splits import fill_missing_splits, find_splits
 from fleetfit.errors import DataError, FleetFitError, check_range, did_you_mean, format_cause, truncate
 from fleetfit.factories import declare_unused
 from fleetfit.machine import free_memory
@@ -136,8 +136,7 @@ def arrays(
     sizes = {split: len(store.load(part)) for split, part in parts.items()}
     strata = _choose_strata(group, target, task, len(samples))
     splits = fill_missing_splits(sizes, strata, validation, test, seed)
-    notes = [*make_empty_split_notes(name, sizes)]
-    notes += layout.notes
+    notes = [*layout.notes]
     gaps = {split: f'"{part}" is not finite in {at}' for split, part in parts.items()
             if (at := find_not_finite(store.load(part)))}  # fmt: skip
     notes += [f"{name}: {gap}. {'Training diverges' if split == 'train' else 'What they score means nothing'}, unless "
@@ -147,14 +146,10 @@ def arrays(
     if standardise:
         gap = f"{path}: {'; '.join(gaps.values())}"
         mean, std = _compute_statistics(samples, splits["train"], gap, layout.channels_last)
-    return Data(
-        name=name,
-        x=samples,
-        y=target,
-        splits={split: torch.from_numpy(indices) for split, indices in splits.items()},
-        classes=count,
-        groups=None if group is None else torch.from_numpy(group),
-        class_names=names,
+    return Rows(samples, target, sizes, count, names, group, tuple(notes)).make_data(
+        name,
+        samples,
+        splits,
         mean=mean,
         std=std,
         channels_last=layout.channels_last,
@@ -163,7 +158,6 @@ def arrays(
         vocabulary=vocabulary,
         padding=padding,
         resize=None if resize is None else (resize, resize),
-        notes=tuple(notes),
         exact_targets=_keep_digits(labels, target) if task == "regression" else None,
     )
 
@@ -241,7 +235,7 @@ def wrap_arrays(
         answers, names = codes, () if contiguous else values
     target, count, _ = _convert_labels(answers, task, (vocabulary or None) if task == "next_token" else None)
     sizes = {split: len(rows) for split, rows in samples.items()}
-    notes = [*notes, *make_empty_split_notes("data=(x, y)", sizes)]
+    notes = [*notes]
     tokens = vocabulary > 0 or task == "next_token"
     if tokens or (channels_last is None and whole.shape[1:] == tuple(begun_with)):
         channels_last = False
@@ -253,11 +247,11 @@ def wrap_arrays(
     notes += _describe_binary_targets(answers) if task == "regression" else []
     splits = fill_missing_splits(sizes, _choose_strata(None, target, task, len(xs)), validation, test, seed)
     mean, std = _compute_statistics(xs, splits["train"], "", layout.channels_last) if standardise else ((), ())
-    indices = {split: torch.from_numpy(rows) for split, rows in splits.items()}
-    return Data("own-data", xs, target, indices, count, class_names=names, mean=mean, std=std,
-                channels_last=layout.channels_last, task=task,
-                notes=tuple(notes), vocabulary=vocabulary, padding=padding, augment=augment,
-                exact_targets=_keep_digits(answers, target) if task == "regression" else None)  # fmt: skip
+    exact = _keep_digits(answers, target) if task == "regression" else None
+    return Rows(xs, target, sizes, count, names, None, tuple(notes)).make_data(
+        "own-data", xs, splits, mean=mean, std=std, channels_last=layout.channels_last, task=task,
+        vocabulary=vocabulary, padding=padding, augment=augment, exact_targets=exact,
+    )  # fmt: skip
 
 
 def _describe_binary_targets(y: NDArray[Any]) -> list[str]:
@@ -378,16 +372,9 @@ def _convert_objects(array: NDArray[Any], name: str) -> NDArray[Any]:
 
 
 def prepare_array_file(path: Path, facts: Data, settings: Mapping[str, Any], halves: bool = False) -> Data | None:
-    """Return new arrays for a trained model; None if a path has none. If they have a test set, only that is read.
+    """Return the arrays of an .npz file or a folder of .npy files (see `transform.KINDS`).
 
-    Args:
-        path: An .npz file or a folder of .npy files.
-        facts: The training data, or their facts.
-        settings: Their keys. Without the array `y`, the data have no labels.
-        halves: Whether one half is for validation.
-
-    Raises:
-        DataError: An array is missing, or does not fit the training data.
+    If they have a test set, only that is read. Without the array of labels, the data have none.
     """
     x, y = (str(settings.get(key, key)) for key in ("x", "y"))
     if (path.is_dir() and not list_sample_files(path, "*.npy")) or (path.is_file() and path.suffix.lower() != ".npz"):

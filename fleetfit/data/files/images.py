@@ -144,32 +144,22 @@ def images(
 
 
 def prepare_images(path: Path, facts: Data, settings: Mapping[str, Any], halves: bool = False) -> Data | None:
-    """Return new images for a trained model, still encoded; None if a path has none, or is a data set.
-
-    Args:
-        path: An image, a folder, or a table of files.
-        facts: The training data, or their facts.
-        settings: Their keys.
-        halves: Whether one half is for validation.
-
-    Raises:
-        DataError: The first image cannot be opened.
-    """
+    """Return new images of a file, a folder or a table of files, still encoded (see `transform.KINDS`)."""
     files = find_new_files(path, IMAGES, facts, settings.get("label") if settings.get("image") else None)
-    if files is None:
+    if files is None or files.file_names is None:
         return None
-    upright = settings.get("exif_orientation") is not False
-    source = ImageFiles(files.folder.absolute(), files.names)
+    notes, upright = [*files.notes], settings.get("exif_orientation") is not False
+    source = ImageFiles(files.folder.absolute(), files.file_names)
     height, width = facts.x.shape[2:]
     first_width, first_height = read_first_size(source, upright)
     if settings.get("size") is None and (first_height, first_width) != (height, width):
-        files.notes.append(
+        notes.append(
             f"{path.name}: the first image has {first_height}x{first_width} pixels (height x width). Images are cut to "
             f"the proportions of the training images and resized to {height}x{width}."
         )
     x = EncodedImages(source, facts.x.shape[1:], settings.get("centre") or 1.0, upright)
     return make_new_data(
-        facts, path.resolve().name, x, files.y, halves, notes=tuple(files.notes), file_names=files.names
+        facts, path.resolve().name, x, files.y, halves, notes=tuple(notes), file_names=files.file_names
     )
 
 

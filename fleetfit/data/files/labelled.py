@@ -375,28 +375,9 @@ def read_file_table(files: FileTable) -> Rows:
 # ---- new files for a trained model -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class NewFiles:
-    """Files of new samples.
-
-    Attributes:
-        folder: Their folder.
-        paths: The files, [N].
-        names: Their paths relative to the folder, bytes [N].
-        y: Their labels, int64 [N]; None if one has none.
-        notes: Sentences on the labels.
-    """
-
-    folder: Path
-    paths: list[Path]
-    names: NDArray[np.bytes_]
-    y: NDArray[np.int64] | None
-    notes: list[str]
-
-
 def find_new_files(
     path: Path, suffixes: tuple[str, ...], facts: Data, label: str | None, tables: Collection[str] = (".parquet",)
-) -> NewFiles | None:
+) -> Rows | None:
     """Return the files of new samples for a trained model; None if there are none.
 
     A file has the label of its row in a table of files, or of the nearest folder that is named after a class. A folder
@@ -438,7 +419,8 @@ def find_new_files(
     classes = facts.class_names or tuple(map(str, range(facts.classes)))
     places = names if labels is None else [Path(one or "", name.name) for one, name in zip(labels, names, strict=True)]
     y, notes = _label_by_folders(places, classes)
-    return NewFiles(folder, paths, np.array([os.fsencode(name) for name in names], dtype=np.bytes_), y, notes)
+    encoded = np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
+    return Rows(None, y, {"test": len(names)}, facts.classes, classes, None, tuple(notes), folder, encoded)
 
 
 def _label_by_folders(names: Sequence[Path], class_names: Sequence[str]) -> tuple[NDArray[np.int64] | None, list[str]]:

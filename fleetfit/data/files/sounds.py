@@ -353,18 +353,7 @@ def _load_sounds(name: str, paths: Sequence[Path], form: Spectrogram) -> NDArray
 
 
 def prepare_sounds(path: Path, facts: Data, settings: Mapping[str, Any], halves: bool = False) -> Data | None:
-    """Return new sounds for a trained model as spectrograms; None if a path has none, or is a data set.
-
-    Args:
-        path: A sound, a folder, or a table of files.
-        facts: The training data, or their facts.
-        settings: Their keys.
-        halves: Whether one half is for validation.
-
-    Raises:
-        DataError: A sound cannot be decoded.
-        MissingExtra: soundfile is not installed, and a sound is not a PCM .wav file.
-    """
+    """Return new sounds of a file, a folder or a table of files as spectrograms (see `transform.KINDS`)."""
     files = find_new_files(path, SUFFIXES, facts, settings.get("label"))
     if files is None:
         return None
@@ -376,4 +365,4 @@ def prepare_sounds(path: Path, facts: Data, settings: Mapping[str, Any], halves:
     form = Spectrogram(rate, (frames - 1) * hop, mels, window, hop, resamples=True)
     name = path.resolve().name
     x = _load_sounds(name, files.paths, form)
-    return make_new_data(facts, name, x, files.y, halves, notes=tuple(files.notes), file_names=files.names)
+    return make_new_data(facts, name, x, files.y, halves, notes=files.notes, file_names=files.file_names)

@@ -1536,16 +1536,9 @@ def make_data_in_memory(
 
 
 def prepare_table(path: Path, facts: Data, settings: Mapping[str, Any] | None = None, halves: bool = False) -> Data:
-    """Return the rows of another table for a trained model.
+    """Return the rows of a file or a folder; rows without a split are for testing (see `transform.KINDS`).
 
-    Args:
-        path: A file or a folder, as in `table`. Rows without a split are for testing.
-        facts: The training data, or their facts, with the encoding of the columns.
-        settings: Not used: the encoding has all.
-        halves: Whether one half of the rows is for validation.
-
-    Raises:
-        DataError: As `table`; or a column is missing, or a label is not a class of the model.
+    The encoding of the training data has all keys.
     """
     encoder = TableEncoder.from_json(facts.columns, "columns.json")
     sheet = read_sheet(convert_saved_dataset(path), missing=encoder.missing, texts=encoder.number_forms)

@@ -382,20 +382,10 @@ def _has_withheld_labels(rows: parquet.File | Cells, label: str) -> bool:
 
 
 def prepare_texts(path: Path, facts: Data, settings: Mapping[str, Any], halves: bool = False) -> Data | None:
-    """Return new texts for a trained model as tokens; None if a path has none, or is a data set.
+    """Return new texts of a file, or of a folder of .txt files, as tokens (see `transform.KINDS`).
 
     A row of a table has the label of its column, a .txt file that of `find_new_files`. A single .txt file has a text on
     each line, without labels. If a text has no label, the data have none.
-
-    Args:
-        path: A file, or a folder of .txt files.
-        facts: The training data, or their facts.
-        settings: Their keys.
-        halves: Whether one half is for validation.
-
-    Raises:
-        DataError: A file cannot be read, has no texts, or has a label that is no class of the training data.
-        MissingExtra: `tokenizers` is not installed.
     """
     text, label = settings.get("text"), settings.get("label")
     names, labels = None, None
@@ -406,7 +396,7 @@ def prepare_texts(path: Path, facts: Data, settings: Mapping[str, Any], halves: 
         if blank := len(lines[:-1]) + bool(lines[-1]) - len(texts):
             notes.append(f"{path.name}: lines that are left out because they are blank: {blank}.")
     elif found := find_new_files(path, FILE_SUFFIXES, facts, None if text else label, SUFFIXES):
-        names, labels, notes = found.names, found.y, found.notes
+        names, labels, notes = found.file_names, found.y, [*found.notes]
         texts = [read_text(file, DataError) for file in found.paths]
     elif path.suffix in SUFFIXES and path.is_file():
         table = _open_rows(path, settings.get("header") is not False)
