@@ -171,7 +171,7 @@ def test_whole_numbers_are_numbers_where_nothing_says_that_they_are_tokens(
         assert train.dtype == torch.float32 and train.mean(0).abs().max() < 1e-5
         assert (train.std(0, correction=0) - 1).abs().max() < 1e-4
     for tokens in ({"vocabulary": 90}, {"task": "next_token"}):
-        assert "standardise" not in load_experiment({"data": {"path": file, **tokens}}).data.settings
+        assert not load_experiment({"data": {"path": file, **tokens}}).data.settings["standardise"]
     following = arrays(save(x=x, y=x.astype(np.int64)), task="next_token")
     assert following.x.dtype == torch.int64 and following.x.tolist() == x.astype(int).tolist()
     model = {"name": "mlp", "hidden": 8, "layers": 4}
