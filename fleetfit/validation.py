@@ -442,7 +442,7 @@ _KINDS = {
     "train": _find_training_error, "evaluate": _find_evaluation_error, "statistics": _find_statistics_error,
     "labels": _find_labels_error,
 }  # fmt: skip
-_UPDATE = _make_schema(Update)
+_UPDATE = _make_schema(Update, level=int)  # compared with the job's
 _JOB = _make_schema(
     Job, client=Whole, memory_version=Annotated[int, Field(ge=-1, lt=2**63)], method=InstanceOf[dict[str, Any]]
 )
