@@ -146,7 +146,7 @@ def test_a_run_measures_latency_once(tmp_path: Path, times: list[int]) -> None:
     levels, often = run.plan.levels, len(times)
     assert often > 0
     written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
-    assert written["fleet"]["measured"] == run.plan.measured != {}
+    assert written["recorded"]["latencies"] == run.plan.measured != {}
     again = ff.load(tmp_path / "run")
     assert again.assembly.plan == run.plan
     assert again.evaluate(evaluate={"split": "validation"})["split"] == "validation"
