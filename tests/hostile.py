@@ -26,8 +26,8 @@ KEY = "<the key>"
 
 def check_text(text: str, longest: int = LONGEST) -> None:
     """Expect that text holds no control character but line feeds, and no very long line."""
-    found = _RAW.search(text)
-    assert not found, f"a control character came out: {text[max(0, found.start() - 80) : found.end() + 80]!r}"
+    control = _RAW.search(text)
+    assert not control, f"a control character came out: {text[max(0, control.start() - 80) : control.end() + 80]!r}"
     most = max(text.split("\n"), key=len)
     assert len(most) <= longest, f"a line of {len(most)} characters came out: {most[:300]!r}"
 
@@ -44,14 +44,14 @@ def check_files(folder: Path, longest: int = 10**9) -> None:
 # ---- places ----------------------------------------------------------------------------------------------------------
 
 
-def places_in(nest: Any, at: Place = ()) -> Iterator[Place]:
+def places_in(document: Any, at: Place = ()) -> Iterator[Place]:
     """Yield the places of all values that are no containers, and of all keys."""
-    if isinstance(nest, dict):
-        for key, value in nest.items():
+    if isinstance(document, dict):
+        for key, value in document.items():
             yield (*at, key, KEY)
             yield from places_in(value, (*at, key))
-    elif isinstance(nest, list):
-        for number, value in enumerate(nest):
+    elif isinstance(document, list):
+        for number, value in enumerate(document):
             yield from places_in(value, (*at, number))
     else:
         yield at
@@ -59,32 +59,32 @@ def places_in(nest: Any, at: Place = ()) -> Iterator[Place]:
 
 def one_of_each(places: Iterable[Place]) -> Iterator[Place]:
     """Yield the first of places that differ only in their index in a list."""
-    known = set()
+    kinds = set()
     for place in places:
         kind = tuple("" if isinstance(step, int) else step for step in place)
-        if kind not in known:
-            known.add(kind)
+        if kind not in kinds:
+            kinds.add(kind)
             yield place
 
 
-def put(nest: Any, place: Place, text: str, behind: bool) -> None:
+def put(document: Any, place: Place, text: str, behind: bool) -> None:
     """Put text in a place, or behind the text that is there; of a key always behind it."""
     if place[-1] == KEY:
         *way, old, _ = place
-        holder = _holder(nest, way)
+        holder = _holder(document, way)
         items = [(key + text if key == old else key, value) for key, value in holder.items()]
         holder.clear()
         holder.update(items)
         return
-    holder = _holder(nest, place[:-1])
+    holder = _holder(document, place[:-1])
     old = holder[place[-1]]
     holder[place[-1]] = old + text if isinstance(old, str) and behind else text
 
 
-def _holder(nest: Any, way: Any) -> Any:
+def _holder(document: Any, way: Any) -> Any:
     for step in way:
-        nest = nest[step]
-    return nest
+        document = document[step]
+    return document
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -98,27 +98,27 @@ def read_nest(path: Path) -> Any:
         return [json.loads(line) for line in path.read_text().splitlines()]
     if path.suffix == ".json":
         return [json.loads(path.read_text())]
-    with safe_open(path, framework="pt") as found:
-        metadata = dict(found.metadata() or {})
-        names = list(found.keys())
-    nest = json.loads(metadata.pop("nest")) if "nest" in metadata else None
-    return [metadata, names, *([] if nest is None else [nest])]
+    with safe_open(path, framework="pt") as file:
+        metadata = dict(file.metadata() or {})
+        names = list(file.keys())
+    structure = json.loads(metadata.pop("nest")) if "nest" in metadata else None
+    return [metadata, names, *([] if structure is None else [structure])]
 
 
-def write_nest(path: Path, nest: Any) -> None:
+def write_nest(path: Path, content: Any) -> None:
     """Write such a nest into the file."""
     if path.suffix == ".toml":
-        path.write_text(tomli_w.dumps(nest[0]), encoding="utf-8")
+        path.write_text(tomli_w.dumps(content[0]), encoding="utf-8")
     elif path.suffix in (".json", ".jsonl"):
-        path.write_text("".join(json.dumps(one) + "\n" for one in nest))
+        path.write_text("".join(json.dumps(one) + "\n" for one in content))
     else:
-        about, names, *structure = nest
-        with safe_open(path, framework="pt") as found:
-            old = {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118
-            known = dict(found.metadata() or {})
+        about, names, *structure = content
+        with safe_open(path, framework="pt") as file:
+            old = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            previous = dict(file.metadata() or {})
         tensors = dict(zip(names, old.values(), strict=True))
         metadata = {key: str(value) for key, value in about.items()}
-        if metadata.get("sha256") == known.get("sha256"):
+        if metadata.get("sha256") == previous.get("sha256"):
             metadata.pop("sha256", None)  # it would be all that is said
         if structure:
             metadata["nest"] = json.dumps(structure[0])

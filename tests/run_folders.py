@@ -105,9 +105,9 @@ def parts_of(file: Path) -> Parts:
 
     Read with the library of the format: flat tensors by type, and marks that say how each is cut up.
     """
-    with safe_open(file, framework="pt") as found:
-        flat = {name: found.get_tensor(name) for name in found.keys()}  # noqa: SIM118
-        nest = json.loads(found.metadata()["nest"])
+    with safe_open(file, framework="pt") as archive:
+        flat = {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118
+        structure = json.loads(archive.metadata()["nest"])
     named: dict[str, torch.Tensor] = {}
 
     def taken(dtype: str, shape: list[int], where: str) -> dict[str, str]:
@@ -133,10 +133,10 @@ def parts_of(file: Path) -> Parts:
             return {"$d": [[key, walk(value, f"{where}/{key}")] for key, value in inner["$d"]]}
         return {key: walk(value, f"{where}/{key}" if where else key) for key, value in inner.items()}
 
-    return named, walk(nest, "")
+    return named, walk(structure, "")
 
 
-def written(file: Path, tensors: Mapping[str, torch.Tensor], nest: Any) -> None:
+def written(file: Path, tensors: Mapping[str, torch.Tensor], structure: Any) -> None:
     """Write a checkpoint without a checksum; each tensor has its own mark, and no state is made of them."""
     parts: dict[str, list[torch.Tensor]] = {}
     used: set[str] = set()
@@ -157,15 +157,15 @@ def written(file: Path, tensors: Mapping[str, torch.Tensor], nest: Any) -> None:
             return {"$t": put(tensors[name])}
         return {key: walk(value) for key, value in inner.items()}
 
-    text = nest if isinstance(nest, str) else json.dumps(walk(nest))
+    text = structure if isinstance(structure, str) else json.dumps(walk(structure))
     for name in tensors.keys() - used:  # that nothing names
         put(tensors[name])
-    flat = {name: torch.cat(found).clone() for name, found in parts.items()}
+    flat = {name: torch.cat(pieces).clone() for name, pieces in parts.items()}
     save_file(flat, file, {"fleetfit": "checkpoint", "format": "2", "nest": text})
 
 
 def changed(file: Path, change: Callable[[dict[str, torch.Tensor], Any], None]) -> None:
     """Change the tensors or the structure of a checkpoint in place."""
-    tensors, nest = parts_of(file)
-    change(tensors, nest)
-    written(file, tensors, nest)
+    tensors, structure = parts_of(file)
+    change(tensors, structure)
+    written(file, tensors, structure)

@@ -335,25 +335,25 @@ def test_rows_by_settings_by_seeds(tmp_path: Path, file: Path) -> None:
     def on_run(title: str, number: int, count: int, run: ff.Run) -> None:
         seen.append((title, number, count))
 
-    found = ff.compare(file, out=tmp_path / "out", on_run=on_run)
+    comparison = ff.compare(file, out=tmp_path / "out", on_run=on_run)
     assert seen[0] == ("Scale, alpha = 1.0, seed 0", 1, 8)
-    assert found.table.columns == ("method", "local", "global", "local", "global")
-    assert found.table.groups == (("", 1), ("alpha = 1.0", 2), ("alpha = 100", 2))
-    assert [row[0] for row in found.table.rows] == ["Scale", "fedavg"]
-    runs = found.runs[("Scale", "alpha = 1.0")]
+    assert comparison.table.columns == ("method", "local", "global", "local", "global")
+    assert comparison.table.groups == (("", 1), ("alpha = 1.0", 2), ("alpha = 100", 2))
+    assert [row[0] for row in comparison.table.rows] == ["Scale", "fedavg"]
+    runs = comparison.runs[("Scale", "alpha = 1.0")]
     assert [run.experiment.seed for run in runs] == [0, 1]
     assert runs[0].experiment.method.settings["beta"] == 0.2
     a, b = (100 * run.accuracy("global") for run in runs)
-    assert found.table.rows[0][2] == f"{(a + b) / 2:.2f} ± {abs(a - b) / 2**0.5:.2f}"
-    assert (tmp_path / "out" / "table.md").read_text().startswith(found.table.to_markdown())
+    assert comparison.table.rows[0][2] == f"{(a + b) / 2:.2f} ± {abs(a - b) / 2**0.5:.2f}"
+    assert (tmp_path / "out" / "table.md").read_text().startswith(comparison.table.to_markdown())
     assert (tmp_path / "out" / "table.csv").read_text().startswith("what,row,setting,seed,against,seeds,tuned,")
     assert len(json.loads((tmp_path / "out" / "results.json").read_text())["runs"]) == 8
 
 
 def test_rows_share_split_and_fleet(tmp_path: Path, file: Path) -> None:
     file.write_text(COMPARE)
-    found = ff.compare(file, out=tmp_path / "out")
-    one, two = (found.runs[(row, "")][0] for row in ("Scale", "fedavg"))
+    comparison = ff.compare(file, out=tmp_path / "out")
+    one, two = (comparison.runs[(row, "")][0] for row in ("Scale", "fedavg"))
     fleets = [json.loads((run.folder / "fleet.json").read_text())["first"] for run in (one, two)]
     assert fleets[0]["class_counts"] == fleets[1]["class_counts"]
     assert fleets[0]["group"] == fleets[1]["group"]
@@ -395,14 +395,14 @@ def test_a_folder_with_other_runs_is_refused(tmp_path: Path, file: Path) -> None
 
 def test_tuning_looks_at_validation_data_only_and_says_what_each_row_got(tmp_path: Path, file: Path) -> None:
     file.write_text(COMPARE + "[compare.tune]\nlocal.lr = [0.000001, 0.1]\n")
-    found = ff.compare(file, out=tmp_path / "out")
-    assert found.tuned == {("Scale", ""): "lr = 0.1", ("fedavg", ""): "lr = 0.1"}
-    assert found.runs[("Scale", "")][0].experiment.local.lr == 0.1
-    assert "Tuned on validation data: Scale: lr = 0.1." in found.table.notes
+    comparison = ff.compare(file, out=tmp_path / "out")
+    assert comparison.tuned == {("Scale", ""): "lr = 0.1", ("fedavg", ""): "lr = 0.1"}
+    assert comparison.runs[("Scale", "")][0].experiment.local.lr == 0.1
+    assert "Tuned on validation data: Scale: lr = 0.1." in comparison.table.notes
     tried = sorted((tmp_path / "out" / "tune").rglob("summary.json"))
     assert len(tried) == 4
     assert {json.loads(path.read_text())["evaluate"]["split"] for path in tried} == {"validation"}
-    assert found.runs[("Scale", "")][0].columns["split"] == "test"
+    assert comparison.runs[("Scale", "")][0].columns["split"] == "test"
 
 
 @pytest.mark.parametrize(
@@ -454,19 +454,19 @@ data.partition.alpha = 0.5
 
 def test_settings_with_names_printed_numbers_and_rounds_to_targets(tmp_path: Path, file: Path) -> None:
     file.write_text(PRINTED)
-    found = ff.compare(file, out=tmp_path / "out")
+    comparison = ff.compare(file, out=tmp_path / "out")
     shown = ("global", "full", "rounds to 5%", "rounds to 99.9%")
-    assert found.table.columns == ("method", *shown, *shown)
-    assert found.table.groups == (("", 1), ("IID", 4), ("non-IID", 4))
-    assert [row[0] for row in found.table.rows] == ["fedavg", "fedavg (paper)", "ScaleFL"]
-    assert found.table.rows[1][1:] == ("81.46", "-", "10", "100", "77.72", "77.00", "20", "200")
-    assert found.table.rows[2][3:5] == ("1 (1.0x)", "-"), "10% is chance; nobody gets 99.9% in two rounds"
-    kinds = {key[1]: runs[0].experiment.data.partition for key, runs in found.runs.items()}
+    assert comparison.table.columns == ("method", *shown, *shown)
+    assert comparison.table.groups == (("", 1), ("IID", 4), ("non-IID", 4))
+    assert [row[0] for row in comparison.table.rows] == ["fedavg", "fedavg (paper)", "ScaleFL"]
+    assert comparison.table.rows[1][1:] == ("81.46", "-", "10", "100", "77.72", "77.00", "20", "200")
+    assert comparison.table.rows[2][3:5] == ("1 (1.0x)", "-"), "10% is chance; nobody gets 99.9% in two rounds"
+    kinds = {key[1]: runs[0].experiment.data.partition for key, runs in comparison.runs.items()}
     assert (kinds["IID"].kind, kinds["non-IID"].kind) == ("iid", "dirichlet")
     assert kinds["non-IID"].settings["alpha"] == 0.5
-    run = found.runs["fedavg", "IID"][0]
-    assert found.table.rows[0][2] == f"{100 * run.accuracy('full'):.2f}"
-    assert "Differs from the paper's setting: 8 clients" in found.table.notes
+    run = comparison.runs["fedavg", "IID"][0]
+    assert comparison.table.rows[0][2] == f"{100 * run.accuracy('full'):.2f}"
+    assert "Differs from the paper's setting: 8 clients" in comparison.table.notes
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["printed"][0]["numbers"] == {"global": 81.46, "rounds to 5%": 10, "rounds to 99.9%": 100}
     assert results["runs"][0]["final"]["full"] == pytest.approx(100 * run.accuracy("full"), abs=1e-4)
@@ -525,8 +525,8 @@ def test_tuning_for_the_fewest_rounds(tmp_path: Path, file: Path) -> None:
         COMPARE.replace("every = 0", "every = 1")
         + "[compare]\ntarget = 0.2\ntune_on = 'rounds'\n[compare.tune]\nlocal.lr = [0.000001, 0.1]\n"
     )
-    found = ff.compare(file, out=tmp_path / "out")
-    assert found.tuned == {("Scale", ""): "lr = 0.1", ("fedavg", ""): "lr = 0.1"}
+    comparison = ff.compare(file, out=tmp_path / "out")
+    assert comparison.tuned == {("Scale", ""): "lr = 0.1", ("fedavg", ""): "lr = 0.1"}
 
 
 @pytest.mark.parametrize(

@@ -78,14 +78,14 @@ def test_callbacks_get_the_folder_s_values_in_order(kind: str, tmp_path: Path) -
         "secure": {"secure": {}, "cohort": {"fraction": 1.0}},
     }[kind]
     further |= {"model": {**TINY["model"], "norm": False}, "local": {"epochs": 1, "lr": 0.1}}
-    heard = Heard()
-    run = ff.run({**QUICK, **further}, out=tmp_path / "run", callbacks=[heard])
+    recorder = Heard()
+    run = ff.run({**QUICK, **further}, out=tmp_path / "run", callbacks=[recorder])
     lines = written(run.folder)
-    assert [what for what, _ in heard.all] == ["start", "round", "round", "evaluate", "round", "evaluate", "end"]
-    assert [value for what, value in heard.all if what == "round"] == lines
-    assert [value for what, value in heard.all if what == "evaluate"] == lines[1:]
-    assert heard.all[-1][1] == json.loads((run.folder / "summary.json").read_text())
-    start = heard.all[0][1]
+    assert [what for what, _ in recorder.all] == ["start", "round", "round", "evaluate", "round", "evaluate", "end"]
+    assert [value for what, value in recorder.all if what == "round"] == lines
+    assert [value for what, value in recorder.all if what == "evaluate"] == lines[1:]
+    assert recorder.all[-1][1] == json.loads((run.folder / "summary.json").read_text())
+    start = recorder.all[0][1]
     assert (start.folder, start.title, start.group, start.rounds, start.done) == (run.folder, "run", "", 3, 0)
     assert start.config["rounds"] == 3 and start.config["method"]["name"] == "scalefl"
 
@@ -98,13 +98,13 @@ def test_a_run_that_is_told_of_has_the_same_bits(tmp_path: Path) -> None:
         report["train"].clear()
         report.get("evaluate", {}).clear()
 
-    heard = Heard()
-    told = ff.run(QUICK, out=tmp_path / "told", callbacks=[meddles, heard])
+    recorder = Heard()
+    watched = ff.run(QUICK, out=tmp_path / "told", callbacks=[meddles, recorder])
     alone = ff.run(QUICK, out=tmp_path / "alone")
-    assert have_same_state(told, alone)
-    assert [value for what, value in heard.all if what == "round"] == written(told.folder)
-    assert told.columns == alone.columns
-    assert (told.folder / "config.toml").read_text() == (alone.folder / "config.toml").read_text()
+    assert have_same_state(watched, alone)
+    assert [value for what, value in recorder.all if what == "round"] == written(watched.folder)
+    assert watched.columns == alone.columns
+    assert (watched.folder / "config.toml").read_text() == (alone.folder / "config.toml").read_text()
     assert not (alone.folder / "callbacks.json").exists()
 
 
@@ -136,9 +136,9 @@ def test_a_raising_callback_is_named_and_dropped(
         if report["round"] == 2:
             raise error
 
-    heard = Heard()
-    run = ff.run(QUICK, out=tmp_path / "run", callbacks=[tracker, heard])
-    assert run.finished and called == [1, 2] and heard.rounds == [1, 2, 3]
+    recorder = Heard()
+    run = ff.run(QUICK, out=tmp_path / "run", callbacks=[tracker, recorder])
+    assert run.finished and called == [1, 2] and recorder.rounds == [1, 2, 3]
     first, last = caplog.messages
     assert "tracker failed in on_round of round 2" in first and "test_callbacks.py, line" in first
     assert type(error).__name__ in first and "The run continues" in first
@@ -151,10 +151,10 @@ def test_interrupts_and_own_errors_stop_a_resumable_run(error: BaseException, tm
         if report["round"] == 2:
             raise error
 
-    heard = Heard()
+    recorder = Heard()
     with pytest.raises(type(error)):
-        ff.run(QUICK, out=tmp_path / "run", callbacks=[heard, stops])
-    assert heard.all[-1] == ("end", None) and heard.rounds == [1, 2]
+        ff.run(QUICK, out=tmp_path / "run", callbacks=[recorder, stops])
+    assert recorder.all[-1] == ("end", None) and recorder.rounds == [1, 2]
     assert ff.resume(tmp_path / "run").finished
 
 
@@ -163,7 +163,7 @@ def test_interrupts_and_own_errors_stop_a_resumable_run(error: BaseException, tm
 
 def test_rounds_that_are_done_again_are_not_told_again(tmp_path: Path) -> None:
     """With a checkpoint every two rounds, the third round is done twice; the callback of this name has heard of it."""
-    given = {**QUICK, "rounds": 5, "checkpoint": {"every": 2}}
+    settings = {**QUICK, "rounds": 5, "checkpoint": {"every": 2}}
     first, second = Heard(), Heard()
 
     def stops(report: Mapping[str, Any]) -> None:
@@ -171,7 +171,7 @@ def test_rounds_that_are_done_again_are_not_told_again(tmp_path: Path) -> None:
             raise Stopped
 
     with pytest.raises(Stopped):
-        ff.run(given, out=tmp_path / "run", callbacks=[first], on_round=stops)
+        ff.run(settings, out=tmp_path / "run", callbacks=[first], on_round=stops)
     run = ff.resume(tmp_path / "run", callbacks=[second])
     assert first.rounds == [1, 2, 3] and first.all[-1] == ("end", None)
     assert second.all[0][1].done == 2 and second.rounds == [4, 5]
@@ -180,19 +180,19 @@ def test_rounds_that_are_done_again_are_not_told_again(tmp_path: Path) -> None:
 
 def test_missed_reports_come_first_on_resume(tmp_path: Path) -> None:
     """One that had failed, and one that was not there: each hears every round once."""
-    heard: list[int] = []
+    numbers: list[int] = []
 
     def tracker(report: Mapping[str, Any]) -> None:
-        if report["round"] == 1 and not heard:
-            heard.append(0)
+        if report["round"] == 1 and not numbers:
+            numbers.append(0)
             raise OSError("no network")
-        heard.append(report["round"])
+        numbers.append(report["round"])
 
     with pytest.raises(Stopped):
         ff.run({**QUICK, "rounds": 4}, out=tmp_path / "run", callbacks=[tracker], on_round=_stops_at_2)
     late = Heard()
     ff.resume(tmp_path / "run", callbacks=[tracker, late])
-    assert heard == [0, 1, 2, 3, 4] and late.rounds == [1, 2, 3, 4]
+    assert numbers == [0, 1, 2, 3, 4] and late.rounds == [1, 2, 3, 4]
 
 
 def _stops_at_2(report: Mapping[str, Any]) -> None:
@@ -232,10 +232,10 @@ class _Stops(Heard):
 )
 def test_a_callback_that_stops_the_run_gets_no_round_twice(hook: str, at: int, every: int, tmp_path: Path) -> None:
     """Nor does the one after it miss a round; rounds 2 and 4 of 4 are evaluated."""
-    given = {**QUICK, "rounds": 4, "checkpoint": {"every": every}}
+    settings = {**QUICK, "rounds": 4, "checkpoint": {"every": every}}
     stops, other = _Stops(hook, at), Heard()
     with raises(ff.RunError):
-        ff.run(given, out=tmp_path / "run", callbacks=[stops, other])
+        ff.run(settings, out=tmp_path / "run", callbacks=[stops, other])
     assert stops.rounds == other.rounds == list(range(1, at + 1))
     assert ff.resume(tmp_path / "run", callbacks=[stops, other]).finished
     for one in (stops, other):
@@ -292,12 +292,12 @@ def test_a_run_file_names_functions_and_classes_with_their_keys(
 
 def test_one_callback_name_is_enough(tmp_path: Path) -> None:
     file = run_file(tmp_path)
-    heard = Heard()
+    recorder = Heard()
     run = ff.run(
         file, out=tmp_path / "run", overrides=[f"callbacks={tmp_path}/mine.py:lines", "rounds=1"],
-        callbacks=[heard, {"name": f"{tmp_path}/mine.py:lines", "word": "also"}],
+        callbacks=[recorder, {"name": f"{tmp_path}/mine.py:lines", "word": "also"}],
     )  # fmt: skip
-    assert (tmp_path / "lines.txt").read_text().splitlines() == ["round 1", "also 1"] and heard.rounds == [1]
+    assert (tmp_path / "lines.txt").read_text().splitlines() == ["round 1", "also 1"] and recorder.rounds == [1]
     assert len(run.experiment.callbacks) == 2
 
 
@@ -317,12 +317,12 @@ WRONG: dict[str, tuple[Any, str]] = {
 def test_a_run_file_is_refused_before_anything_is_trained(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry, said = WRONG[what]
+    entry, message = WRONG[what]
     file = run_file(tmp_path, entry)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
         ff.run(file, out=tmp_path / "run")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
@@ -331,14 +331,14 @@ class Misspelt:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("callback", "message"),
     [(Misspelt(), 'Did you mean "on_round"?'), (Heard, "is a class. Pass an object"), (3, "or be a function")],
     ids=["misspelt", "a class", "no callback"],
 )
-def test_an_object_that_is_no_callback_is_refused(given: Any, said: str, tmp_path: Path) -> None:
+def test_an_object_that_is_no_callback_is_refused(callback: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        ff.run(QUICK, out=tmp_path / "run", callbacks=[given])
-    assert said in str(caught.value) and not (tmp_path / "run").exists()
+        ff.run(QUICK, out=tmp_path / "run", callbacks=[callback])
+    assert message in str(caught.value) and not (tmp_path / "run").exists()
     with raises(ConfigError, "tensorboard", key="callbacks"):
         ff.run(QUICK, out=tmp_path / "run", callbacks="tensorboard")
 
@@ -369,8 +369,8 @@ class Notes:
     def on_start(self, start):
         self.start = start
     def on_end(self, summary):
-        found = {"title": self.start.title, "group": self.start.group, "rounds": summary["rounds"]}
-        (self.start.folder / "noted.json").write_text(json.dumps(found))
+        notes = {"title": self.start.title, "group": self.start.group, "rounds": summary["rounds"]}
+        (self.start.folder / "noted.json").write_text(json.dumps(notes))
 """
 
 
@@ -379,16 +379,16 @@ def test_runs_of_a_comparison_have_own_callbacks_in_one_group(jobs: int, tmp_pat
     (tmp_path / "notes.py").write_text(COMPARED)
     rows = [{"method": {"name": "scalefl"}}, {"method": {"name": "fedavg"}}]
     file = tmp_path / "both.toml"
-    given = {**QUICK, "rounds": 1, "compare": {"row": rows}}
-    file.write_text(tomli_w.dumps(given))
+    tables = {**QUICK, "rounds": 1, "compare": {"row": rows}}
+    file.write_text(tomli_w.dumps(tables))
     plain = ff.compare(file, out=tmp_path / "both", jobs=jobs)
     assert not list(tmp_path.glob("both/**/noted.json"))
-    file.write_text(tomli_w.dumps({"callbacks": ["notes.py:Notes"], **given}))
+    file.write_text(tomli_w.dumps({"callbacks": ["notes.py:Notes"], **tables}))
     again = ff.compare(file, out=tmp_path / "both", jobs=jobs)  # whom a run tells is no part of what it is
     assert again.table == plain.table and not list(tmp_path.glob("both/**/noted.json"))
     ff.compare(file, out=tmp_path / "new", jobs=jobs)
-    noted = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("new/**/noted.json"))]
-    assert noted == [
+    notes = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("new/**/noted.json"))]
+    assert notes == [
         {"title": f"{row}, seed 3", "group": "new", "rounds": 1} for row in ("fedavg", "scalefl")
     ]  # fmt: skip
 
@@ -396,12 +396,12 @@ def test_runs_of_a_comparison_have_own_callbacks_in_one_group(jobs: int, tmp_pat
 def test_callbacks_do_not_change_a_comparison_s_folder(tmp_path: Path) -> None:
     from fleetfit.api.comparison import plan_comparison
 
-    file, given = tmp_path / "both.toml", {**QUICK, "compare": {"row": [{"label": "a"}]}}
-    file.write_text(tomli_w.dumps(given))
+    file, tables = tmp_path / "both.toml", {**QUICK, "compare": {"row": [{"label": "a"}]}}
+    file.write_text(tomli_w.dumps(tables))
     before = plan_comparison(file).fingerprint
-    file.write_text(tomli_w.dumps({"callbacks": ["tensorboard"], **given}))
+    file.write_text(tomli_w.dumps({"callbacks": ["tensorboard"], **tables}))
     assert plan_comparison(file).fingerprint == before
-    file.write_text(tomli_w.dumps({**given, "rounds": 7}))
+    file.write_text(tomli_w.dumps({**tables, "rounds": 7}))
     assert plan_comparison(file).fingerprint != before
 
 
@@ -415,14 +415,14 @@ def test_tensorboard_has_every_number_once(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         ff.run({**QUICK, "callbacks": ["tensorboard"], "rounds": 4}, out=tmp_path / "run", on_round=_stops_at_2)
     run = ff.resume(tmp_path / "run")
-    found = EventAccumulator(str(run.folder / "tensorboard")).Reload()
+    events = EventAccumulator(str(run.folder / "tensorboard")).Reload()
     expected: dict[str, list[tuple[int, float]]] = {}
     for line in written(run.folder):
         for place, value in ff.scalars(line).items():
             expected.setdefault(place, []).append((line["round"], value))
-    assert sorted(found.Tags()["scalars"]) == sorted(expected)
+    assert sorted(events.Tags()["scalars"]) == sorted(expected)
     for place, points in expected.items():
-        read = [(event.step, event.value) for event in found.Scalars(place)]
+        read = [(event.step, event.value) for event in events.Scalars(place)]
         assert [step for step, _ in read] == [step for step, _ in points], place
         assert [value for _, value in read] == pytest.approx([value for _, value in points], rel=1e-6), place
 
@@ -453,19 +453,19 @@ def read_offline(folder: Path) -> dict[str, Any]:
     A process of wandb's own writes it, a moment after the run is over.
     """
     wait_until(lambda: any(record.WhichOneof("record_type") == "exit" for record in offline_records(folder)))
-    found: dict[str, Any] = {"history": {}, "summary": {}, "config": {}}
+    content: dict[str, Any] = {"history": {}, "summary": {}, "config": {}}
     for record in offline_records(folder):
         kind = record.WhichOneof("record_type")
         if kind == "run":
-            found |= {"id": record.run.run_id, "group": record.run.run_group, "name": record.run.display_name}
-            found["config"] |= {one.key: json.loads(one.value_json) for one in record.run.config.update}
+            content |= {"id": record.run.run_id, "group": record.run.run_group, "name": record.run.display_name}
+            content["config"] |= {one.key: json.loads(one.value_json) for one in record.run.config.update}
         elif kind == "history":
             row = {one.key or "/".join(one.nested_key): json.loads(one.value_json) for one in record.history.item}
-            found["history"][row["_step"]] = {k: v for k, v in row.items() if not k.startswith("_")}
+            content["history"][row["_step"]] = {k: v for k, v in row.items() if not k.startswith("_")}
         elif kind == "summary":
             pairs = ((one.key or "/".join(one.nested_key), one.value_json) for one in record.summary.update)
-            found["summary"] |= {key: json.loads(value) for key, value in pairs}
-    return found
+            content["summary"] |= {key: json.loads(value) for key, value in pairs}
+    return content
 
 
 def test_wandb_has_every_number_and_resumes_its_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -484,7 +484,9 @@ def test_wandb_has_every_number_and_resumes_its_run(tmp_path: Path, capfd: pytes
     for step, values in (first["history"] | second["history"]).items():
         assert values == pytest.approx(steps[step])
     assert second["summary"]["final/local"] == run.summary["local"]
-    assert "history" not in (said := capfd.readouterr().err) and len(said.splitlines()) < 8, "what we print is enough"
+    assert "history" not in (output := capfd.readouterr().err) and len(output.splitlines()) < 8, (
+        "what we print is enough"
+    )
 
 
 @pytest.mark.slow
@@ -495,9 +497,9 @@ def test_the_runs_of_a_comparison_are_one_group_of_wandb(tmp_path: Path) -> None
     tracker = {"name": "wandb", "mode": "offline"}
     file.write_text(tomli_w.dumps({"callbacks": [tracker], **QUICK, "rounds": 1, "compare": {"row": rows}}))
     ff.compare(file, out=tmp_path / "both")
-    found = [read_offline(place) for place in tmp_path.glob("both/**/offline-run-*")]
-    assert {one["group"] for one in found} == {"both"} and len({one["id"] for one in found}) == 2
-    assert sorted(one["name"] for one in found) == ["fedavg, seed 3", "scalefl, seed 3"]
+    runs = [read_offline(place) for place in tmp_path.glob("both/**/offline-run-*")]
+    assert {one["group"] for one in runs} == {"both"} and len({one["id"] for one in runs}) == 2
+    assert sorted(one["name"] for one in runs) == ["fedavg, seed 3", "scalefl, seed 3"]
 
 
 def test_the_command_line_says_which_callback_failed(tmp_path: Path) -> None:

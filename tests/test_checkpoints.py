@@ -26,13 +26,13 @@ Change = Callable[[dict[str, torch.Tensor], Any], None]
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Finished runs by name, each made once."""
-    made: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
 
     def run(name: str) -> Path:
-        if name not in made:
-            made[name] = tmp_path_factory.mktemp("runs") / "run"
-            ff.run(settings(name), out=made[name], progress=False)
-        return made[name]
+        if name not in folders:
+            folders[name] = tmp_path_factory.mktemp("runs") / "run"
+            ff.run(settings(name), out=folders[name], progress=False)
+        return folders[name]
 
     return run
 
@@ -100,11 +100,11 @@ def sentence(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     """Run a verb that must refuse, and return what it says."""
     with pytest.raises(SystemExit) as caught:
         main([str(a) for a in arguments])
-    said = capsys.readouterr().err
-    assert caught.value.code == 2, said
-    lines = [line for line in said.splitlines() if not line.startswith("    fleetfit ")]  # a command to copy
-    assert said.startswith("fleetfit: ") and len(lines) == 1, said
-    return said
+    output = capsys.readouterr().err
+    assert caught.value.code == 2, output
+    lines = [line for line in output.splitlines() if not line.startswith("    fleetfit ")]  # a command to copy
+    assert output.startswith("fleetfit: ") and len(lines) == 1, output
+    return output
 
 
 @pytest.mark.parametrize("verb", ["eval", "predict", "export", "calibrate"])
@@ -122,8 +122,8 @@ def test_without_a_checkpoint_there_is_no_model(
             path.unlink()
     if how == "folder removed":
         (folder / "checkpoints").rmdir()
-    said = sentence(capsys, verb, folder, *(["--out", tmp_path / "out"] if verb == "export" else []))
-    assert "no trained model" in said if "removed" in how else "every checkpoint in" in said
+    message = sentence(capsys, verb, folder, *(["--out", tmp_path / "out"] if verb == "export" else []))
+    assert "no trained model" in message if "removed" in how else "every checkpoint in" in message
     assert not (tmp_path / "out").exists()
 
 
@@ -147,14 +147,14 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(
 
 
 def transposed(name: str) -> Change:
-    def change(tensors: dict[str, torch.Tensor], nest: Any) -> None:
+    def change(tensors: dict[str, torch.Tensor], structure: Any) -> None:
         tensors[name] = tensors[name].t().contiguous()
 
     return change
 
 
 def replaced(name: str, value: Callable[[torch.Tensor], torch.Tensor]) -> Change:
-    def change(tensors: dict[str, torch.Tensor], nest: Any) -> None:
+    def change(tensors: dict[str, torch.Tensor], structure: Any) -> None:
         tensors[name] = value(tensors[name])
 
     return change
@@ -163,37 +163,41 @@ def replaced(name: str, value: Callable[[torch.Tensor], torch.Tensor]) -> Change
 def missing(name: str) -> Change:
     """Take a tensor out of file and structure."""
 
-    def change(tensors: dict[str, torch.Tensor], nest: Any) -> None:
+    def change(tensors: dict[str, torch.Tensor], structure: Any) -> None:
         del tensors[name]
-        remove(nest, name)
+        remove(structure, name)
 
     return change
 
 
-def remove(nest: Any, name: str) -> None:
+def remove(structure: Any, name: str) -> None:
     for key, value in list(
-        nest.items() if isinstance(nest, dict) else enumerate(nest) if isinstance(nest, list) else ()
+        structure.items()
+        if isinstance(structure, dict)
+        else enumerate(structure)
+        if isinstance(structure, list)
+        else ()
     ):
         if value == {"$tensor": name}:
-            del nest[key]
+            del structure[key]
         else:
             remove(value, name)
 
 
 def surplus(name: str, *place: str) -> Change:
-    def change(tensors: dict[str, torch.Tensor], nest: Any) -> None:
+    def change(tensors: dict[str, torch.Tensor], structure: Any) -> None:
         tensors["more"] = torch.ones(3)
         for key in place:
-            nest = nest[key]
-        nest[name] = {"$tensor": "more"}
+            structure = structure[key]
+        structure[name] = {"$tensor": "more"}
 
     return change
 
 
 def nan(tensor: torch.Tensor) -> torch.Tensor:
-    found = tensor.clone()
-    found.view(-1)[0] = float("nan")
-    return found
+    copy = tensor.clone()
+    copy.view(-1)[0] = float("nan")
+    return copy
 
 
 def shorter(tensor: torch.Tensor) -> torch.Tensor:
@@ -235,11 +239,13 @@ STATES = {
 def test_what_does_not_fit_is_named(
     what: str, finished: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name, change, said = STATES[what]
+    name, change, reason = STATES[what]
     folder = copied(finished(name), tmp_path)
     changed(only_newest(folder), change)
-    got = sentence(capsys, "eval", folder)
-    assert "every checkpoint in" in got and said in got and "/" in got.partition("safetensors: ")[2], got
+    message = sentence(capsys, "eval", folder)
+    assert "every checkpoint in" in message and reason in message and "/" in message.partition("safetensors: ")[2], (
+        message
+    )
 
 
 @pytest.mark.parametrize("end", ["gradient/state/stem.weight", "lost by compression/state/stem.weight"])
@@ -274,7 +280,7 @@ BASES = {
 def test_what_is_never_trained_fits_too(
     what: str, finished: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make, said = BASES[what]
+    make, reason = BASES[what]
     folder = copied(finished("lora"), tmp_path)
     file = folder / "base.safetensors"
     name = min(n for n, tensor in parts_of(file)[0].items() if tensor.dim() == 2 and tensor.shape[0] != tensor.shape[1])
@@ -282,8 +288,8 @@ def test_what_is_never_trained_fits_too(
         file.unlink()
     else:
         changed(file, make(name))
-    got = sentence(capsys, "eval", folder)
-    assert "base.safetensors" in got and said in got
+    message = sentence(capsys, "eval", folder)
+    assert "base.safetensors" in message and reason in message
 
 
 # ---- structures ----------------------------------------------------------------------------------------------------
@@ -340,14 +346,14 @@ VALUES: dict[str, tuple[str, Callable[[Any], None], str]] = {
 def test_a_value_of_a_wrong_type_is_a_sentence(
     what: str, finished: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    name, change, said = VALUES[what]
+    name, change, message = VALUES[what]
     folder = copied(finished(name), tmp_path)
     newest = only_newest(folder)
-    tensors, nest = parts_of(newest)
-    change(nest)
-    kept = json.dumps(nest)
-    written(newest, {n: t for n, t in tensors.items() if json.dumps(n) in kept}, nest)
-    assert said in sentence(capsys, "eval", folder)
+    tensors, structure = parts_of(newest)
+    change(structure)
+    text = json.dumps(structure)
+    written(newest, {n: t for n, t in tensors.items() if json.dumps(n) in text}, structure)
+    assert message in sentence(capsys, "eval", folder)
 
 
 @pytest.mark.parametrize(
@@ -361,8 +367,8 @@ def test_a_memory_names_a_sub_model_of_this_model(
     folder = copied(finished("feddyn, lost by compression, losses"), tmp_path)
     newest = only_newest(folder)
 
-    def change(tensors: dict[str, torch.Tensor], nest: Any) -> None:
-        memory = nest["clients"][min(nest["clients"])]["memory"]
+    def change(tensors: dict[str, torch.Tensor], structure: Any) -> None:
+        memory = structure["clients"][min(structure["clients"])]["memory"]
         memory["lost by compression"][key] = value
 
     changed(newest, change)
@@ -376,7 +382,7 @@ def test_files_without_a_checksum_are_read(finished: Callable[[str], Path], tmp_
     unbroken, folder = finished("decoupled"), tmp_path / "run"
     stopped_run(settings("decoupled"), folder, after=2)
     for path in checkpoints(folder):
-        changed(path, lambda tensors, nest: None)
+        changed(path, lambda tensors, structure: None)
     assert b"sha256" not in checkpoints(folder)[-1].read_bytes()
     ff.resume(folder)
     assert checkpoints(folder)[-1].read_bytes() == checkpoints(unbroken)[-1].read_bytes()

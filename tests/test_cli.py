@@ -144,24 +144,24 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = run_verb(*arguments, code=2)
-    assert message in found.err
-    assert found.err.startswith("fleetfit: ")
-    assert found.err.count("\n") == 1
+    result = run_verb(*arguments, code=2)
+    assert message in result.err
+    assert result.err.startswith("fleetfit: ")
+    assert result.err.count("\n") == 1
     assert not any(tmp_path.iterdir()), "nothing is written"
 
 
 def test_a_plug_in_that_fails_to_import_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise ValueError('no luck')\n")
     (tmp_path / "run.toml").write_text('method.name = "broken.py:method"\n')
-    found = run_verb("run", tmp_path / "run.toml", code=2)
-    assert "failed: ValueError: no luck" in found.err
+    result = run_verb("run", tmp_path / "run.toml", code=2)
+    assert "failed: ValueError: no luck" in result.err
 
 
 def test_a_missing_extra_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    found = run_verb("run", "--set", "engine.name=ray", code=2)
-    assert "fleetfit[ray]" in found.err
+    result = run_verb("run", "--set", "engine.name=ray", code=2)
+    assert "fleetfit[ray]" in result.err
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ def test_a_core_package_that_the_demo_leaves_out_is_a_sentence(
         "from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self):\n        super().__init__(\n"
         "            nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))\n"
     )
-    found = run_verb("run", *(word for key in keys for word in ("--set", key)), code=2)
-    assert module in found.err and 'pip install "fleetfit"' in found.err
-    assert found.err.count("\n") == 1 and "internal error" not in found.err
+    result = run_verb("run", *(word for key in keys for word in ("--set", key)), code=2)
+    assert module in result.err and 'pip install "fleetfit"' in result.err
+    assert result.err.count("\n") == 1 and "internal error" not in result.err
 
 
 def test_seeds_without_the_package_of_intervals_are_refused_before_a_run(
@@ -195,8 +195,8 @@ def test_seeds_without_the_package_of_intervals_are_refused_before_a_run(
 ) -> None:
     monkeypatch.setitem(sys.modules, "scipy.special", None)
     Path(tmp_path, "c.toml").write_text('rounds = 1\n[compare.grid]\nseed = [0, 1]\n[[compare.row]]\nlabel = "a"\n')
-    found = run_verb("compare", tmp_path / "c.toml", "--out", tmp_path / "c", code=2)
-    assert "scipy" in found.err and not list(tmp_path.rglob("metrics.jsonl"))
+    result = run_verb("compare", tmp_path / "c.toml", "--out", tmp_path / "c", code=2)
+    assert "scipy" in result.err and not list(tmp_path.rglob("metrics.jsonl"))
 
 
 def test_the_demo_needs_only_what_make_demo_installs(tmp_path: Path) -> None:
@@ -222,8 +222,8 @@ def test_the_demo_needs_only_what_make_demo_installs(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_not_empty_is_refused(done: Path) -> None:
     """Of a finished run with what opens it and what trains it longer, each on a line of its own."""
-    found = run_verb("run", *SMALL, "--out", done, code=2)
-    lines = [line.strip() for line in found.err.splitlines()]
+    result = run_verb("run", *SMALL, "--out", done, code=2)
+    lines = [line.strip() for line in result.err.splitlines()]
     assert f"fleetfit report {done}" in lines and f"fleetfit resume {done}" in lines
 
 
@@ -236,8 +236,8 @@ def test_a_checkpoint_of_a_newer_version_is_refused(done: Path, tmp_path: Path) 
     (tmp_path / "run" / "summary.json").unlink()
     newer = tmp_path / "run" / "checkpoints" / "round-000099.safetensors"
     save_file({"x": torch.ones(1)}, newer, {"fleetfit": "checkpoint", "format": "99"})
-    found = run_verb("resume", tmp_path / "run", code=2)
-    assert "has format 99; this version of FleetFit reads format 2." in found.err
+    result = run_verb("resume", tmp_path / "run", code=2)
+    assert "has format 99; this version of FleetFit reads format 2." in result.err
 
 
 # ---- verbs ---------------------------------------------------------------------------------------------------------
@@ -257,21 +257,21 @@ def test_help_names_every_verb_without_importing_torch() -> None:
 
 
 def test_no_arguments_show_the_help() -> None:
-    found = run_verb(code=0)
-    assert "Usage" in found.out
+    result = run_verb(code=0)
+    assert "Usage" in result.out
 
 
 def test_run_shows_rounds_and_ends_with_tables_and_the_folder(tmp_path: Path, without_plots: None) -> None:
-    found = run_verb("run", *SMALL, "--out", tmp_path / "run", code=0)
-    assert re.search(r"^round 1/2  loss \d\.\d{3}  .*left$", found.out, re.MULTILINE)
-    assert re.search(r"^round 2/2  loss .*local \d+\.\d\d%  global \d+\.\d\d%", found.out, re.MULTILINE)
+    result = run_verb("run", *SMALL, "--out", tmp_path / "run", code=0)
+    assert re.search(r"^round 1/2  loss \d\.\d{3}  .*left$", result.out, re.MULTILINE)
+    assert re.search(r"^round 2/2  loss .*local \d+\.\d\d%  global \d+\.\d\d%", result.out, re.MULTILINE)
     for heading in ("level", "width", "depth", "parameters", "multiply-adds", "local accuracy %", "global accuracy %",
                     "bytes sent down / up"):  # fmt: skip
-        assert heading in found.out
-    assert found.out.rstrip().endswith(f"Run folder: {tmp_path / 'run'}")
-    assert 'No plots were drawn: matplotlib is not installed. Install it: pip install "fleetfit[plots]".' in found.out
+        assert heading in result.out
+    assert result.out.rstrip().endswith(f"Run folder: {tmp_path / 'run'}")
+    assert 'No plots were drawn: matplotlib is not installed. Install it: pip install "fleetfit[plots]".' in result.out
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert f"{100 * summary['global']:.2f}" in found.out
+    assert f"{100 * summary['global']:.2f}" in result.out
 
 
 def test_a_run_file_with_a_plug_in_method(tmp_path: Path) -> None:
@@ -285,41 +285,41 @@ def test_a_run_file_with_a_plug_in_method(tmp_path: Path) -> None:
 
 def test_who_cannot_take_part_is_said(tmp_path: Path) -> None:
     groups = 'fleet.groups=[{budget=0.05, name="tiny"}, {budget=1.0}]'
-    wanted = [*SMALL, "--set", groups, "--set", "fleet.levels=[0.5, 1]", "--out", tmp_path / "run", "-q"]
-    found = run_verb("run", *wanted, code=0)
-    assert 'Note: 4 clients of group "tiny" (budget 0.05 of the full model) cannot take part' in found.out
+    arguments = [*SMALL, "--set", groups, "--set", "fleet.levels=[0.5, 1]", "--out", tmp_path / "run", "-q"]
+    result = run_verb("run", *arguments, code=0)
+    assert 'Note: 4 clients of group "tiny" (budget 0.05 of the full model) cannot take part' in result.out
 
 
 def test_eval_prints_what_the_run_found(done: Path) -> None:
-    found = run_verb("eval", done, "--json", code=0)
+    result = run_verb("eval", done, "--json", code=0)
     summary = json.loads((done / "summary.json").read_text())
-    assert json.loads(found.out)["static"]["global"] == summary["global"]
+    assert json.loads(result.out)["static"]["global"] == summary["global"]
     table = run_verb("eval", done, "--split", "validation")
     assert "validation data" in table.out
     assert "local accuracy %" in table.out
 
 
 def test_resume_of_a_finished_run_prints_it_again(done: Path) -> None:
-    found = run_verb("resume", done, code=0)
-    assert "is already finished" in found.out
-    assert "global accuracy %" in found.out
+    result = run_verb("resume", done, code=0)
+    assert "is already finished" in result.out
+    assert "global accuracy %" in result.out
 
 
 def test_compare_prints_one_table(tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(
         '[[compare.row]]\nmethod.name = "fedavg"\n[[compare.row]]\nmethod.name = "heterofl"\n'
     )
-    found = run_verb("compare", tmp_path / "two.toml", *SMALL, "--out", tmp_path / "out", code=0)
-    assert re.search(r"^\[1/2\] fedavg, seed 0  round 2/2", found.out, re.MULTILINE)
-    assert re.search(r"│ heterofl +│ +\d+\.\d\d +│ +\d+\.\d\d", found.out)
+    result = run_verb("compare", tmp_path / "two.toml", *SMALL, "--out", tmp_path / "out", code=0)
+    assert re.search(r"^\[1/2\] fedavg, seed 0  round 2/2", result.out, re.MULTILINE)
+    assert re.search(r"│ heterofl +│ +\d+\.\d\d +│ +\d+\.\d\d", result.out)
     assert (tmp_path / "out" / "heterofl" / "seed-0" / "summary.json").is_file()
     again = run_verb("compare", tmp_path / "two.toml", *SMALL, "--out", tmp_path / "out")
     assert "[2/2] heterofl, seed 0: already finished." in again.out
 
 
 def test_plan_of_a_run_file_can_be_saved_and_used(tmp_path: Path) -> None:
-    found = run_verb("plan", *SMALL, "--save", tmp_path / "plan.toml", code=0)
-    assert "fleetfit on digits, 8 clients" in found.out
+    result = run_verb("plan", *SMALL, "--save", tmp_path / "plan.toml", code=0)
+    assert "fleetfit on digits, 8 clients" in result.out
     levels = ["--set", f"fleet.levels={tmp_path / 'plan.toml'}", "--out", str(tmp_path / "run"), "-q"]
     run_verb("run", *SMALL, *levels, code=0)
     saved, used = (tomllib.loads((tmp_path / name).read_text()) for name in ("plan.toml", "run/plan.toml"))
@@ -328,38 +328,38 @@ def test_plan_of_a_run_file_can_be_saved_and_used(tmp_path: Path) -> None:
 
 def test_plan_of_a_model_with_given_exits() -> None:
     options = ["--model", "resnet110", "--exits", "36,42,48", "--widths", "0.7,0.7,0.75"]
-    found = run_verb("plan", *options, code=0)
+    result = run_verb("plan", *options, code=0)
     for number in ("1.73 M", "253.1 M", "138.5 M", "99.7 M", "1 (36), 2 (42), 3 (48), 4 (54)"):  # as in Table 1
-        assert number in found.out, number
+        assert number in result.out, number
 
 
 def test_list_data_is_table_2() -> None:
-    found = run_verb("list", "data")
-    assert re.search(r"cifar100 +│ 50,000 +│ 10,000 +│ 100 +│ 32x32", found.out)
+    result = run_verb("list", "data")
+    assert re.search(r"cifar100 +│ 50,000 +│ 10,000 +│ 100 +│ 32x32", result.out)
 
 
 def test_list_profiles_has_every_figure_and_its_source() -> None:
     from fleetfit.profiles import PROFILES
 
-    found = run_verb("list", "profiles", code=0)
+    result = run_verb("list", "profiles", code=0)
     for name, profile in PROFILES.items():
-        assert f"{profile.multiply_adds_per_s / 1e9:.1f} G" in found.out
-        assert f"{name}: {profile.source}" in found.out
+        assert f"{profile.multiply_adds_per_s / 1e9:.1f} G" in result.out
+        assert f"{name}: {profile.source}" in result.out
 
 
 @pytest.mark.parametrize("kind", ["methods", "options", "selection", "models", "engines"])
 def test_list_has_a_line_for_everything_built_in(kind: str) -> None:
     from fleetfit import names
 
-    found = run_verb("list", kind, code=0)
+    result = run_verb("list", kind, code=0)
     for name in names.list_names(kind):
-        assert re.search(rf"│ {name} +│ \w", found.out), name
+        assert re.search(rf"│ {name} +│ \w", result.out), name
 
 
 def test_check_model_prints_the_report() -> None:
-    found = run_verb("check-model", "cnn", "--input-shape", "1,8,8", "--set", "model.norm=group", code=0)
-    assert "norm='group'" in found.out
-    assert "the layout is right" in found.out
+    result = run_verb("check-model", "cnn", "--input-shape", "1,8,8", "--set", "model.norm=group", code=0)
+    assert "norm='group'" in result.out
+    assert "the layout is right" in result.out
 
 
 @pytest.mark.slow
@@ -377,8 +377,8 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 def test_list_explains_the_keys_of_one() -> None:
-    found = run_verb("list", "options", "fedprox").out
-    assert "mu" in found and "0.01" in found and "Strength" in found
+    output = run_verb("list", "options", "fedprox").out
+    assert "mu" in output and "0.01" in output and "Strength" in output
     assert "no keys of its own" in run_verb("list", "selection", "uniform").out
     wrong = run_verb("list", "models", "resnet21")
     assert wrong.code == 2 and "Did you mean" in wrong.err and "Traceback" not in wrong.err
@@ -401,24 +401,24 @@ def test_every_key_is_explained(kind: str) -> None:
 
 
 def test_shells_complete_verbs_and_kinds() -> None:
-    asked = {**os.environ, "_FLEETFIT_COMPLETE": "complete_bash"}
+    environment = {**os.environ, "_FLEETFIT_COMPLETE": "complete_bash"}
     for words, at, expected in (("fleetfit pl", "1", ["plan"]), ("fleetfit list sel", "2", ["selection"])):
-        found = subprocess.run(
-            [sys.executable, "-m", "fleetfit"], env={**asked, "COMP_WORDS": words, "COMP_CWORD": at},
+        process = subprocess.run(
+            [sys.executable, "-m", "fleetfit"], env={**environment, "COMP_WORDS": words, "COMP_CWORD": at},
             capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
-        assert (found.returncode, found.stdout.split(), found.stderr) == (0, expected, "")
+        assert (process.returncode, process.stdout.split(), process.stderr) == (0, expected, "")
 
 
 def test_what_the_package_logs_is_a_sentence_from_the_level_asked_for() -> None:
     logger = logging.getLogger("fleetfit")
-    for asked, heard in (((), {"a warning"}), (("--log", "info"), {"a warning", "some news"})):
-        run_verb(*asked, "list", "options")
+    for options, lines in (((), {"a warning"}), (("--log", "info"), {"a warning", "some news"})):
+        run_verb(*options, "list", "options")
         with contextlib.redirect_stderr(io.StringIO()) as stderr:
             logger.debug("a trifle")
             logger.info("some news")
             logger.warning("a %s", "warning")
-        assert set(stderr.getvalue().splitlines()) == {f"fleetfit: {line}" for line in heard}
+        assert set(stderr.getvalue().splitlines()) == {f"fleetfit: {line}" for line in lines}
 
 
 @pytest.mark.parametrize(
@@ -426,9 +426,9 @@ def test_what_the_package_logs_is_a_sentence_from_the_level_asked_for() -> None:
     [(1, [], 1), (2, ["rounds=2"], 2), (64, [], 4), (2, ["engine.name=processes"], 1)],
 )
 def test_the_demo_uses_all_cores(cores: int, overrides: list[str], jobs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = list[int]()
+    counts = list[int]()
     monkeypatch.setattr("fleetfit.cli.run.available_cores", lambda: cores)
     monkeypatch.setattr("fleetfit.cli.run.WINDOWS", False)
-    monkeypatch.setattr("fleetfit.cli.compare.run_comparison", lambda *_, jobs, **__: asked.append(jobs))
+    monkeypatch.setattr("fleetfit.cli.compare.run_comparison", lambda *_, jobs, **__: counts.append(jobs))
     demo(None, None, None, overrides, True)
-    assert asked == [jobs]
+    assert counts == [jobs]

@@ -48,53 +48,53 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def found(place: Path) -> ff.Comparison:
+def comparison(place: Path) -> ff.Comparison:
     return ff.compare(place / "three.toml", out=place / "out")
 
 
-def expected(found: ff.Comparison, row: str, against: str, setting: str, kind: str) -> tuple[float, float, float]:
+def expected(comparison: ff.Comparison, row: str, against: str, setting: str, kind: str) -> tuple[float, float, float]:
     """From the runs themselves, by scipy."""
-    own, other = ([100 * run.accuracy(kind) for run in found.runs[label, setting]] for label in (row, against))
+    own, other = ([100 * run.accuracy(kind) for run in comparison.runs[label, setting]] for label in (row, against))
     interval = stats.ttest_rel(own, other).confidence_interval(0.95)
     return statistics.fmean(own) - statistics.fmean(other), interval.low, interval.high
 
 
-def test_differences_are_those_of_the_runs_pair_by_pair(found: ff.Comparison) -> None:
-    assert [(one.row, one.setting, one.column) for one in found.differences] == [
+def test_differences_are_those_of_the_runs_pair_by_pair(comparison: ff.Comparison) -> None:
+    assert [(one.row, one.setting, one.column) for one in comparison.differences] == [
         (row, setting, column)
         for row in ("HeteroFL, lr 0.01", "fedavg")
         for setting in ("many of the clients", "few of the clients")
         for column in ("local", "global_worst_tenth")
     ]
-    for one in found.differences:
+    for one in comparison.differences:
         assert one.seeds == (0, 1, 2)
-        mean, low, high = expected(found, one.row, "a scaled row", one.setting, one.column)
+        mean, low, high = expected(comparison, one.row, "a scaled row", one.setting, one.column)
         assert (one.mean, one.low, one.high) == pytest.approx((mean, low, high), abs=1e-3)
 
 
-def test_markdown_and_csv_say_the_same(found: ff.Comparison) -> None:
-    assert found.difference_table is not None
-    markdown = (found.folder / "table.md").read_text()
-    assert markdown == found.table.to_markdown() + "\n" + found.difference_table.to_markdown()
-    with (found.folder / "table.csv").open() as file:
+def test_markdown_and_csv_say_the_same(comparison: ff.Comparison) -> None:
+    assert comparison.difference_table is not None
+    markdown = (comparison.folder / "table.md").read_text()
+    assert markdown == comparison.table.to_markdown() + "\n" + comparison.difference_table.to_markdown()
+    with (comparison.folder / "table.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert sum(line["what"] == "run" for line in lines) == 18
-    for one in found.differences:
+    for one in comparison.differences:
         for what, number in (("difference", one.mean), ("low", one.low), ("high", one.high)):
             (line,) = (i for i in lines if (i["what"], i["row"], i["setting"]) == (what, one.row, one.setting))
             assert float(line[one.column]) == pytest.approx(number, abs=1e-6)
 
 
-def test_another_reference_is_asked_for_without_training(place: Path, found: ff.Comparison) -> None:
+def test_another_reference_is_asked_for_without_training(place: Path, comparison: ff.Comparison) -> None:
     """As an option and in the file; in at most 100 columns of text."""
     before = {p: p.stat().st_mtime_ns for p in (place / "out").rglob("metrics.jsonl")}
     out = ["--out", str(place / "out"), "--quiet"]
-    said = run_verb("compare", place / "three.toml", *out, "--against", "fedavg", code=0).out
-    below = said[said.index("Differences from fedavg") :].splitlines()[1:]
+    output = run_verb("compare", place / "three.toml", *out, "--against", "fedavg", code=0).out
+    below = output[output.index("Differences from fedavg") :].splitlines()[1:]
     framed = list(takewhile(lambda line: line[:1] in "┏┃┡│└", below))
     assert len(framed) > 8 and max(map(len, framed)) <= 100
-    mean, low, high = expected(found, "a scaled row", "fedavg", "few of the clients", "local")
-    assert f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]" in said
+    mean, low, high = expected(comparison, "a scaled row", "fedavg", "few of the clients", "local")
+    assert f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]" in output
     (place / "three.toml").write_text(TEXT + 'against = "fedavg"\n')
     again = ff.compare(place / "three.toml", out=place / "out")
     (place / "three.toml").write_text(TEXT)
@@ -105,6 +105,6 @@ def test_another_reference_is_asked_for_without_training(place: Path, found: ff.
 def test_one_row_has_nothing_to_differ_from(tmp_path: Path) -> None:
     head = TEXT[: TEXT.index("[[compare.row]]")]
     (tmp_path / "one.toml").write_text(head + "[compare.grid]\nseed = [0, 1]\n")
-    found = ff.compare(tmp_path / "one.toml", out=tmp_path / "out")
-    assert found.differences == () and found.difference_table is None
-    assert (tmp_path / "out" / "table.md").read_text() == found.table.to_markdown()
+    comparison = ff.compare(tmp_path / "one.toml", out=tmp_path / "out")
+    assert comparison.differences == () and comparison.difference_table is None
+    assert (tmp_path / "out" / "table.md").read_text() == comparison.table.to_markdown()

@@ -56,27 +56,27 @@ def check_refused(tmp_path: Path, text: str, overrides: Sequence[str], key: str 
     assert not (tmp_path / "out").exists(), "nothing runs before everything is checked"
 
 
-def configs(found: ff.Comparison) -> dict[tuple[str, str], dict[str, Any]]:
-    return {key: tomllib.loads((group[0].folder / "config.toml").read_text()) for key, group in found.runs.items()}
+def configs(comparison: ff.Comparison) -> dict[tuple[str, str], dict[str, Any]]:
+    return {key: tomllib.loads((group[0].folder / "config.toml").read_text()) for key, group in comparison.runs.items()}
 
 
 # ---- who wins ----------------------------------------------------------------------------------------------------
 
 
 def test_an_override_changes_what_rows_share_and_the_table_says_so(tmp_path: Path) -> None:
-    found = compared(tmp_path, ROWS + SETTINGS, "rounds=1", "local.lr=0.05")
-    rounds = {row: table["rounds"] for (row, _), table in configs(found).items()}
+    comparison = compared(tmp_path, ROWS + SETTINGS, "rounds=1", "local.lr=0.05")
+    rounds = {row: table["rounds"] for (row, _), table in configs(comparison).items()}
     assert rounds == {"Scale": 3, "fedavg": 1}, "a row keeps its own value"
-    assert {table["local"]["lr"] for table in configs(found).values()} == {0.05}
-    assert {row: len(group[0].metrics) for (row, _), group in found.runs.items()} == rounds
-    (note,) = (note for note in found.table.notes if note.startswith("Changed"))
+    assert {table["local"]["lr"] for table in configs(comparison).values()} == {0.05}
+    assert {row: len(group[0].metrics) for (row, _), group in comparison.runs.items()} == rounds
+    (note,) = (note for note in comparison.table.notes if note.startswith("Changed"))
     assert "rounds = 1, local.lr = 0.05" in note
 
 
 def test_an_override_of_a_name_keeps_rows_what_their_labels_say(tmp_path: Path) -> None:
     """Rows that name their method keep it, with its keys; a row without a name gets the override's."""
-    found = compared(tmp_path, ROWS + "[[compare.row]]\nlocal.lr = 0.3\n", "method.name=heterofl", "rounds=1")
-    methods = {row: table["method"] for (row, _), table in configs(found).items()}
+    comparison = compared(tmp_path, ROWS + "[[compare.row]]\nlocal.lr = 0.3\n", "method.name=heterofl", "rounds=1")
+    methods = {row: table["method"] for (row, _), table in configs(comparison).items()}
     assert {row: method["name"] for row, method in methods.items()} == {
         "Scale": "scalefl", "fedavg": "fedavg", "heterofl": "heterofl"
     }  # fmt: skip
@@ -88,8 +88,8 @@ def test_a_setting_wins_over_a_row_and_a_row_over_the_file(tmp_path: Path) -> No
     text = (
         ROWS.replace("rounds = 3", "rounds = 1\ncohort.count = 5") + few + '[[compare.setting]]\nlabel = "as it is"\n'
     )
-    found = configs(compared(tmp_path, text))
-    assert {key: (table["rounds"], table["cohort"]["count"]) for key, table in found.items()} == {
+    tables = configs(compared(tmp_path, text))
+    assert {key: (table["rounds"], table["cohort"]["count"]) for key, table in tables.items()} == {
         ("Scale", "many"): (1, 4),
         ("Scale", "as it is"): (1, 5),
         ("fedavg", "many"): (2, 4),
@@ -99,15 +99,15 @@ def test_a_setting_wins_over_a_row_and_a_row_over_the_file(tmp_path: Path) -> No
 
 
 def test_an_override_of_the_comparison_itself(tmp_path: Path) -> None:
-    found = compared(tmp_path, ROWS, "compare.columns=['full']", "seed=3", "rounds=1")
-    assert found.table.columns == ("method", "full")
-    assert {group[0].experiment.seed for group in found.runs.values()} == {3}
+    comparison = compared(tmp_path, ROWS, "compare.columns=['full']", "seed=3", "rounds=1")
+    assert comparison.table.columns == ("method", "full")
+    assert {group[0].experiment.seed for group in comparison.runs.values()} == {3}
 
 
 def test_options_and_hooks_that_all_rows_share_reach_every_row(tmp_path: Path) -> None:
     """A row that names its method keeps the file's `plus` and `hooks`; they used to go with the file's method."""
-    found = configs(compared(tmp_path, "method.plus.fedprox.mu = 0.3\nmethod.hooks.channels = 'rolling'\n" + ROWS))
-    for table in found.values():
+    tables = configs(compared(tmp_path, "method.plus.fedprox.mu = 0.3\nmethod.hooks.channels = 'rolling'\n" + ROWS))
+    for table in tables.values():
         assert table["method"]["plus"] == {"fedprox": {"mu": 0.3}}
         assert table["method"]["hooks"] == {"channels": "rolling"}
 
@@ -174,18 +174,18 @@ def test_what_would_be_ignored_is_refused_before_anything_runs(
 def test_a_key_that_one_run_uses_is_used(tmp_path: Path) -> None:
     """`temperature` beside `beta = 0` in one row; the other has the distillation. What none uses is a note."""
     rows = "[[compare.row]]\nlabel = 'on'\n[[compare.row]]\nlabel = 'off'\nmethod.beta = 0.0\n"
-    found = compared(tmp_path, "method.temperature = 5.0\ncohort.late = 'drop'\n" + rows)
-    assert [note for note in found.table.notes if "not used" in note] == [
+    comparison = compared(tmp_path, "method.temperature = 5.0\ncohort.late = 'drop'\n" + rows)
+    assert [note for note in comparison.table.notes if "not used" in note] == [
         "[cohort] late is not used here: deadline_s is not set."
     ]
-    for (row, _), (run,) in found.runs.items():
+    for (row, _), (run,) in comparison.runs.items():
         assert "[cohort] late is not used here: deadline_s is not set." in run.summary["notes"], row
 
 
 def test_keys_of_a_method_that_no_row_has_are_a_note(tmp_path: Path) -> None:
     rows = "[[compare.row]]\nmethod.name = 'fedavg'\n[[compare.row]]\nmethod.name = 'heterofl'\n"
-    found = compared(tmp_path, "method.beta = 0.3\n" + rows)
-    assert "method.beta of the file has no effect: every row names another component." in found.table.notes
+    comparison = compared(tmp_path, "method.beta = 0.3\n" + rows)
+    assert "method.beta of the file has no effect: every row names another component." in comparison.table.notes
 
 
 def test_another_comparison_in_the_same_folder_is_told_apart_by_its_keys(tmp_path: Path) -> None:
@@ -203,8 +203,8 @@ def test_another_comparison_in_the_same_folder_is_told_apart_by_its_keys(tmp_pat
 @pytest.mark.parametrize("verb", ["run", "profile"])
 def test_verbs_for_one_run_refuse_a_comparison(tmp_path: Path, part: str, verb: str) -> None:
     (tmp_path / "two.toml").write_text(HEAD + part)
-    said = run_verb(verb, tmp_path / "two.toml", "--out", tmp_path / "out", code=2).err
-    assert "Use `fleetfit compare`" in said and "compare" in said.partition(":")[2].partition("]")[0]
+    message = run_verb(verb, tmp_path / "two.toml", "--out", tmp_path / "out", code=2).err
+    assert "Use `fleetfit compare`" in message and "compare" in message.partition(":")[2].partition("]")[0]
     assert not (tmp_path / "out").exists()
 
 
@@ -213,9 +213,9 @@ def test_plan_shows_each_row_that_has_another_plan(tmp_path: Path) -> None:
     third += 'model.name = "cnn"\ndata.name = "digits"\n'
     second = '[[compare.row]]\nlabel = "Scale too"\nmethod.name = "scalefl"\nlocal.lr = 0.2\n'
     (tmp_path / "two.toml").write_text(HEAD + ROWS + second + third)
-    said = run_verb("plan", tmp_path / "two.toml", code=0).out
-    assert "Scale, Scale too: scalefl on tiny, 6 clients" in said
-    assert "fedavg: fedavg on tiny" in said and "Adaptive: adaptivefl on digits" in said
+    output = run_verb("plan", tmp_path / "two.toml", code=0).out
+    assert "Scale, Scale too: scalefl on tiny, 6 clients" in output
+    assert "fedavg: fedavg on tiny" in output and "Adaptive: adaptivefl on digits" in output
     err = run_verb("plan", tmp_path / "two.toml", "--save", tmp_path / "plan.toml", code=2).err
     assert "--save writes one plan" in err
     assert not (tmp_path / "plan.toml").exists()
@@ -230,9 +230,9 @@ def test_a_run_says_what_it_does_not_use(tmp_path: Path) -> None:
     """In front of the rounds and in the summary; and what went with the file's method."""
     (tmp_path / "run.toml").write_text(HEAD + 'cohort.late = "drop"\nmethod.beta = 0.3\n')
     file, out = tmp_path / "run.toml", tmp_path / "out"
-    said = run_verb("run", file, "--set", "method.name=heterofl", "--set", "rounds=1", "--out", out, "-q", code=0).out
-    assert "Note: [cohort] late is not used here: deadline_s is not set." in said
-    assert "Note: [method] beta of the run file: dropped, because an override names another component." in said
+    output = run_verb("run", file, "--set", "method.name=heterofl", "--set", "rounds=1", "--out", out, "-q", code=0).out
+    assert "Note: [cohort] late is not used here: deadline_s is not set." in output
+    assert "Note: [method] beta of the run file: dropped, because an override names another component." in output
     assert (
         "[cohort] late is not used here: deadline_s is not set."
         in json.loads((out / "summary.json").read_text())["notes"]
@@ -267,11 +267,11 @@ method.name = "fedavg"
 data.seed = 1
 """
     (tmp_path / "file.toml").write_text(text)
-    found = ff.compare(tmp_path / "file.toml", out=tmp_path / "out")
+    comparison = ff.compare(tmp_path / "file.toml", out=tmp_path / "out")
     assert log.read_text().split() == ["0", "1"]
     again = ff.compare(tmp_path / "file.toml", out=tmp_path / "again")
     assert log.read_text().split() == ["0", "1"] * 2
-    alone = ff.run(next(iter(found.runs.values()))[0].folder / "config.toml", out=tmp_path / "alone")
+    alone = ff.run(next(iter(comparison.runs.values()))[0].folder / "config.toml", out=tmp_path / "alone")
     first = next(iter(again.runs.values()))[0]
     assert all(torch.equal(alone.server.state[name], t) for name, t in first.server.state.items())
 
@@ -281,20 +281,20 @@ data.seed = 1
 
 @pytest.mark.parametrize(("split", "words"), [("test", "test"), ("validation", "validation"), ("train", "training")])
 def test_the_table_says_on_which_data_it_was_measured(tmp_path: Path, split: str, words: str) -> None:
-    found = compared(tmp_path, ROWS, f"evaluate.split={split}", "rounds=1")
-    said = f"Accuracy in percent on {words} data; 1 seed."
-    assert found.table.notes[0] == said and said in (tmp_path / "out" / "table.md").read_text()
+    comparison = compared(tmp_path, ROWS, f"evaluate.split={split}", "rounds=1")
+    note = f"Accuracy in percent on {words} data; 1 seed."
+    assert comparison.table.notes[0] == note and note in (tmp_path / "out" / "table.md").read_text()
     several = make_runs_page(
-        group_runs([RunFolder.open(group[0].folder) for group in found.runs.values()]), tmp_path / "page"
+        group_runs([RunFolder.open(group[0].folder) for group in comparison.runs.values()]), tmp_path / "page"
     )
     sheets = [one.table for section in several.sections for one in section.blocks if isinstance(one, Sheet)]
-    assert sheets[0].notes[0] == said
+    assert sheets[0].notes[0] == note
 
 
 def test_runs_on_different_data_are_told_as_such_on_one_page(tmp_path: Path) -> None:
     places = [compare_text(tmp_path, HEAD + ROWS, out=split, overrides=["rounds=1", f"evaluate.split={split}"])
               for split in ("validation", "test")]  # fmt: skip
-    runs = [RunFolder.open(next(iter(found.runs.values()))[0].folder) for found in places]
+    runs = [RunFolder.open(next(iter(comparison.runs.values()))[0].folder) for comparison in places]
     several = make_runs_page(group_runs(runs), tmp_path / "page")
     sheets = [one.table for section in several.sections for one in section.blocks if isinstance(one, Sheet)]
     assert sheets[0].notes[0].startswith("Accuracy in percent on test or validation data; 1 seed")
@@ -341,8 +341,8 @@ def test_labels_are_folders_inside_of_the_comparisons_and_ordinary_ones_stay_wha
         "Scale FL, v1.0",
     ]
     rows = "".join(f'[[compare.row]]\nlabel = "{label}"\nmethod.name = "fedavg"\n' for label in labels)
-    found = compared(tmp_path, rows, "rounds=1")
-    places = [runs[0].folder.relative_to(tmp_path / "out").parts for runs in found.runs.values()]
+    comparison = compared(tmp_path, rows, "rounds=1")
+    places = [runs[0].folder.relative_to(tmp_path / "out").parts for runs in comparison.runs.values()]
     assert len(set(places)) == len(labels) and all(len(parts) == 2 for parts in places)
     names = [parts[0] for parts in places]
     assert not any(name.startswith(".") or name in ("tune", "plots", "results.json") for name in names)
@@ -362,9 +362,9 @@ def test_a_row_without_a_label_is_called_after_its_method(tmp_path: Path) -> Non
 
 def test_a_row_called_tune_keeps_apart_from_the_runs_that_tune(tmp_path: Path) -> None:
     rows = '[[compare.row]]\nlabel = "tune"\nmethod.name = "fedavg"\n[[compare.row]]\nmethod.name = "scalefl"\n'
-    found = compared(tmp_path, rows + "[compare.tune]\nlocal.lr = [0.1, 0.05]\n", "rounds=1")
+    comparison = compared(tmp_path, rows + "[compare.tune]\nlocal.lr = [0.1, 0.05]\n", "rounds=1")
     assert len(list((tmp_path / "out" / "tune").rglob("summary.json"))) == 4
-    assert len(ff.load_comparison(tmp_path / "out").runs) == len(found.runs) == 2
+    assert len(ff.load_comparison(tmp_path / "out").runs) == len(comparison.runs) == 2
     one = next(one for one in ff.list_runs(tmp_path) if one.kind == "comparison")
     assert (one.rounds, one.asked, len(one.children)) == (2, 2, 6)
 
@@ -373,8 +373,8 @@ def test_long_settings_have_folders_and_pictures(tmp_path: Path, runs_draw: None
     """Lists of tables make labels that no file system takes."""
     long = f'[{{ budget = 0.4, name = "{"small " * 30}" }}, {{ budget = 1.0, name = "{"large " * 30}" }}]'
     grid = f"[compare.grid]\nfleet.groups = [{long}, {long.replace('0.4', '0.5')}]\n"
-    found = compared(tmp_path, ROWS + grid, "rounds=1", "evaluate.every=1")
-    assert len({runs[0].folder for runs in found.runs.values()}) == 4
+    comparison = compared(tmp_path, ROWS + grid, "rounds=1", "evaluate.every=1")
+    assert len({runs[0].folder for runs in comparison.runs.values()}) == 4
     assert len(list((tmp_path / "out" / "plots").glob("accuracy-*.png"))) == 2
 
 

@@ -35,23 +35,23 @@ method.name = "fedavg"
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> ff.Comparison:
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> ff.Comparison:
     return compare_text(tmp_path_factory.mktemp("opened"), TEXT)
 
 
 @pytest.fixture
-def own(made: ff.Comparison, tmp_path: Path) -> Path:
-    shutil.copytree(made.folder, tmp_path / "own")
+def own(comparison: ff.Comparison, tmp_path: Path) -> Path:
+    shutil.copytree(comparison.folder, tmp_path / "own")
     return tmp_path / "own"
 
 
-def test_a_finished_comparison_is_opened_as_it_was(made: ff.Comparison) -> None:
-    again = ff.load_comparison(made.folder)
-    assert again.finished and again.table == made.table
-    assert again.difference_table == made.difference_table and again.differences == made.differences
-    assert (again.tuned, again.tuning, again.results) == (made.tuned, made.tuning, made.results)
-    assert again.tuning_table is not None and again.tuning_table.rows == (made.tuning_table or again.table).rows
-    folders = {key: [run.folder for run in runs] for key, runs in made.runs.items()}
+def test_a_finished_comparison_is_opened_as_it_was(comparison: ff.Comparison) -> None:
+    again = ff.load_comparison(comparison.folder)
+    assert again.finished and again.table == comparison.table
+    assert again.difference_table == comparison.difference_table and again.differences == comparison.differences
+    assert (again.tuned, again.tuning, again.results) == (comparison.tuned, comparison.tuning, comparison.results)
+    assert again.tuning_table is not None and again.tuning_table.rows == (comparison.tuning_table or again.table).rows
+    folders = {key: [run.folder for run in runs] for key, runs in comparison.runs.items()}
     assert {key: [run.folder for run in runs] for key, runs in again.runs.items()} == folders
     assert "two ways" in again._repr_html_() and "<table" in again._repr_html_()
 
@@ -62,10 +62,10 @@ def test_of_an_unfinished_one_there_is_what_is_finished(own: Path) -> None:
     (own / "results.json").write_text(json.dumps(results))
     for name in ("table.md", "table.csv"):
         (own / name).unlink()
-    found = ff.load_comparison(own)
-    assert not found.finished and [row[0] for row in found.table.rows][0::2] == ["scalefl"]
-    assert found.table.notes == ("Not finished: 2 of 4 runs so far.",)
-    assert list(found.runs) == [("scalefl", "")] and len(found.runs["scalefl", ""]) == 2
+    unfinished = ff.load_comparison(own)
+    assert not unfinished.finished and [row[0] for row in unfinished.table.rows][0::2] == ["scalefl"]
+    assert unfinished.table.notes == ("Not finished: 2 of 4 runs so far.",)
+    assert list(unfinished.runs) == [("scalefl", "")] and len(unfinished.runs["scalefl", ""]) == 2
     (own / "results.json").unlink()
     with raises(ff.RunError, str(own)):
         ff.load_comparison(own)
@@ -80,16 +80,16 @@ def test_what_is_withheld_stays_withheld(own: Path) -> None:
         )
         summary = json.loads((folder / "summary.json").read_text())
         (folder / "summary.json").write_text(json.dumps({**summary, "privacy": private}))
-    found = ff.load_comparison(own)
-    ours = next(row for row in found.table.rows if row[0] == "fedavg")
-    shown = dict(zip(found.table.columns, ours, strict=True))
+    reopened = ff.load_comparison(own)
+    ours = next(row for row in reopened.table.rows if row[0] == "fedavg")
+    shown = dict(zip(reopened.table.columns, ours, strict=True))
     assert shown["local"] == shown["global"] == "withheld" and shown["rounds to 30%"] != "-"
 
 
-def test_who_takes_one_for_the_other_is_told(made: ff.Comparison, own: Path, tmp_path: Path) -> None:
+def test_who_takes_one_for_the_other_is_told(comparison: ff.Comparison, own: Path, tmp_path: Path) -> None:
     with raises(ff.RunError, "load_comparison"):
-        ff.load(made.folder)
-    run = made.runs["fedavg", ""][0].folder
+        ff.load(comparison.folder)
+    run = comparison.runs["fedavg", ""][0].folder
     with raises(ff.RunError, "fleetfit.load", path=run):
         ff.load_comparison(run)
     with raises(ff.RunError, "results.json", path=tmp_path):

@@ -55,41 +55,46 @@ class Stop(Exception):
 
 def test_each_run_has_its_numbers_in_percent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    found = compared(tmp_path, SETTINGS + "[compare]\ntarget = 0.2\n")
+    comparison = compared(tmp_path, SETTINGS + "[compare]\ntarget = 0.2\n")
     text = (tmp_path / "out" / "results.json").read_text()
-    nest = json.loads(text)
-    assert (nest["format"], nest["name"], nest["file"], nest["against"]) == (1, "two", "two.toml", "Scale")
-    assert set(nest["versions"]) == {"fleetfit", "torch", "python"}
-    assert nest["versions"]["fleetfit"] == ff.__version__
-    assert isinstance(nest["machine"]["processor"], str) and nest["machine"]["cores"] >= 1
-    assert nest["settings_of_file"]["local"]["epochs"] == 1
-    assert nest["settings_of_file"]["cohort"]["count"] == 2
-    assert [(run["row"], run["setting"], run["seed"]) for run in nest["runs"]] == [
+    document = json.loads(text)
+    assert (document["format"], document["name"], document["file"], document["against"]) == (
+        1,
+        "two",
+        "two.toml",
+        "Scale",
+    )
+    assert set(document["versions"]) == {"fleetfit", "torch", "python"}
+    assert document["versions"]["fleetfit"] == ff.__version__
+    assert isinstance(document["machine"]["processor"], str) and document["machine"]["cores"] >= 1
+    assert document["settings_of_file"]["local"]["epochs"] == 1
+    assert document["settings_of_file"]["cohort"]["count"] == 2
+    assert [(run["row"], run["setting"], run["seed"]) for run in document["runs"]] == [
         (row, f"many, lr = {lr}", seed) for row in ("Scale", "fedavg") for lr in (0.1, 0.05) for seed in (0, 1)
     ]
-    for run, made in zip(nest["runs"], [one for group in found.runs.values() for one in group], strict=True):
-        columns, summary = made.columns["static"], made.summary
-        assert run["final"]["local"] == round(100 * made.accuracy("local"), 4)
+    for run, done in zip(document["runs"], [one for group in comparison.runs.values() for one in group], strict=True):
+        columns, summary = done.columns["static"], done.summary
+        assert run["final"]["local"] == round(100 * done.accuracy("local"), 4)
         assert run["final"]["full"] == round(100 * columns["full"], 4)
         assert run["final"]["bytes_up"] == summary["bytes_up"]
         assert run["per_level"] == {name: round(100 * one["local"], 4) for name, one in columns["levels"].items()}
         assert run["per_exit"] == {str(i): round(100 * a, 4) for i, a in enumerate(columns["exits"], 1)}
         assert run["rounds"] == 3 and run["speed"] == "exact" and run["tuned"] == {}
         assert run["seconds"] >= run["training_seconds"] > 0
-        assert run["digest"] == sha256((made.folder / "config.toml").read_bytes()).hexdigest()
+        assert run["digest"] == sha256((done.folder / "config.toml").read_bytes()).hexdigest()
         curves = run["curves"]
         assert curves["round"] == [1, 2, 3]
-        assert curves["global"] == [round(100 * m["evaluate"]["static"]["global"], 2) for m in made.metrics]
-        assert curves["loss"] == [round(m["train"]["loss"], 3) for m in made.metrics]
+        assert curves["global"] == [round(100 * m["evaluate"]["static"]["global"], 2) for m in done.metrics]
+        assert curves["loss"] == [round(m["train"]["loss"], 3) for m in done.metrics]
         last = {str(i): [round(100 * a, 1)] for i, a in enumerate(columns["exits"], 1)}
         assert {name: series[2:] for name, series in curves["per_exit"].items()} == last
-    (first,) = [made.summary["levels"] for made in found.runs["fedavg", "many, lr = 0.1"][:1]]
+    (first,) = [done.summary["levels"] for done in comparison.runs["fedavg", "many, lr = 0.1"][:1]]
     names = ("level", "width", "depth", "blocks", "parameters", "multiply_adds")
-    assert [one for one in nest["levels"] if (one["row"], one["setting"]) == ("fedavg", "many, lr = 0.1")] == [
+    assert [one for one in document["levels"] if (one["row"], one["setting"]) == ("fedavg", "many, lr = 0.1")] == [
         {"row": "fedavg", "setting": "many, lr = 0.1"} | {name: level[name] for name in names} for level in first
     ], "once for all seeds"
-    assert {one["row"] for one in nest["levels"]} == {"Scale", "fedavg"}
-    assert nest["runs"][0]["overrides"] == {
+    assert {one["row"] for one in document["levels"]} == {"Scale", "fedavg"}
+    assert document["runs"][0]["overrides"] == {
         "method.name": "scalefl", "method.beta": 0.2, "cohort.count": 4, "local.lr": 0.1
     }  # fmt: skip
     lines = [line for line in text.splitlines() if line.startswith('{"row":"')]
@@ -111,23 +116,23 @@ def test_paths_are_as_the_file_has_them(tmp_path: Path) -> None:
     text = HEAD.replace('"tiny:tiny_data"', '"own.py:tiny_data"').replace("cohort.count = 2", "cohort.count = 1")
     (tmp_path / "two.toml").write_text(text.replace("rounds = 3", "rounds = 1") + 'model.name = "own.py:tiny"\n')
     ff.compare(tmp_path / "two.toml", out=tmp_path / "out")
-    nest = stored(tmp_path)
-    assert nest["settings_of_file"]["data"]["name"] == "own.py:tiny_data"
-    assert nest["runs"][1]["overrides"] == {"method.name": "fedavg", "model.name": "own.py:tiny"}
+    document = stored(tmp_path)
+    assert document["settings_of_file"]["data"]["name"] == "own.py:tiny_data"
+    assert document["runs"][1]["overrides"] == {"method.name": "fedavg", "model.name": "own.py:tiny"}
     assert str(tmp_path) not in (tmp_path / "out" / "results.json").read_text()
 
 
 def test_it_reads_back_as_it_was(tmp_path: Path) -> None:
     compared(tmp_path, SETTINGS)
-    found = read_results(tmp_path / "out" / "results.json")
-    nest = stored(tmp_path)
-    assert isinstance(found, ComparisonResults)
-    assert [run.final for run in found.runs] == [run["final"] for run in nest["runs"]]
-    assert [(run.row, run.setting, run.seed) for run in found.runs] == [
-        (run["row"], run["setting"], run["seed"]) for run in nest["runs"]
+    results = read_results(tmp_path / "out" / "results.json")
+    document = stored(tmp_path)
+    assert isinstance(results, ComparisonResults)
+    assert [run.final for run in results.runs] == [run["final"] for run in document["runs"]]
+    assert [(run.row, run.setting, run.seed) for run in results.runs] == [
+        (run["row"], run["setting"], run["seed"]) for run in document["runs"]
     ]
-    assert found.settings == nest["settings_of_file"] and found.commit == nest["commit"]
-    assert found.runs[0].curves.dump() == nest["runs"][0]["curves"]
+    assert results.settings == document["settings_of_file"] and results.commit == document["commit"]
+    assert results.runs[0].curves.dump() == document["runs"][0]["curves"]
 
 
 # ---- when it is written ----------------------------------------------------------------------------------------------
@@ -178,12 +183,12 @@ def test_only_the_comparison_draws_and_with_all_seeds(
     drawn: list[Any] = []
     monkeypatch.setattr(figures, "draw_run", lambda run: drawn.append(run) or {})
     monkeypatch.setattr(figures, "draw_comparison", lambda rows, *more: drawn.append(rows) or {})
-    found = compared(tmp_path, "[compare.grid]\nseed = [0, 1]\n")
+    comparison = compared(tmp_path, "[compare.grid]\nseed = [0, 1]\n")
     (rows,) = drawn
     assert {(row.row, row.setting): [seed for seed, _ in row.runs] for row in rows} == {
         ("Scale", ""): [0, 1], ("fedavg", ""): [0, 1]
     }  # fmt: skip
-    for run, record in zip(found.runs["Scale", ""], rows[0].records, strict=True):
+    for run, record in zip(comparison.runs["Scale", ""], rows[0].records, strict=True):
         assert [report.dump() for report in record.rounds] == run.metrics
 
 
@@ -191,12 +196,12 @@ def test_only_the_comparison_draws_and_with_all_seeds(
 
 
 def test_a_copy_is_kept_under_the_name_of_the_file(tmp_path: Path) -> None:
-    kept = tmp_path / "experiments" / "results"
-    compared(tmp_path, "", record=kept)
-    assert [path.name for path in kept.iterdir()] == ["two.json"]
-    assert (kept / "two.json").read_text() == (tmp_path / "out" / "results.json").read_text()
-    compared(tmp_path, "", record=kept, against="fedavg")
-    assert read_results(kept / "two.json").against == "fedavg", "and written anew"
+    folder = tmp_path / "experiments" / "results"
+    compared(tmp_path, "", record=folder)
+    assert [path.name for path in folder.iterdir()] == ["two.json"]
+    assert (folder / "two.json").read_text() == (tmp_path / "out" / "results.json").read_text()
+    compared(tmp_path, "", record=folder, against="fedavg")
+    assert read_results(folder / "two.json").against == "fedavg", "and written anew"
 
 
 def test_what_is_no_record_is_not_written_over(tmp_path: Path) -> None:
@@ -260,9 +265,9 @@ def test_what_is_no_results_file_is_a_sentence(
 
 
 def test_curves_of_different_lengths_are_refused(tmp_path: Path, sound: Path) -> None:
-    nest = json.loads(sound.read_text())
-    nest["runs"][1]["curves"]["local"].pop()
-    (tmp_path / "bad.json").write_text(json.dumps(nest))
+    document = json.loads(sound.read_text())
+    document["runs"][1]["curves"]["local"].pop()
+    (tmp_path / "bad.json").write_text(json.dumps(document))
     with raises(RunError, "local", key="runs.1.curves"):
         read_results(tmp_path / "bad.json")
 
@@ -280,14 +285,14 @@ def test_a_folder_of_an_earlier_version_has_less(tmp_path: Path) -> None:
     """Its runs do not say the processor or the commit, and may not tell seconds apart."""
     compared(tmp_path, "")
     for path in (tmp_path / "out").rglob("environment.json"):
-        said = json.loads(path.read_text())
-        path.write_text(json.dumps({key: said[key] for key in ("python", "torch", "processors", "sha256")}))
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({key: content[key] for key in ("python", "torch", "processors", "sha256")}))
     for path in (tmp_path / "out").rglob("summary.json"):
-        said = json.loads(path.read_text())
-        path.write_text(json.dumps({key: value for key, value in said.items() if key != "seconds_of"}))
+        content = json.loads(path.read_text())
+        path.write_text(json.dumps({key: value for key, value in content.items() if key != "seconds_of"}))
     compared(tmp_path, "")
-    nest = stored(tmp_path)
-    assert nest["commit"] is None and nest["versions"]["fleetfit"] == "unknown"
-    assert all("training_seconds" not in run for run in nest["runs"])
+    document = stored(tmp_path)
+    assert document["commit"] is None and document["versions"]["fleetfit"] == "unknown"
+    assert all("training_seconds" not in run for run in document["runs"])
     assert read_results(tmp_path / "out" / "results.json").runs[0].training_seconds is None
     shutil.rmtree(tmp_path / "out")

@@ -112,40 +112,40 @@ local.lr = [0.1, 0.05]
 def test_a_comparison_says_how_far_it_is(tmp_path: Path, jobs: int) -> None:
     """Eight runs, four of which tune; what is left is known from the first round on; the second time all are there."""
     (tmp_path / "file.toml").write_text(TEXT)
-    told: list[ComparisonProgress] = []
+    reports: list[ComparisonProgress] = []
     first: list[int] = []
 
     def on_run(title: str, number: int, count: int, run: ff.Run) -> Any:
         def on_round(done: Mapping[str, Any]) -> None:
             if not first:
-                first.append(sum(one.seconds_left is None for one in told))
-                assert told[-1].seconds_left, "told before the round is"
+                first.append(sum(one.seconds_left is None for one in reports))
+                assert reports[-1].seconds_left, "told before the round is"
 
         return on_round
 
     def compared() -> None:
-        ff.compare(tmp_path / "file.toml", out=tmp_path / "out", jobs=jobs, on_run=on_run, on_progress=told.append)
+        ff.compare(tmp_path / "file.toml", out=tmp_path / "out", jobs=jobs, on_run=on_run, on_progress=reports.append)
 
     compared()
-    assert {(one.runs, one.tuning, one.jobs) for one in told} == {(8, 4, jobs)}
-    assert told[0].finished == 0 and told[0].seconds_left is None
-    unknown = [one.seconds_left is None for one in told]
+    assert {(one.runs, one.tuning, one.jobs) for one in reports} == {(8, 4, jobs)}
+    assert reports[0].finished == 0 and reports[0].seconds_left is None
+    unknown = [one.seconds_left is None for one in reports]
     assert unknown == sorted(unknown, reverse=True) and sum(unknown) == first[0]
-    assert [one.finished for one in told] == sorted(one.finished for one in told)
-    assert len(told) == 1 + 8 * (3 + 1), "at the beginning, after each round and after each run"
-    assert (told[-1].finished, told[-1].seconds_left) == (8, 0.0)
-    told.clear()
+    assert [one.finished for one in reports] == sorted(one.finished for one in reports)
+    assert len(reports) == 1 + 8 * (3 + 1), "at the beginning, after each round and after each run"
+    assert (reports[-1].finished, reports[-1].seconds_left) == (8, 0.0)
+    reports.clear()
     compared()
-    assert [(one.finished, one.seconds_left) for one in told] == [(8, 0.0)]
+    assert [(one.finished, one.seconds_left) for one in reports] == [(8, 0.0)]
 
 
 def test_the_command_says_it_in_words(tmp_path: Path) -> None:
     (tmp_path / "file.toml").write_text(TEXT)
 
-    def said(*more: str) -> list[str]:
+    def list_lines(*more: str) -> list[str]:
         return run_verb("compare", tmp_path / "file.toml", "--out", tmp_path / "out", *more, code=0).out.splitlines()
 
-    lines = said()
+    lines = list_lines()
     assert "8 runs, of which 4 tune before the others." in lines
     whole = [line for line in lines if "left for the whole comparison" in line]
     assert len(whole) == 1 and whole[0].endswith("estimated from the rounds so far (1 of 2 rows measured).")
@@ -153,7 +153,7 @@ def test_the_command_says_it_in_words(tmp_path: Path) -> None:
     assert len(rounds) == 8 and all(" left of all" in line for line in rounds)
     guessed = ["  perhaps " in line for line in rounds]
     assert guessed == [True, True] + [False] * 6, "the first row tunes twice, and then the second one"
-    again = said()
+    again = list_lines()
     assert "8 runs, of which 4 tune before the others; 8 are finished." in again
     assert not any("left for the whole comparison" in line for line in again)
-    assert not any("runs, of which" in line for line in said("--quiet"))
+    assert not any("runs, of which" in line for line in list_lines("--quiet"))

@@ -58,31 +58,31 @@ def compared(place: Path, text: str, out: str = "out", **more: Any) -> ff.Compar
 
 
 def test_every_row_gets_the_same_grid_and_every_file_lists_it(place: Path) -> None:
-    found = compared(place, TUNE)
+    comparison = compared(place, TUNE)
     grid = [{"local.lr": lr, "local.weight_decay": decay} for lr in (0.00001, 0.05, 0.1) for decay in (0.0, 0.0005)]
-    assert [(one.row, one.setting) for one in found.tuning] == [("Scale", ""), ("fedavg", "")]
-    for one in found.tuning:
+    assert [(one.row, one.setting) for one in comparison.tuning] == [("Scale", ""), ("fedavg", "")]
+    for one in comparison.tuning:
         assert [dict(tried.values) for tried in one.candidates] == grid
         best = max(one.candidates, key=lambda tried: tried.score or 0)
         assert one.chosen == best.values, "the first of the best"
-        (run,) = found.runs[one.row, one.setting]
+        (run,) = comparison.runs[one.row, one.setting]
         assert run.experiment.local.lr == one.chosen["local.lr"]
-    stored = read_results(found.folder / "results.json")
-    assert stored.tuning == list(found.tuning)
-    assert [run.tuned for run in stored.runs] == [one.chosen for one in found.tuning]
-    assert found.tuning_table is not None and len(found.tuning_table.rows) == 12
-    assert found.tuning_table.to_markdown() in (found.folder / "table.md").read_text()
-    with (found.folder / "table.csv").open() as file:
+    stored = read_results(comparison.folder / "results.json")
+    assert stored.tuning == list(comparison.tuning)
+    assert [run.tuned for run in stored.runs] == [one.chosen for one in comparison.tuning]
+    assert comparison.tuning_table is not None and len(comparison.tuning_table.rows) == 12
+    assert comparison.tuning_table.to_markdown() in (comparison.folder / "table.md").read_text()
+    with (comparison.folder / "table.csv").open() as file:
         lines = [line for line in csv.DictReader(file) if line["what"] == "candidate"]
     assert [(line["row"], float(line["validation"])) for line in lines] == [
-        (one.row, tried.score) for one in found.tuning for tried in one.candidates
+        (one.row, tried.score) for one in comparison.tuning for tried in one.candidates
     ]
     assert lines[0]["tuned"] == "local.lr = 1e-05, local.weight_decay = 0.0"
 
 
 def test_scores_are_accuracies_on_validation_data(place: Path) -> None:
-    found = compared(place, "[compare.tune]\nlocal.lr = [0.1, 0.05]\n")
-    for tried in found.tuning[0].candidates:
+    comparison = compared(place, "[compare.tune]\nlocal.lr = [0.1, 0.05]\n")
+    for tried in comparison.tuning[0].candidates:
         (folder,) = (place / "out" / "tune" / "scale").glob(f"lr-{tried.values['local.lr']}/seed-*")
         summary = json.loads((folder / "summary.json").read_text())
         assert summary["evaluate"]["split"] == "validation"
@@ -99,24 +99,24 @@ def test_test_data_have_no_say(place: Path) -> None:
 
 def test_seeds_are_those_of_no_run_unless_they_are_given(place: Path) -> None:
     text = "[compare.grid]\nseed = [0, 3]\n[compare.tune]\nlocal.lr = [0.1, 0.05]\n"
-    found = compared(place, text)
-    assert {tried.seed for one in found.tuning for tried in one.candidates} == {4}
+    comparison = compared(place, text)
+    assert {tried.seed for one in comparison.tuning for tried in one.candidates} == {4}
     seeds = [json.loads(path.read_text())["seed"] for path in (place / "out" / "tune").rglob("summary.json")]
     assert seeds == [4] * 4
-    assert {run.experiment.seed for runs in found.runs.values() for run in runs} == {0, 3}
+    assert {run.experiment.seed for runs in comparison.runs.values() for run in runs} == {0, 3}
 
 
 def test_several_seeds_choose_by_their_mean(place: Path) -> None:
-    found = compared(place, "[compare.tune]\nlocal.lr = [0.1, 0.02, 0.3]\n[compare]\ntune_seeds = [8, 5, 11]\n")
-    for one in found.tuning:
+    comparison = compared(place, "[compare.tune]\nlocal.lr = [0.1, 0.02, 0.3]\n[compare]\ntune_seeds = [8, 5, 11]\n")
+    for one in comparison.tuning:
         means: dict[float, float] = {}
         for lr in (0.1, 0.02, 0.3):
             scores = {tried.seed: tried.score or 0.0 for tried in one.candidates if tried.values["local.lr"] == lr}
             assert list(scores) == [8, 5, 11]
             means[lr] = statistics.fmean(scores.values())
         assert one.chosen["local.lr"] == max(means, key=lambda lr: means[lr])
-    assert found.tuning_table is not None
-    assert found.tuning_table.notes[0].startswith("On validation data, with seeds 8, 5, 11, by the")
+    assert comparison.tuning_table is not None
+    assert comparison.tuning_table.notes[0].startswith("On validation data, with seeds 8, 5, 11, by the")
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -200,9 +200,9 @@ def tuning(chosen: Any, *values: Any, key: str = "local.lr") -> TuningResult:
     ],
 )
 def test_a_value_at_the_edge_of_its_grid_is_said(chosen: Any, values: Any, end: str | None) -> None:
-    found = find_grid_edges([tuning(chosen, *values)])
-    said = f"A, IID: local.lr = {chosen} is the {end} value tried. Try values beyond it."
-    assert found == ([said] if end else [])
+    notes = find_grid_edges([tuning(chosen, *values)])
+    note = f"A, IID: local.lr = {chosen} is the {end} value tried. Try values beyond it."
+    assert notes == ([note] if end else [])
 
 
 def test_rounds_that_choose_are_in_the_table() -> None:
@@ -222,6 +222,6 @@ def test_rounds_that_choose_are_in_the_table() -> None:
 
 def test_the_terminal_shows_it(place: Path) -> None:
     (place / "tuned.toml").write_text(HEAD + "[compare.tune]\nlocal.lr = [0.00001, 0.05]\n")
-    said = run_verb("compare", place / "tuned.toml", "--out", place / "out", "-q", code=0).out
-    assert "local.lr = 0.05 is the largest value tried. Try values beyond it." in said
-    assert sum("local.lr = 1e-05" in line for line in said.splitlines() if line.startswith("│")) == 2
+    output = run_verb("compare", place / "tuned.toml", "--out", place / "out", "-q", code=0).out
+    assert "local.lr = 0.05 is the largest value tried. Try values beyond it." in output
+    assert sum("local.lr = 1e-05" in line for line in output.splitlines() if line.startswith("│")) == 2

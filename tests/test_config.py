@@ -69,10 +69,12 @@ def test_words_lead_to_keys(word: str, keys: list[str]) -> None:
 
 
 def test_the_empty_file_is_fleetfit_on_digits() -> None:
-    found = load_experiment()
-    assert (found.method.name, found.data.name, found.model.name) == ("fleetfit", "digits", "cnn")
-    assert found == load_experiment(Experiment())
-    assert found.local.schedule.kind == "cosine" and found.method.settings["beta"] == 0.5, "the method's defaults"
+    experiment = load_experiment()
+    assert (experiment.method.name, experiment.data.name, experiment.model.name) == ("fleetfit", "digits", "cnn")
+    assert experiment == load_experiment(Experiment())
+    assert experiment.local.schedule.kind == "cosine" and experiment.method.settings["beta"] == 0.5, (
+        "the method's defaults"
+    )
 
 
 @pytest.mark.parametrize(
@@ -258,8 +260,8 @@ def test_an_override_is_toml_or_text(text: str, value: Any) -> None:
 
 def test_overrides_win_over_the_file(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("rounds = 7\n[local]\nlr = 0.5\nepochs = 2\n")
-    found = load_experiment(tmp_path / "run.toml", ["local.lr=0.25"], seed=3)
-    assert (found.rounds, found.local.lr, found.local.epochs, found.seed) == (7, 0.25, 2, 3)
+    experiment = load_experiment(tmp_path / "run.toml", ["local.lr=0.25"], seed=3)
+    assert (experiment.rounds, experiment.local.lr, experiment.local.epochs, experiment.seed) == (7, 0.25, 2, 3)
 
 
 def test_new_name_drops_old_keys() -> None:
@@ -275,8 +277,8 @@ def test_new_name_drops_old_keys() -> None:
 
 
 def test_the_default_name_counts_as_a_name() -> None:
-    found = merge_tables({"method": {"beta": 0.2}}, {"method": {"name": "fleetfit"}})
-    assert found["method"] == {"name": "fleetfit", "beta": 0.2}
+    merged = merge_tables({"method": {"beta": 0.2}}, {"method": {"name": "fleetfit"}})
+    assert merged["method"] == {"name": "fleetfit", "beta": 0.2}
     assert merge_tables({"method": {"beta": 0.2}}, {"method": {"name": "fedavg"}})["method"] == {"name": "fedavg"}
 
 
@@ -292,12 +294,12 @@ def test_paths_are_relative_to_the_run_file(tmp_path: Path, monkeypatch: pytest.
         'fleet.levels = "plan.toml"\ndata.folder = "pictures"\n'
     )
     monkeypatch.chdir(tmp_path)
-    found = load_experiment(folder / "run.toml")
-    assert found.method.name == f"{(folder / 'own.py').resolve()}:mine"
-    assert found.method.hooks["loss"] == f"{(folder / 'own.py').resolve()}:loss"
-    assert found.fleet.levels == str((folder / "plan.toml").resolve())
-    assert found.data.settings["folder"] == str((folder / "pictures").resolve())
-    assert found.method.settings == {"step": 2}
+    experiment = load_experiment(folder / "run.toml")
+    assert experiment.method.name == f"{(folder / 'own.py').resolve()}:mine"
+    assert experiment.method.hooks["loss"] == f"{(folder / 'own.py').resolve()}:loss"
+    assert experiment.fleet.levels == str((folder / "plan.toml").resolve())
+    assert experiment.data.settings["folder"] == str((folder / "pictures").resolve())
+    assert experiment.method.settings == {"step": 2}
 
 
 def test_missing_data_folder_stays_relative(tmp_path: Path) -> None:
@@ -324,10 +326,14 @@ def test_dump_has_every_default_and_loads() -> None:
 @pytest.mark.parametrize(("option", "values"), [("in_time", {}), ("fedadam", {"lr": 0.5}), ("fedprox", {})])
 def test_options_without_settings_are_dumped(option: str, values: dict[str, Any]) -> None:
     """Also one that has nothing to set; and the settings of all others are visible."""
-    given = load_experiment({"method": {"name": "fedavg", "plus": {option: values}}})
-    again = load_experiment(tomllib.loads(to_toml(given)))
-    found = {"in_time": {}, "fedadam": {"lr": 0.5, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}, "fedprox": {"mu": 0.01}}
-    assert again.method.plus == {option: found[option]}
+    experiment = load_experiment({"method": {"name": "fedavg", "plus": {option: values}}})
+    again = load_experiment(tomllib.loads(to_toml(experiment)))
+    settings = {
+        "in_time": {},
+        "fedadam": {"lr": 0.5, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3},
+        "fedprox": {"mu": 0.01},
+    }
+    assert again.method.plus == {option: settings[option]}
 
 
 def test_keys_may_have_names_of_methods() -> None:
@@ -356,7 +362,7 @@ def own_data() -> Data:
 
 def test_objects_stand_in_for_names() -> None:
     data = own_data()
-    found = assemble(
+    assembly = assemble(
         load_experiment(
             None,
             ["data.partition.kind=iid", "data.partition.clients=4"],
@@ -365,15 +371,15 @@ def test_objects_stand_in_for_names() -> None:
             method=Method(),
         )
     )
-    assert found.data is data
-    assert found.federation.problem.spec is None
-    assert find_object_sections(tomllib.loads(to_toml(found.experiment))) == ["data", "model", "method"]
+    assert assembly.data is data
+    assert assembly.federation.problem.spec is None
+    assert find_object_sections(tomllib.loads(to_toml(assembly.experiment))) == ["data", "model", "method"]
 
 
 def test_an_importable_function_becomes_its_name() -> None:
-    found = load_experiment(None, model=cnn, method={"name": own_method})
-    assert found.model.name == "fleetfit.models.cnn:cnn"
-    assert callable(found.method.name) or found.method.name.endswith(":own_method")
+    experiment = load_experiment(None, model=cnn, method={"name": own_method})
+    assert experiment.model.name == "fleetfit.models.cnn:cnn"
+    assert callable(experiment.method.name) or experiment.method.name.endswith(":own_method")
 
 
 def own_method() -> Method:
@@ -390,9 +396,9 @@ def test_objects_of_the_wrong_kind_are_refused() -> None:
 
 
 def test_objects_without_an_import_path_run_on_local_only() -> None:
-    found = assemble(load_experiment(None, [*SMALL, "engine.name=processes"], model=cnn()))
+    assembly = assemble(load_experiment(None, [*SMALL, "engine.name=processes"], model=cnn()))
     with raises(ConfigError, 'engine.name = "local"'):
-        found.engine()
+        assembly.engine()
 
 
 # ---- the fleet -----------------------------------------------------------------------------------------------------
@@ -423,13 +429,13 @@ def test_clients_are_dealt_by_a_seeded_shuffle() -> None:
 
 def test_absent_clients_are_listed() -> None:
     groups = "fleet.groups=[{budget=0.1, name='tiny'}, {budget=1}]"
-    found = assemble(load_experiment({}, [*SMALL, groups, "fleet.levels=[0.5, 1]"]))
-    tiny = np.flatnonzero(found.fleet.group == 0)
-    assert sum("tiny" in note for note in found.notes) == 1
-    assert '4 clients of group "tiny" (budget 0.1 of the full model) cannot take part' in found.notes[0]
-    assert format_ranges(tiny) in found.notes[0]
-    assert found.plan.left_out == tuple(f'{c} (group "tiny")' for c in tiny)
-    assert set(found.federation.able) == set(np.flatnonzero(found.fleet.group == 1))
+    assembly = assemble(load_experiment({}, [*SMALL, groups, "fleet.levels=[0.5, 1]"]))
+    tiny = np.flatnonzero(assembly.fleet.group == 0)
+    assert sum("tiny" in note for note in assembly.notes) == 1
+    assert '4 clients of group "tiny" (budget 0.1 of the full model) cannot take part' in assembly.notes[0]
+    assert format_ranges(tiny) in assembly.notes[0]
+    assert assembly.plan.left_out == tuple(f'{c} (group "tiny")' for c in tiny)
+    assert set(assembly.federation.able) == set(np.flatnonzero(assembly.fleet.group == 1))
 
 
 def test_ranges_are_short() -> None:
@@ -457,8 +463,8 @@ def test_cohort_is_a_rounded_fraction() -> None:
 
 
 def test_all_samples_in_one_batch() -> None:
-    found = assemble(load_experiment({}, [*SMALL, "local.batch_size=all"]))
-    assert found.settings.local.batch_size == "all"
+    assembly = assemble(load_experiment({}, [*SMALL, "local.batch_size=all"]))
+    assert assembly.settings.local.batch_size == "all"
 
 
 # ---- schedules -----------------------------------------------------------------------------------------------------
@@ -475,15 +481,15 @@ def test_all_samples_in_one_batch() -> None:
     ],
 )
 def test_schedules(schedule: dict[str, Any], factors: list[float]) -> None:
-    found = TypeAdapter(Schedule).validate_python(schedule)
-    assert [found.factor_at(5, t) for t in range(5)] == pytest.approx(factors, abs=1e-6)
+    parsed = TypeAdapter(Schedule).validate_python(schedule)
+    assert [parsed.factor_at(5, t) for t in range(5)] == pytest.approx(factors, abs=1e-6)
 
 
 def test_the_schedule_reaches_the_settings() -> None:
-    found = assemble(
+    assembly = assemble(
         load_experiment({}, ["data.partition.clients=8", "rounds=3", "local.schedule={kind='step', at=[2]}"])
     )
-    assert [found.settings.local.at_round(3, t).lr for t in range(3)] == pytest.approx([0.1, 0.1, 0.01])
+    assert [assembly.settings.local.at_round(3, t).lr for t in range(3)] == pytest.approx([0.1, 0.1, 0.01])
 
 
 # ---- tuning, and levels that are given -------------------------------------------------
@@ -521,7 +527,7 @@ def test_own_mode_next_to_the_run_file(tmp_path: Path) -> None:
     assert shapes["blocks.0.mlp.tuning.down.weight"] == (2, 16)
 
 
-def given(levels: list[dict[str, Any]], method: str = "depthfl") -> Any:
+def assemble_levels(levels: list[dict[str, Any]], method: str = "depthfl") -> Any:
     groups = [{"budget": level["budget"]} for level in levels]
     fleet = {"levels": levels, "groups": groups, "tolerance": 0.0}
     return assemble(load_experiment({"model": VIT, "method": {"name": method}, "fleet": fleet}, SMALL)).federation
@@ -529,13 +535,13 @@ def given(levels: list[dict[str, Any]], method: str = "depthfl") -> Any:
 
 def test_listed_levels_are_not_searched() -> None:
     """Depth, exits and width as said; a client gets the level whose budget it has, whatever the level costs."""
-    found = given([{"depth": 1, "budget": 0.1}, {"depth": 3, "budget": 0.2}, {"budget": 1.0}])
-    assert [level.submodel.exits for level in found.levels] == [(1,), (1, 3), (1, 3, 4)]
-    assert [level.needs for level in found.levels] == [0.1, 0.2, 1.0]
-    assert sorted(set(found.level_of.tolist())) == [0, 1, 2]
-    both = given([{"depth": 2, "width": 0.5, "budget": 0.5}, {"budget": 1.0}], "scalefl")
+    federation = assemble_levels([{"depth": 1, "budget": 0.1}, {"depth": 3, "budget": 0.2}, {"budget": 1.0}])
+    assert [level.submodel.exits for level in federation.levels] == [(1,), (1, 3), (1, 3, 4)]
+    assert [level.needs for level in federation.levels] == [0.1, 0.2, 1.0]
+    assert sorted(set(federation.level_of.tolist())) == [0, 1, 2]
+    both = assemble_levels([{"depth": 2, "width": 0.5, "budget": 0.5}, {"budget": 1.0}], "scalefl")
     assert both.levels[0].submodel.exits == (2,) and both.levels[0].submodel.sizes["hidden"] == 8
-    narrow = given([{"width": 0.5, "budget": 0.5}, {"budget": 1.0}], "heterofl")
+    narrow = assemble_levels([{"width": 0.5, "budget": 0.5}, {"budget": 1.0}], "heterofl")
     assert [level.submodel.exits for level in narrow.levels] == [(4,), (4,)]
 
 
@@ -552,7 +558,7 @@ def test_listed_levels_are_not_searched() -> None:
 )  # fmt: skip
 def test_levels_must_grow(levels: list[dict[str, Any]], mention: str) -> None:
     with raises(ConfigError, "[fleet] levels: ", mention, key="fleet.levels"):
-        given(levels)
+        assemble_levels(levels)
 
 
 def test_empty_keys() -> None:

@@ -123,38 +123,38 @@ def test_python_compiles(block: Block) -> None:
 
 def known_commands() -> dict[str, set[str]]:
     """Return the options of each verb, by its words."""
-    found: dict[str, set[str]] = {}
+    options: dict[str, set[str]] = {}
 
     def visit(command: Any, words: tuple[str, ...]) -> None:
-        found[" ".join(words)] = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help", "-h"}
+        options[" ".join(words)] = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help", "-h"}
         for word, inner in getattr(command, "commands", {}).items():
             visit(inner, (*words, word))
 
     visit(typer.main.get_command(make_app()), ())
-    return found
+    return options
 
 
-def problem_of(line: str, known: dict[str, set[str]]) -> str | None:
+def problem_of(line: str, commands: dict[str, set[str]]) -> str | None:
     """Return what is wrong with a command of `fleetfit`, or None."""
     words = shlex.split(line, comments=True)[1:]
-    verb = " ".join(words[:2]) if " ".join(words[:2]) in known else words[0] if words else ""
-    if verb not in known:
+    verb = " ".join(words[:2]) if " ".join(words[:2]) in commands else words[0] if words else ""
+    if verb not in commands:
         return f"there is no verb {verb}"
-    general = known[""] | {"--traceback", "--log"}
-    odd = [w for w in words if re.match(r"--?[a-z]", w) and w.partition("=")[0] not in known[verb] | general]
+    general = commands[""] | {"--traceback", "--log"}
+    odd = [w for w in words if re.match(r"--?[a-z]", w) and w.partition("=")[0] not in commands[verb] | general]
     return f"{verb} has no {odd[0]}" if odd else None
 
 
 def test_commands_have_verbs_and_options_that_exist() -> None:
-    known = known_commands()
+    commands = known_commands()
     lines = [line for block in BLOCKS if block.language in ("sh", "bash", "console")
              for line in re.sub(r"\\\n\s*", " ", block.text).splitlines()]  # fmt: skip
     typed = [line.removeprefix("$ ") for line in lines if re.match(r"(\$ )?fleetfit ", line)]
     assert len(typed) > 40
-    meant = [line for line in typed if "typo" not in line]
-    assert not {line: said for line in meant if (said := problem_of(line, known))}
-    assert problem_of("fleetfit nothing", known) == "there is no verb nothing"
-    assert problem_of("fleetfit run a.toml --nothing", known) == "run has no --nothing"
+    checked = [line for line in typed if "typo" not in line]
+    assert not {line: problem for line in checked if (problem := problem_of(line, commands))}
+    assert problem_of("fleetfit nothing", commands) == "there is no verb nothing"
+    assert problem_of("fleetfit run a.toml --nothing", commands) == "run has no --nothing"
 
 
 def test_a_mark_belongs_to_the_block_below_it() -> None:
@@ -179,8 +179,8 @@ def test_a_run_file_runs(block: Block, tmp_path: Path, monkeypatch: pytest.Monke
     path.write_text(block.text)
     if "compare" in tomllib.loads(block.text):
         one = ["rounds=1", "local.epochs=1", "compare.grid.seed=[0]", "compare.tune.local.lr=[0.1]"]
-        found = load_experiment(path).compare
-        few = [o for o in one if not o.startswith("compare.") or getattr(found, o.split(".")[1])]
+        section = load_experiment(path).compare
+        few = [o for o in one if not o.startswith("compare.") or getattr(section, o.split(".")[1])]
         assert exit_code(["compare", str(path), "--quiet", *(w for o in few for w in ("--set", o))]) == 0, (
             capsys.readouterr()
         )

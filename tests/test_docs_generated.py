@@ -58,9 +58,11 @@ def test_the_pictures_are_as_they_are_drawn() -> None:
     drawn = runpy.run_path(str(DOCS / "pictures.py"))["PICTURES"]
     assert {path.stem for path in (DOCS / "pictures").iterdir()} == set(drawn)
     for name, draw in drawn.items():
-        said = draw()
-        assert (DOCS / "pictures" / f"{name}.svg").read_text() == said, "run .venv/bin/python docs/pictures.py"
-        assert "prefers-color-scheme: dark" in said and "http" not in said.replace("http://www.w3.org/2000/svg", "")
+        drawing = draw()
+        assert (DOCS / "pictures" / f"{name}.svg").read_text() == drawing, "run .venv/bin/python docs/pictures.py"
+        assert "prefers-color-scheme: dark" in drawing and "http" not in drawing.replace(
+            "http://www.w3.org/2000/svg", ""
+        )
 
 
 def test_the_page_of_python_has_every_public_name() -> None:
@@ -73,10 +75,10 @@ def test_a_key_that_is_not_explained_is_named(reference: dict[str, Any]) -> None
         """`[odd]`: something.
 
         Attributes:
-            known: A key.
+            size: A key.
         """
 
-        known: int = 1
+        size: int = 1
         unknown: int = 2
 
     with pytest.raises(ValueError, match="Odd does not explain unknown"):
@@ -139,7 +141,7 @@ def test_a_docstring_that_leaves_something_out_is_named(
 
 
 def test_keys_are_written_as_in_a_run_file(generate: dict[str, Any]) -> None:
-    def made(
+    def component(
         on: bool = True, kind: Literal["a", "b"] = "a", sizes: tuple[float, ...] = (0.5, 1), most: int | None = None
     ) -> None:
         """Make.
@@ -152,7 +154,7 @@ def test_keys_are_written_as_in_a_run_file(generate: dict[str, Any]) -> None:
             most: At most; None: no limit.
         """
 
-    assert generate["keys_of"](made) == [
+    assert generate["keys_of"](component) == [
         "- `on = true`: Whether.",
         '- `kind = "a"`: How it is done, over two lines ("a", "b").',
         "- `sizes = [0.5, 1]`: Of it.",

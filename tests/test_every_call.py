@@ -101,10 +101,10 @@ WAYS = ["path", "text", "tables", "an experiment", "keywords", "objects", "an in
 @pytest.mark.parametrize("way", WAYS)
 def test_run_and_plan(call: Calls, place: Path, way: str, tmp_path: Path) -> None:
     source, keywords = sources(place)[way]
-    told: list[Mapping[str, Any]] = []
-    run = call("run", source, out=tmp_path / "run", overrides=["local.lr=0.05"], on_round=told.append,
-               callbacks=[told.append], progress=False, **keywords)  # fmt: skip
-    assert run.finished and len(told) == 2 and run.experiment.local.lr == 0.05
+    reports: list[Mapping[str, Any]] = []
+    run = call("run", source, out=tmp_path / "run", overrides=["local.lr=0.05"], on_round=reports.append,
+               callbacks=[reports.append], progress=False, **keywords)  # fmt: skip
+    assert run.finished and len(reports) == 2 and run.experiment.local.lr == 0.05
     assert run.plan.to_toml() == call("plan", source, overrides=["local.lr=0.05"], **keywords).to_toml()
 
 
@@ -120,14 +120,19 @@ def test_resume_and_load(call: Calls, tmp_path: Path) -> None:
     def stop(report: Mapping[str, Any]) -> None:
         raise Stop
 
-    told: list[Any] = []
+    reports: list[Any] = []
     with pytest.raises(Stop):
         call("run", {**TABLES, "rounds": 2}, data=(X, Y), out=tmp_path / "run", on_round=stop)
     assert not call("load", tmp_path / "run", data=(X, Y)).finished
     run = call(
-        "resume", str(tmp_path / "run"), on_round=told.append, callbacks=[told.append], progress=False, data=(X, Y)
+        "resume",
+        str(tmp_path / "run"),
+        on_round=reports.append,
+        callbacks=[reports.append],
+        progress=False,
+        data=(X, Y),
     )
-    assert run.finished and told
+    assert run.finished and reports
     assert call("resume", tmp_path / "run", data=(X, Y)).finished
 
 
@@ -155,36 +160,37 @@ def test_compare(call: Calls, place: Path, way: str, tmp_path: Path) -> None:
         "beside tables": (tables, {"data": (X, Y)}),
     }[way]
     rounds: list[Any] = []
-    found = call("compare", source, out=tmp_path / "compared", overrides=["local.lr=0.05"], against="heterofl", jobs=1,
-                 on_run=lambda title, number, count, run: rounds.append, on_progress=lambda progress: None,
-                 record=tmp_path / "kept", progress=False, **keywords)  # fmt: skip
-    assert found.finished and {row for row, _ in found.runs} == {"scalefl", "heterofl"} and len(rounds) == 2
-    assert all(run.experiment.local.lr == 0.05 for runs in found.runs.values() for run in runs)
+    comparison = call("compare", source, out=tmp_path / "compared", overrides=["local.lr=0.05"], against="heterofl",
+                      jobs=1, on_run=lambda title, number, count, run: rounds.append,
+                      on_progress=lambda progress: None, record=tmp_path / "kept", progress=False,
+                      **keywords)  # fmt: skip
+    assert comparison.finished and {row for row, _ in comparison.runs} == {"scalefl", "heterofl"} and len(rounds) == 2
+    assert all(run.experiment.local.lr == 0.05 for runs in comparison.runs.values() for run in runs)
     split = "validation" if way == "beside a file" else "test"
     assert (
-        found.runs["scalefl", ""][0].columns["static"]
-        and found.runs["scalefl", ""][0].experiment.evaluate.split == split
+        comparison.runs["scalefl", ""][0].columns["static"]
+        and comparison.runs["scalefl", ""][0].experiment.evaluate.split == split
     )
     assert list((tmp_path / "kept").glob("*.json"))
     again = call("compare", source, out=tmp_path / "compared", overrides=["local.lr=0.05"], **keywords)
-    assert again.table.rows == found.table.rows  # nothing is run again
+    assert again.table.rows == comparison.table.rows  # nothing is run again
     if "objects" not in way and "beside" not in way:
-        assert call("load_comparison", tmp_path / "compared").table.rows == found.table.rows
+        assert call("load_comparison", tmp_path / "compared").table.rows == comparison.table.rows
 
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_overrides_win_over_rows(call: Calls, tmp_path: Path, alone: bool) -> None:
     rows = {"row": [{"method": "scalefl", "rounds": 1}, {"method": "heterofl", "rounds": 2}], "smallest": False}
-    given = {**{k: v for k, v in TABLES.items() if k != "rounds"}, "compare": rows, "data": (X, Y)}
+    tables = {**{k: v for k, v in TABLES.items() if k != "rounds"}, "compare": rows, "data": (X, Y)}
     more = {"out": tmp_path / "compared", "overrides": ["rounds=3"]}
-    found = call("compare", **given, **more) if alone else call("compare", given, **more)
-    assert [run.experiment.rounds for runs in found.runs.values() for run in runs] == [3, 3]
+    comparison = call("compare", **tables, **more) if alone else call("compare", tables, **more)
+    assert [run.experiment.rounds for runs in comparison.runs.values() for run in runs] == [3, 3]
 
 
 def test_rows_of_a_comparison_take_objects(call: Calls, tmp_path: Path) -> None:
     rows = {"row": [{"label": "few", "data": (X[:90], Y[:90])}, {"label": "all", "data": (X, Y)}]}
-    found = call("compare", {**TABLES, "compare": rows}, out=tmp_path / "compared")
-    samples = {row: len(runs[0].assembly.data.x) for (row, _), runs in found.runs.items()}
+    comparison = call("compare", {**TABLES, "compare": rows}, out=tmp_path / "compared")
+    samples = {row: len(runs[0].assembly.data.x) for (row, _), runs in comparison.runs.items()}
     assert samples == {"few": 90, "all": 160}
 
 
@@ -204,12 +210,12 @@ def test_comparisons_of_objects_have_folders_of_their_own(
 
 def test_profile(call: Calls, place: Path, tmp_path: Path) -> None:
     facts = DataDescription("c", "classification", (6,), 3, 0, -1)
-    said: list[str] = []
+    lines: list[str] = []
     machine = ff.Machine(limit_s=60)
-    found = call("profile", place / "run.toml", wishes=ff.Wishes(memory_bytes=2e9), machine=machine, facts=facts,
-                 out=tmp_path / "budget.toml", force=True, say=said.append, seed=1,
-                 overrides=["local.batch_size=8", "fleet.levels=[0.5, 1.0]"])  # fmt: skip
-    assert found and said and (tmp_path / "budget.toml").is_file()
+    profile = call("profile", place / "run.toml", wishes=ff.Wishes(memory_bytes=2e9), machine=machine, facts=facts,
+                   out=tmp_path / "budget.toml", force=True, say=lines.append, seed=1,
+                   overrides=["local.batch_size=8", "fleet.levels=[0.5, 1.0]"])  # fmt: skip
+    assert profile and lines and (tmp_path / "budget.toml").is_file()
 
 
 def test_folders(call: Calls, done: ff.Run, tmp_path: Path) -> None:
@@ -255,8 +261,8 @@ def test_models_and_layouts(call: Calls) -> None:
     architecture = mlp(3, (6,), hidden=16)
     layout = infer_layout(architecture)
     level = ff.Submodel({axis: range(size) for axis, size in layout.full_sizes.items()}, layout.exits)
-    for given in ({"input_shape": (6,)}, {"example": torch.zeros(2, 6)}):
-        assert call("check_layout", architecture, layout, [level], say=lambda what: None, seed=1, **given)
+    for inputs in ({"input_shape": (6,)}, {"example": torch.zeros(2, 6)}):
+        assert call("check_layout", architecture, layout, [level], say=lambda what: None, seed=1, **inputs)
     assert len(call("outputs", architecture.build(layout.full_sizes, layout.exits), torch.zeros(2, 6))) == len(
         layout.exits
     )
@@ -293,5 +299,5 @@ def test_nothing_was_forgotten(call: Calls) -> None:
     if len(call.given) < 5:
         pytest.skip("needs the other tests of this file")
     for name, function in {**FUNCTIONS, **METHODS}.items():
-        wanted = {p for p in inspect.signature(function).parameters if p != "self"}
-        assert wanted <= call.given.get(name, set()), f"{name}: {wanted - call.given.get(name, set())}"
+        parameters = {p for p in inspect.signature(function).parameters if p != "self"}
+        assert parameters <= call.given.get(name, set()), f"{name}: {parameters - call.given.get(name, set())}"

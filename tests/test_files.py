@@ -120,12 +120,12 @@ def test_what_a_killed_writer_left_goes_with_the_next_one(tmp_path: Path) -> Non
 
 def test_a_named_file_may_be_a_pipe_or_a_link(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    found: list[str] = []
-    reader = threading.Thread(target=lambda: found.append((tmp_path / "pipe").read_text()))
+    texts: list[str] = []
+    reader = threading.Thread(target=lambda: texts.append((tmp_path / "pipe").read_text()))
     reader.start()
     files.write_user_file(tmp_path / "pipe", "text")
     reader.join()
-    assert found == ["text"]
+    assert texts == ["text"]
     (tmp_path / "link").symlink_to(tmp_path / "file")
     files.write_user_file(tmp_path / "link", "text")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "text"

@@ -105,8 +105,8 @@ def quick() -> Iterator[None]:
     """Draw nothing and measure nothing: it takes longer than all the rest."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawing, "is_available", lambda: False)
-        found = Measurement(Timing(0.1, 0.01, 9), Timing(0.01, 0.001, 9), 10**6, 3 * 10**8)
-        patch.setattr(profiling, "profile_level", lambda *_: found)
+        measurement = Measurement(Timing(0.1, 0.01, 9), Timing(0.01, 0.001, 9), 10**6, 3 * 10**8)
+        patch.setattr(profiling, "profile_level", lambda *_: measurement)
         yield
 
 
@@ -152,8 +152,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "vocabulary": 0,
         "padding": 0,
     }
-    told = {"name": "node-1", "facts": data, "examples": {"train": 40}, "labels": [20, 20], "budget": 0.4}
-    nodes = {"run": "0", "data": data, "planned": [told], "members": [{**told, "node": "1"}]}
+    member = {"name": "node-1", "facts": data, "examples": {"train": 40}, "labels": [20, 20], "budget": 0.4}
+    nodes = {"run": "0", "data": data, "planned": [member], "members": [{**member, "node": "1"}]}
     (root / "nodes/nodes.json").write_text(json.dumps(nodes))
     rows = [{"label": "first", "method": {"name": "scalefl"}}, {"label": "second", "method": {"name": "heterofl"}}]
     compared = {**described(root / "flowers.csv", rounds=2), "compare": {"row": rows}}
@@ -196,12 +196,12 @@ def ask(root: Path, at: Path, kind: str, verb: str, change: Callable[[Path], Non
     out.mkdir()
     try:
         change(folder)
-        kept = {path: path.read_bytes() for path in folder.rglob("*.*") if path.is_file()}
+        contents = {path: path.read_bytes() for path in folder.rglob("*.*") if path.is_file()}
         verbs = COMPARED if kind == "above/compared" else VERBS
         call(filled(verbs[verb], FOLDER=folder, OUT=out, ROWS=root / "rows.toml"))
         check_files(out)
         for path in folder.rglob("*.*"):  # what is as the stranger wrote it says nothing of FleetFit
-            if path.is_file() and kept.get(path) == path.read_bytes():
+            if path.is_file() and contents.get(path) == path.read_bytes():
                 path.unlink()
         check_files(folder)
     finally:
@@ -211,9 +211,9 @@ def ask(root: Path, at: Path, kind: str, verb: str, change: Callable[[Path], Non
 
 def made_hostile(file: str, place: Place, text: str, behind: bool) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
-        nest = read_nest(folder / file)
-        put(nest, place, text, behind)
-        write_nest(folder / file, nest)
+        document = read_nest(folder / file)
+        put(document, place, text, behind)
+        write_nest(folder / file, document)
 
     return change
 
@@ -319,8 +319,8 @@ def test_names_in_data_reach_no_terminal(tmp_path: Path, text: str) -> None:
     assert "Written" in call(["predict", str(folder), "--out", str(tmp_path / "predicted.csv")])
     profile = ["profile", str(tmp_path / "run.toml"), "--step-s", "100", "--memory", "4 GB"]
     call([*profile, "--out", str(tmp_path / "budget.toml")])
-    for made in (folder, device):
-        check_files(made)
+    for place in (folder, device):
+        check_files(place)
     for file in ("predicted.csv", "budget.toml"):
         check_text((tmp_path / file).read_text())
     assert ff.load(folder).assembly.data.class_names == tuple(sorted(words[4:])), "the values are as they were"
@@ -366,8 +366,8 @@ def test_what_a_plug_in_raises_reaches_no_terminal(root: Path, tmp_path: Path, e
         file, folder = tmp_path / f"plug{number}.py", tmp_path / f"run{number}"
         file.write_text(RAISES.format(error=f"{error}({text!r})"), encoding="utf-8")
         words = ["--set", plug.replace("FILE", str(file)), "--out", str(folder)]
-        said = call(["--traceback", "run", str(tmp_path / "run.toml"), *words])
-        assert any(word in said for word in ("owned", "red", "31m", "done", "evil", "2028", file.name)), said
+        output = call(["--traceback", "run", str(tmp_path / "run.toml"), *words])
+        assert any(word in output for word in ("owned", "red", "31m", "done", "evil", "2028", file.name)), output
         if folder.is_dir():
             check_files(folder)
 
@@ -409,29 +409,31 @@ def opened(root: Path, at: Path, file: str, place: Place, text: str, behind: boo
     folder = at / "opened"
     shutil.copytree(root / kind, folder)
     made_hostile(file, place, text, behind)(folder)
-    said: list[str] = []
+    messages: list[str] = []
 
     class Kept(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            said.append(record.getMessage())
+            messages.append(record.getMessage())
 
-    kept, logger = Kept(), logging.getLogger("fleetfit")
-    logger.addHandler(kept)
+    handler, logger = Kept(), logging.getLogger("fleetfit")
+    logger.addHandler(handler)
     try:
         for open_it in (ff.load_comparison,) if kind == "above/compared" else (ff.load, ff.resume):
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
                 try:
-                    found = open_it(folder)
-                    said.append(found._repr_html_())
-                    said += [found.table.to_markdown()] if isinstance(found, ff.Comparison) else [str(found.summary)]
+                    stored = open_it(folder)
+                    messages.append(stored._repr_html_())
+                    messages += (
+                        [stored.table.to_markdown()] if isinstance(stored, ff.Comparison) else [str(stored.summary)]
+                    )
                 except FleetFitError as error:
-                    said.append(str(error))
-            said += [str(one.message) for one in warned]
+                    messages.append(str(error))
+            messages += [str(one.message) for one in warned]
     finally:
-        logger.removeHandler(kept)
+        logger.removeHandler(handler)
         shutil.rmtree(folder)
-    return said
+    return messages
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2))])
@@ -441,8 +443,10 @@ def test_what_python_is_told_is_printable(root: Path, tmp_path: Path, file: str,
     kind = "above/compared" if file in OF_A_COMPARISON else place_of(file, "eval")[0]
     places = list(one_of_each(places_in(read_nest(root / kind / file))))[part::3]
     for number, (place, text) in enumerate(zip(places, itertools.cycle(TEXTS), strict=False)):
-        for said in opened(root, tmp_path, file, place, text, number // len(TEXTS) % 2 == 0):
-            check_text(said, 10**8 if said.startswith("{") else LONGEST_HTML if said.startswith("<") else LONGEST)
+        for message in opened(root, tmp_path, file, place, text, number // len(TEXTS) % 2 == 0):
+            check_text(
+                message, 10**8 if message.startswith("{") else LONGEST_HTML if message.startswith("<") else LONGEST
+            )
 
 
 # ---- what makes text printable ---------------------------------------------------------------------------------------
@@ -460,19 +464,19 @@ def test_legitimate_text_keeps_its_characters(text: str) -> None:
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text[:9]))
 def test_escaped_documents_keep_their_values(text: str) -> None:
-    for nest in ({"a": text}, {text: 1}, {"b": [{text: [text, "é\n"]}]}):
-        document = escape_controls(json.dumps(nest, ensure_ascii=False))
-        for written in (document, to_transformers._format_json(nest)):
+    for values in ({"a": text}, {text: 1}, {"b": [{text: [text, "é\n"]}]}):
+        document = escape_controls(json.dumps(values, ensure_ascii=False))
+        for written in (document, to_transformers._format_json(values)):
             check_text(written, 10**8)
-            assert json.loads(written) == nest
-        document = escape_controls(tomli_w.dumps(nest))
+            assert json.loads(written) == values
+        document = escape_controls(tomli_w.dumps(values))
         check_text(document, 10**8)
-        assert tomllib.loads(document) == nest
+        assert tomllib.loads(document) == values
 
 
 def test_a_long_text_keeps_its_ends() -> None:
-    said = str(ff.ModelError(f'"{"a" * 10**6}" is missing. ' + "Mend it. " * 10**5 + "The end."))
-    assert said.startswith('"aaa') and said.endswith("The end.") and 4_000 < len(said) <= LONGEST
+    message = str(ff.ModelError(f'"{"a" * 10**6}" is missing. ' + "Mend it. " * 10**5 + "The end."))
+    assert message.startswith('"aaa') and message.endswith("The end.") and 4_000 < len(message) <= LONGEST
     assert len(make_printable("\n".join(["b " * 10**5] * 3)).split("\n")) == 3
 
 
@@ -487,9 +491,9 @@ def test_a_table_is_printable_in_every_form(text: str, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("text", TEXTS[:1] + TEXTS[2:], ids=lambda text: repr(text[:9]))
 def test_what_a_comparison_writes_keeps_its_values(root: Path, text: str) -> None:
-    found = read_results(root / "above/compared/results.json")
-    runs = [run.model_copy(update={"row": text}) for run in found.runs]
-    results = found.model_copy(update={"name": text, "settings": {text: text}, "runs": runs})
+    stored = read_results(root / "above/compared/results.json")
+    runs = [run.model_copy(update={"row": text}) for run in stored.runs]
+    results = stored.model_copy(update={"name": text, "settings": {text: text}, "runs": runs})
     for written in (format_results(results), format_comparison_csv(results)):
         check_text(written)
     again = json.loads(format_results(results))
@@ -586,15 +590,17 @@ def test_what_flower_logs_keeps_its_colours_alone() -> None:
 def test_nothing_is_printed_past_what_makes_it_printable() -> None:
     """Each call that prints stands here, so that a new one is thought of: the rest goes through `cli.output`."""
     package = Path(ff.__file__).parent
-    found = []
+    prints = []
     for path in sorted(package.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             named = isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in _WRITERS
             calls = named and _PRINTS.search(ast.unparse(node.func))
-            found += [f"{path.relative_to(package)}: {ast.unparse(node)}"] if calls else []
-    strange = [call for call in found if "make_printable(" not in call and not any(map(call.startswith, KNOWN))]
+            prints += [f"{path.relative_to(package)}: {ast.unparse(node)}"] if calls else []
+    strange = [call for call in prints if "make_printable(" not in call and not any(map(call.startswith, KNOWN))]
     assert not strange
-    assert all(any(map(str.startswith, found, [one] * len(found))) for one in KNOWN), "what is gone stands here no more"
+    assert all(any(map(str.startswith, prints, [one] * len(prints))) for one in KNOWN), (
+        "what is gone stands here no more"
+    )
 
 
 _WRITERS = {"print", "echo", "write", "pprint"}

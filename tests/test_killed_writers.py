@@ -70,7 +70,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Caller]:
 
 def result(place: Path, parts: bool = False) -> dict[str, Any]:
     """Return what a command left, but for times and names of folders; `parts`: part files are passed over."""
-    found: dict[str, Any] = {}
+    contents: dict[str, Any] = {}
     for path in sorted(place.rglob("*")):
         name = str(path.relative_to(place))
         if not path.is_file() or path.name in (".lock", "environment.json"):
@@ -90,8 +90,8 @@ def result(place: Path, parts: bool = False) -> dict[str, Any]:
                 content = re.sub(r"(,[^,\n]*){2}$", "", content, flags=re.MULTILINE)
         elif path.suffix in (".png", ".pt2", ".onnx"):
             content = bool(content)  # they hold names and times of their own
-        found[name] = content
-    return found
+        contents[name] = content
+    return contents
 
 
 @pytest.fixture(scope="module")
@@ -221,14 +221,18 @@ def test_keys_and_certificates_made_in_two_calls_belong_together(command: Caller
     serialization = pytest.importorskip("cryptography.hazmat.primitives.serialization")
     x509 = pytest.importorskip("cryptography.x509")
     words = ["flower", "certificates", str(tmp_path), "--host", "localhost"]
-    for at, kept in ((3, "ca.key"), (6, "ca.crt"), (9, "server.key")):  # killed in front of the next file's first flush
+    for at, complete in (
+        (3, "ca.key"),
+        (6, "ca.crt"),
+        (9, "server.key"),
+    ):  # killed in front of the next file's first flush
         for path in tmp_path.iterdir():
             path.unlink()
         assert command(tmp_path, at + 1, words) == -1
-        before = (tmp_path / kept).read_bytes()
+        before = (tmp_path / complete).read_bytes()
         assert not (tmp_path / "server.pem").exists()
         command(tmp_path, 0, words)
-        assert (tmp_path / kept).read_bytes() == before
+        assert (tmp_path / complete).read_bytes() == before
         authority, server = (
             x509.load_pem_x509_certificate((tmp_path / n).read_bytes()) for n in ("ca.crt", "server.pem")
         )
@@ -275,14 +279,14 @@ kept.keep_base(compute_digest(b"x" * 1000), b"x" * 1000)
 """
     writes = command(tmp_path, 0, keep.replace("VERSION", "0"))
     assert writes >= 4
-    kept = NodeFiles(tmp_path / "node")
+    files = NodeFiles(tmp_path / "node")
     for at in range(1, writes + 1):
         assert command(tmp_path, at, keep.replace("VERSION", "1")) == -1
-        assert kept.load(run, 0) == (("memory", 0), False), f"killed at write {at}"
-        assert kept.load(run, 1) in ((("memory", 1), False), (None, True))
-        assert kept.load_base(compute_digest(content)) in (None, content)
+        assert files.load(run, 0) == (("memory", 0), False), f"killed at write {at}"
+        assert files.load(run, 1) in ((("memory", 1), False), (None, True))
+        assert files.load_base(compute_digest(content)) in (None, content)
     command(tmp_path, 0, keep.replace("VERSION", "1"))
-    assert kept.load(run, 1) == (("memory", 1), False) and kept.load_base(compute_digest(content)) == content
+    assert files.load(run, 1) == (("memory", 1), False) and files.load_base(compute_digest(content)) == content
     assert not list(tmp_path.rglob("*.part"))
 
 

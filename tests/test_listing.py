@@ -8,7 +8,7 @@ KINDS = ("methods", "options", "models", "data", "selection", "peft", "attacks",
 
 def test_nothing_heavy_is_imported() -> None:
     """Of every kind, and of one of each; an import of torch would be an error here."""
-    asked = [
+    arguments = [
         ("profiles",),
         *((kind,) for kind in KINDS),
         ("models", "resnet20"),
@@ -18,8 +18,8 @@ def test_nothing_heavy_is_imported() -> None:
     program = (
         "import sys; sys.modules['torch'] = sys.modules['numpy'] = sys.modules['pydantic'] = None\n"
         "from fleetfit.cli.main import run_command\n"
-        f"print([run_command(['list', *words]) for words in {asked}])"
+        f"print([run_command(['list', *words]) for words in {arguments}])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == str([0] * len(asked)), done.stderr
+    assert done.stdout.splitlines()[-1] == str([0] * len(arguments)), done.stderr
     assert "head_layers" in done.stdout and "beta" in done.stdout and "60,000" in done.stdout

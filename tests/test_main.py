@@ -107,14 +107,14 @@ def test_a_fault_of_fleetfit_is_a_sentence_that_asks_for_a_report(monkeypatch: p
 def test_a_traceback_is_printed_where_it_is_asked_for(plug_in: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     if way == "variable":
         monkeypatch.setenv("FLEETFIT_TRACEBACK", "1")
-    asked = ["--traceback"] if way == "option" else []
-    err = run_verb(*asked, "run", "--set", f"method.name={plug_in}:bug", code=2).err
+    options = ["--traceback"] if way == "option" else []
+    err = run_verb(*options, "run", "--set", f"method.name={plug_in}:bug", code=2).err
     assert "Traceback (most recent call last)" in err and "own.py" in err
     assert err.splitlines()[-1].startswith("fleetfit: "), "the sentence is the last line"
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "problem"),
     [
         ("bug", "raised ZeroDivisionError: a bug of two lines"),
         ("leaves", "called sys.exit(None), which would end the whole program; raise an error instead"),
@@ -122,9 +122,11 @@ def test_a_traceback_is_printed_where_it_is_asked_for(plug_in: Path, monkeypatch
         ("odd", "raised Odd: its message cannot be read"),
     ],
 )
-def test_what_a_plug_in_does_names_the_plug_in(plug_in: Path, function: str, said: str) -> None:
+def test_what_a_plug_in_does_names_the_plug_in(plug_in: Path, function: str, problem: str) -> None:
     err = run_verb("run", "--set", f"method.name={plug_in}:{function}", code=2).err
-    assert re.match(rf'"{re.escape(str(plug_in))}:{function}" \(own\.py, line \d+\) {re.escape(said)}', sentence(err))
+    assert re.match(
+        rf'"{re.escape(str(plug_in))}:{function}" \(own\.py, line \d+\) {re.escape(problem)}', sentence(err)
+    )
     assert "internal error" not in err
 
 
@@ -149,11 +151,11 @@ def test_sys_exit_in_a_job_is_that_jobs_failure(plug_in: Path, tmp_path: Path) -
 def test_what_a_plug_in_raises_in_a_worker_is_the_same_sentence(plug_in: Path, tmp_path: Path) -> None:
     own = ["--set", f"method.name={plug_in}:in_a_job", "--set", "method.what=fails"]
     workers = ["--set", "engine.name=processes", "--set", "engine.workers=1"]
-    found = process("run", *SMALL, *own, *workers, "--out", tmp_path / "run", "-q")
-    said = sentence(found.stderr)
-    assert found.returncode == 2
-    assert said.startswith(f'a worker could not go on: "{plug_in}:in_a_job" (own.py, line ')
-    assert "raised KeyError: 'missing'." in said
+    result = process("run", *SMALL, *own, *workers, "--out", tmp_path / "run", "-q")
+    message = sentence(result.stderr)
+    assert result.returncode == 2
+    assert message.startswith(f'a worker could not go on: "{plug_in}:in_a_job" (own.py, line ')
+    assert "raised KeyError: 'missing'." in message
     printed = process("--traceback", "run", *SMALL, *own, *workers, "--out", tmp_path / "again", "-q").stderr
     assert "Traceback (most recent call last)" in printed and "own.py" in printed, "that of the worker"
 
@@ -164,9 +166,9 @@ def test_what_a_plug_in_prints_does_not_get_among_json(plug_in: Path, tmp_path: 
     own = ["--set", f"method.name={plug_in}:prints"]
     trained = process("run", *SMALL, *own, "--out", tmp_path / "run", "-q")
     assert trained.returncode == 0 and "look here" in trained.stdout
-    found = process("eval", tmp_path / "run", "--json")
-    assert found.returncode == 0, found.stderr
-    assert "static" in json.loads(found.stdout) and "look here" in found.stderr
+    result = process("eval", tmp_path / "run", "--json")
+    assert result.returncode == 0, result.stderr
+    assert "static" in json.loads(result.stdout) and "look here" in result.stderr
 
 
 # ---- the machine's limits ------------------------------------------------------------------------------------------
@@ -182,8 +184,8 @@ def test_no_memory_and_no_disk_are_sentences(plug_in: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_an_output_that_is_full_is_a_sentence() -> None:
     with Path("/dev/full").open("w") as full:
-        found = process("list", "engines", stdout=full)
-    assert found.returncode == 2 and "the disk is full" in sentence(found.stderr)
+        result = process("list", "engines", stdout=full)
+    assert result.returncode == 2 and "the disk is full" in sentence(result.stderr)
 
 
 # ---- streams -------------------------------------------------------------------------------------------------------
@@ -194,26 +196,26 @@ def test_a_reader_that_leaves_ends_the_program_without_a_word() -> None:
         read, write = os.pipe()
         os.close(read)
         try:
-            found = process(*arguments, stdout=write)
+            result = process(*arguments, stdout=write)
         finally:
             os.close(write)
-        assert (found.returncode, found.stderr) == (2, ""), arguments
+        assert (result.returncode, result.stderr) == (2, ""), arguments
 
 
 def test_closed_streams_are_no_error_and_no_file_lands_on_them(tmp_path: Path) -> None:
     command = f'"{sys.executable}" -m fleetfit plan --model cnn --save "{tmp_path / "plan.toml"}" <&- >&- 2>&-'
-    found = subprocess.run(["/bin/sh", "-c", command], timeout=LIMIT_S, check=False)
-    assert found.returncode == 0
+    closed = subprocess.run(["/bin/sh", "-c", command], timeout=LIMIT_S, check=False)
+    assert closed.returncode == 0
     assert "level" in (tmp_path / "plan.toml").read_text()
     command = f'"{sys.executable}" -m fleetfit run missing.toml >&-'
-    said = subprocess.run(["/bin/sh", "-c", command], timeout=LIMIT_S, check=False, capture_output=True, text=True)
-    assert said.returncode == 2 and "missing.toml" in sentence(said.stderr)
+    failing = subprocess.run(["/bin/sh", "-c", command], timeout=LIMIT_S, check=False, capture_output=True, text=True)
+    assert failing.returncode == 2 and "missing.toml" in sentence(failing.stderr)
 
 
 def test_a_terminal_without_our_characters_gets_others() -> None:
-    found = process("list", "engines", env={**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
-    assert found.returncode == 0, found.stderr
-    assert "local" in found.stdout
+    result = process("list", "engines", env={**os.environ, "PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
+    assert result.returncode == 0, result.stderr
+    assert "local" in result.stdout
 
 
 # ---- Ctrl-C --------------------------------------------------------------------------------------------------------
@@ -237,9 +239,9 @@ def interrupted(marker: str, *arguments: object) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize("marker", ["fleetfit.cli.arguments", "typer", "numpy", "torch.types"])
 def test_ctrl_c_while_importing_is_one_line(marker: str, tmp_path: Path) -> None:
-    code, said = interrupted(marker, "run", *SMALL, "--out", tmp_path / "run")
+    code, lines = interrupted(marker, "run", *SMALL, "--out", tmp_path / "run")
     assert code in (130, -signal.SIGINT), "a shell shows 130 for both"
-    assert said == ["fleetfit: stopped."]
+    assert lines == ["fleetfit: stopped."]
     assert not any(tmp_path.iterdir())
 
 
@@ -272,11 +274,11 @@ def test_ctrl_c_in_a_terminal_while_workers_start_is_one_line(tmp_path: Path) ->
 
 def test_ctrl_c_in_a_plug_in_is_one_line(plug_in: Path) -> None:
     command = [sys.executable, "-m", "fleetfit", "run", "--set", f"method.name={plug_in}:interrupted"]
-    found = subprocess.run(
+    result = subprocess.run(
         command, capture_output=True, text=True, timeout=LIMIT_S, check=False,
         preexec_fn=listening_to_ctrl_c,
     )  # fmt: skip
-    assert found.returncode in (130, -signal.SIGINT) and found.stderr == "fleetfit: stopped.\n"
+    assert result.returncode in (130, -signal.SIGINT) and result.stderr == "fleetfit: stopped.\n"
 
 
 # ---- paths ---------------------------------------------------------------------------------------------------------

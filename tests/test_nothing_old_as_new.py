@@ -46,18 +46,18 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("edited", ["net", "beside", "neither"])
-@pytest.mark.parametrize("given", ["name", "instance"])
+@pytest.mark.parametrize("form", ["name", "instance"])
 def test_code_that_changed_since_the_start_is_named(
-    given: str, edited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    form: str, edited: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """At each opening of the run: to go on, to predict, to evaluate. A file that merely lies there is none of it."""
-    net, beside = f"net_{given}_{edited}", f"beside_{given}_{edited}"
+    net, beside = f"net_{form}_{edited}", f"beside_{form}_{edited}"
     monkeypatch.syspath_prepend(str(tmp_path))
     paths = {"net": tmp_path / f"{net}.py", "beside": tmp_path / f"{beside}.py", "neither": tmp_path / "readme.py"}
     paths["net"].write_text(NET.replace("{beside}", beside))
     paths["beside"].write_text("def join(x):\n    return x.relu()\n")
-    model = f"{paths['net']}:Net" if given == "name" else importlib.import_module(net).Net()
-    objects = {"data": (torch.randn(60, 6), torch.arange(60) % 3)} | ({"model": model} if given == "instance" else {})
+    model = f"{paths['net']}:Net" if form == "name" else importlib.import_module(net).Net()
+    objects = {"data": (torch.randn(60, 6), torch.arange(60) % 3)} | ({"model": model} if form == "instance" else {})
     sections = {"model": model, **objects, "method": {"name": "fedavg"}, "fleet": {"groups": [{"budget": 1.0}]}}
     ff.run(rounds=1, out=tmp_path / "run", progress=False, **sections)
     ff.load(tmp_path / "run", **objects)

@@ -94,15 +94,15 @@ def test_short_texts_are_learned_by_default(tmp_path: Path) -> None:
 def test_new_rows_are_prepared_as_in_training(done: ff.Run, called: Called, place: Path) -> None:
     """Predictions of the command line are those of the model for numbers computed here from the training rows."""
     rows = written(place / "new.csv", range(150), label=False)
-    said = called("predict", done.folder, "--data", rows, "--out", place / "found.csv")
-    assert "without labels" in said
+    output = called("predict", done.folder, "--data", rows, "--out", place / "found.csv")
+    assert "without labels" in output
     with (place / "found.csv").open() as file:
-        found = [row["prediction"] for row in csv.DictReader(file)]
+        predictions = [row["prediction"] for row in csv.DictReader(file)]
     train = done.assembly.data.splits["train"].numpy()  # type: ignore[union-attr]
     x = (IRIS.data - IRIS.data[train].mean(0)) / IRIS.data[train].std(0)
     with torch.no_grad():
         answers = done.model()(torch.tensor(x, dtype=torch.float32))[-1].argmax(-1)
-    assert found == [IRIS.target_names[i] for i in answers.tolist()]
+    assert predictions == [IRIS.target_names[i] for i in answers.tolist()]
 
 
 def test_other_verbs_take_a_path(done: ff.Run, called: Called, place: Path) -> None:
@@ -111,15 +111,15 @@ def test_other_verbs_take_a_path(done: ff.Run, called: Called, place: Path) -> N
     assert columns["data"] == "few" and columns["static"]["full"] > 0.7
     assert "accuracy" in called("predict", done.folder, "--data", few)
     for verb in ("predict", "eval"):
-        said = called(verb, done.folder, "--data", few, "--split", "validation", code=2)
-        assert "few has no validation samples." in said, verb
+        message = called(verb, done.folder, "--data", few, "--split", "validation", code=2)
+        assert "few has no validation samples." in message, verb
     assert "test samples over budgets" in called("calibrate", done.folder, "--data", few, "--budget", "0.8")
     called("export", done.folder, "--no-onnx", "--out", place / "device")
     for name in ("columns.json", "data.json"):
         assert (place / "device" / name).read_text() == (done.folder / name).read_text()
     assert "columns.json" in (place / "device" / "README.md").read_text()
-    said = called("eval", done.folder, "--data", written(place / "bare.csv", range(9), label=False), code=2)
-    assert "bare" in said and "predict" in said
+    message = called("eval", done.folder, "--data", written(place / "bare.csv", range(9), label=False), code=2)
+    assert "bare" in message and "predict" in message
     assert "no such file or folder" in called("predict", done.folder, "--data", "nowhere/a.csv", code=2)
 
 
@@ -130,15 +130,15 @@ def test_rows_without_a_label_are_left_out_of_an_evaluation(
     """Of a file and of a frame: the numbers are those of the table without such rows."""
     rows = range(45, 145, 11)
     frame = pandas.read_csv(written(place / "gaps.csv", rows))
-    kept = frame.drop(index=[*gaps])
+    labelled = frame.drop(index=[*gaps])
     frame.loc[[*gaps], "species"] = None
     frame.to_csv(place / "gaps.csv", index=False)
-    kept.to_csv(place / "kept.csv", index=False)
-    found, expected = (
+    labelled.to_csv(place / "kept.csv", index=False)
+    result, expected = (
         json.loads(called("eval", done.folder, "--data", place / f"{name}.csv", "--json")) for name in ("gaps", "kept")
     )
-    assert found["static"] == expected["static"] and found["static"]["full"] < 1
-    assert done.evaluate(data=frame)["static"] == done.evaluate(data=kept)["static"]
+    assert result["static"] == expected["static"] and result["static"]["full"] < 1
+    assert done.evaluate(data=frame)["static"] == done.evaluate(data=labelled)["static"]
     assert f"{len(gaps)} of {len(frame)}" in caplog.text
     assert "without labels" in called("predict", done.folder, "--data", place / "gaps.csv")
     frame["species"] = None
@@ -180,8 +180,8 @@ def begun(table: Path, out: Path, **more: Any) -> Path:
 
 
 def data_noted(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "environment.json").read_text())
-    return found
+    environment: dict[str, Any] = json.loads((folder / "environment.json").read_text())
+    return environment
 
 
 @pytest.mark.parametrize(
@@ -198,8 +198,10 @@ def test_a_run_that_goes_on_with_other_data_says_so(
     folder, other = begun(table, tmp_path / "run"), begun(table, tmp_path / "other")
     assert data_noted(folder)["data"]["splits"] == {"train": 108, "validation": 12, "test": 30}
     written(table, rows)
-    found = ff.resume(folder, progress=False)
-    (note,) = (note for note in found.summary["notes"] if note.startswith("The data have changed since this run began"))
+    resumed = ff.resume(folder, progress=False)
+    (note,) = (
+        note for note in resumed.summary["notes"] if note.startswith("The data have changed since this run began")
+    )
     assert says in note and note in caplog.text
     assert f"began: {says}" in " ".join(called("resume", other).split())
 
@@ -211,8 +213,8 @@ def test_a_run_that_goes_on_with_the_same_data_says_nothing(
     table = written(tmp_path / "t.csv", range(150))
     with pytest.raises(Stop):
         ff.run({"data": {"path": str(table), "label": label}}, out=tmp_path / "run", on_round=cut_off, **QUICK)
-    found = ff.resume(tmp_path / "run")
-    assert not any("changed" in note for note in found.summary["notes"]) and not caplog.text
+    resumed = ff.resume(tmp_path / "run")
+    assert not any("changed" in note for note in resumed.summary["notes"]) and not caplog.text
 
 
 def test_what_a_folder_of_an_earlier_version_had_as_data_is_not_known(tmp_path: Path) -> None:
@@ -247,13 +249,13 @@ def test_a_comparison_that_goes_on_with_other_data_says_so(tmp_path: Path, jobs:
     first = ff.compare(file, out=tmp_path / "both", jobs=jobs)
     shutil.rmtree(tmp_path / "both" / "fedavg")
     written(table, range(0, 150, 2))
-    told: list[str] = []
-    again = ff.compare(file, out=tmp_path / "both", jobs=jobs, on_run=lambda *found: told.extend(found[3].notes))
-    said = "The data have changed since heterofl, seed 0: samples 150 then, 75 now"
+    notes: list[str] = []
+    again = ff.compare(file, out=tmp_path / "both", jobs=jobs, on_run=lambda *event: notes.extend(event[3].notes))
+    change = "The data have changed since heterofl, seed 0: samples 150 then, 75 now"
     assert not any("changed" in note for note in first.table.notes)
     (note,) = (note for note in again.table.notes if "changed" in note)
-    assert note.startswith(f"{said}") and "in fedavg, seed 0" in note and "do not rank methods" in note
-    assert [one for one in told if one.startswith(said)], "said before it is trained, too"
+    assert note.startswith(f"{change}") and "in fedavg, seed 0" in note and "do not rank methods" in note
+    assert [one for one in notes if one.startswith(change)], "said before it is trained, too"
     assert note in ff.load_comparison(tmp_path / "both").table.notes
 
 
@@ -267,8 +269,8 @@ def test_a_comparison_says_which_of_its_runs_went_on_with_other_data(tmp_path: P
         ff.compare(file, out=tmp_path / "one", on_run=lambda *_: cut_off)
     written(table, range(0, 150, 2))
     for _ in range(2):  # also when it is finished
-        found = ff.compare(file, out=tmp_path / "one")
-        (note,) = (note for note in found.table.notes if "changed" in note)
+        comparison = ff.compare(file, out=tmp_path / "one")
+        (note,) = (note for note in comparison.table.notes if "changed" in note)
         assert note.startswith("fedavg, seed 0: The data have changed since this run began: samples 150 then, 75 now")
 
 
@@ -289,7 +291,7 @@ def test_from_memory(tmp_path: Path) -> None:
     assert pair.splits["test"].tolist() == list(range(100, 150))
 
 
-def by_hand(run: ff.Run, x: Any, y: Any) -> float:
+def compute_accuracy(run: ff.Run, x: Any, y: Any) -> float:
     """Accuracy of the full model, with the run's means, of samples whose classes stand in the run's order."""
     data = run.assembly.data
     assert isinstance(data, ff.Data)
@@ -324,9 +326,11 @@ def test_other_samples_in_memory_are_prepared_as_those_of_the_run(tmp_path: Path
     moved, last = IRIS.data * 2 + 1, IRIS.target > 0  # two of the three classes
     for x, y, labels in ((IRIS.data, IRIS.target, names), (moved[last], IRIS.target[last], names[last])):
         columns = run.evaluate(data=(x, labels))["static"]
-        assert columns["samples"] == len(x) and columns["full"] == pytest.approx(by_hand(run, x, y), abs=1e-6)
+        assert columns["samples"] == len(x) and columns["full"] == pytest.approx(compute_accuracy(run, x, y), abs=1e-6)
     pairs = ((IRIS.data[:10], names[:10]), (moved, names))
-    assert run.evaluate(data=pairs)["static"]["full"] == pytest.approx(by_hand(run, moved, IRIS.target), abs=1e-6)
+    assert run.evaluate(data=pairs)["static"]["full"] == pytest.approx(
+        compute_accuracy(run, moved, IRIS.target), abs=1e-6
+    )
     with raises(DataError, "ape", "setosa", "versicolor", key="y"):
         run.evaluate(data=(IRIS.data[:2], ["ape", "setosa"]))
     with raises(ConfigError, "columns.json", key="data"):
@@ -365,12 +369,12 @@ def test_a_regression_is_scored_in_the_unit_of_the_run(tmp_path: Path) -> None:
     mean, std = ours.target_scale
     standard = (torch.from_numpy(x[y > 10]) - torch.tensor(ours.mean)) / torch.tensor(ours.std)
     answers, truth = (run.predict(standard) * std + mean)[:, 0], torch.from_numpy(y[y > 10])
-    wanted = 1 - float((answers - truth).square().mean() / std.square())
+    expected = 1 - float((answers - truth).square().mean() / std.square())
     theirs = load_other_data(run, str(tmp_path / "theirs.npz"))
     objects = ff.Data("theirs", torch.from_numpy(x[y > 10]), truth[:, None], {"test": torch.arange(len(truth))}, 1,
                       mean=ours.mean, std=ours.std, task="regression")  # fmt: skip
-    for given in (str(tmp_path / "theirs.npz"), (x[y > 10], y[y > 10])):
-        assert run.evaluate(data=given)["static"]["full"] == pytest.approx(wanted, abs=1e-4)
+    for source in (str(tmp_path / "theirs.npz"), (x[y > 10], y[y > 10])):
+        assert run.evaluate(data=source)["static"]["full"] == pytest.approx(expected, abs=1e-4)
     for data in (theirs, objects):
         assert [moment.tolist() for moment in prepare_export(run, None, data).data.target_scale] == [
             mean.tolist(),
@@ -417,9 +421,9 @@ def test_each_kind_is_found_with_a_model_that_fits(tmp_path: Path) -> None:
         "pictures": ("images", "cnn"),
     }  # fmt: skip
     for name, (kind, model) in expected.items():
-        found = load_experiment({"data": {"path": str(tmp_path / name)}})
-        assert (found.data.name, found.model.name) == (kind, model), name
-        ff.plan(found, overrides=["data.partition.kind=iid", "data.partition.clients=4"])
+        experiment = load_experiment({"data": {"path": str(tmp_path / name)}})
+        assert (experiment.data.name, experiment.model.name) == (kind, model), name
+        ff.plan(experiment, overrides=["data.partition.kind=iid", "data.partition.clients=4"])
     assert load_experiment(overrides=[f"data={tmp_path / 'rows.npz'}"]).data.settings["standardise"] is True
     assert load_experiment({"data": {"path": str(tmp_path / "photos"), "size": 12}}).data.settings["size"] == 12
     chosen = load_experiment({"data": {"path": str(tmp_path / "photos")}, "model": {"name": "resnet20"}})
@@ -497,13 +501,19 @@ def test_unknown_formats(name: str, mention: str, tmp_path: Path) -> None:
 
 
 def test_a_name_with_hyphens_stands_for_the_same_run() -> None:
-    found = load_experiment(overrides=["data.name=CIFAR-10", "model.name=ResNet-20", "method.plus.fed-prox.mu=0.1"])
-    assert (found.data.name, found.model.name, list(found.method.plus)) == ("cifar10", "resnet20", ["fedprox"])
+    experiment = load_experiment(
+        overrides=["data.name=CIFAR-10", "model.name=ResNet-20", "method.plus.fed-prox.mu=0.1"]
+    )
+    assert (experiment.data.name, experiment.model.name, list(experiment.method.plus)) == (
+        "cifar10",
+        "resnet20",
+        ["fedprox"],
+    )
     groups = [{"budget": 1.0, "profile": "Jetson_Nano"}]
-    found = load_experiment(overrides=["data.partition.kind=Dirichlet"], fleet={"groups": groups})
-    assert (found.data.partition.kind, found.fleet.groups[0].profile) == ("dirichlet", "jetson-nano")
-    for kind, name, meant in (("models", "ResNet-20", "resnet20"), ("data", "ag-news", "ag_news")):
-        assert make_key_table(kind, name) == make_key_table(kind, meant)
+    experiment = load_experiment(overrides=["data.partition.kind=Dirichlet"], fleet={"groups": groups})
+    assert (experiment.data.partition.kind, experiment.fleet.groups[0].profile) == ("dirichlet", "jetson-nano")
+    for kind, name, plain in (("models", "ResNet-20", "resnet20"), ("data", "ag-news", "ag_news")):
+        assert make_key_table(kind, name) == make_key_table(kind, plain)
 
 
 def node(place: Path, data: str) -> Path:
@@ -530,8 +540,8 @@ def _is_called_r2(run: ff.Run, evaluated: str) -> None:
     """Expect no table, plot and page to call the score of a regression accuracy."""
     summary = run.files.read_summary()
     tables = make_level_table(summary), make_total_table(summary), make_row_level_table({("a", ""): [summary]})
-    said = " ".join(table.to_markdown() for table in tables)
-    assert "local R2 %" in said and "global R2 %" in said
+    text = " ".join(table.to_markdown() for table in tables)
+    assert "local R2 %" in text and "global R2 %" in text
     assert "local R2 %" in evaluated and "accuracy" not in evaluated
     page = re.sub(r"<script.*?</script>", "", (run.folder / "report.html").read_text(), flags=re.DOTALL)
     assert "local R2" in page and "R2 over rounds" in page
@@ -552,11 +562,11 @@ def test_a_regression_is_predicted_in_its_own_unit(called: Called, tmp_path: Pat
     frame[:50].drop(columns="price").to_csv(tmp_path / "new.csv", index=False)
     assert "lowest prediction" in called("predict", run.folder, "--data", tmp_path / "new.csv")
     frame[:50].to_csv(tmp_path / "known.csv", index=False)
-    said = called("predict", run.folder, "--data", tmp_path / "known.csv", "--out", tmp_path / "found.csv")
-    found = pandas.read_csv(tmp_path / "found.csv")
-    error, explained = (float(number) for number in re.findall(r"│ ([\d.]+) ", said))
-    assert error == pytest.approx(mean_absolute_error(y[:50], found.prediction), rel=2e-3)
-    assert explained == pytest.approx(100 * r2_score(y[:50], found.prediction), abs=0.02)
+    output = called("predict", run.folder, "--data", tmp_path / "known.csv", "--out", tmp_path / "found.csv")
+    predictions = pandas.read_csv(tmp_path / "found.csv")
+    error, explained = (float(number) for number in re.findall(r"│ ([\d.]+) ", output))
+    assert error == pytest.approx(mean_absolute_error(y[:50], predictions.prediction), rel=2e-3)
+    assert explained == pytest.approx(100 * r2_score(y[:50], predictions.prediction), abs=0.02)
     assert "are for classification" in called("predict", run.folder, "--adaptive", code=2)
 
 
@@ -701,8 +711,8 @@ def test_a_comparison_on_a_table_goes_on(place: Path, done: ff.Run, tmp_path: Pa
 def of_arrays(place: Path, test: str | None) -> Path:
     rng = np.random.default_rng(0)
     parts = {"_train": 40, test: 10} if test else {"": 50}
-    found = {f"X{part}": rng.normal(size=(count, 4)) for part, count in parts.items()}
-    np.savez(place / "rows.npz", **found, **{f"y{part}": np.arange(count) % 2 for part, count in parts.items()})
+    inputs = {f"X{part}": rng.normal(size=(count, 4)) for part, count in parts.items()}
+    np.savez(place / "rows.npz", **inputs, **{f"y{part}": np.arange(count) % 2 for part, count in parts.items()})
     return place / "rows.npz"
 
 

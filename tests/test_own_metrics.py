@@ -22,10 +22,10 @@ import torch
 
 def f1(outputs, y):
     "Macro F1: no mean over samples or batches."
-    said, scores = outputs.argmax(-1), []
+    predicted, scores = outputs.argmax(-1), []
     for c in range(outputs.shape[-1]):
-        right = int(((said == c) & (y == c)).sum())
-        both = int((said == c).sum()) + int((y == c).sum())
+        right = int(((predicted == c) & (y == c)).sum())
+        both = int((predicted == c).sum()) + int((y == c).sum())
         scores += [2 * right / both] if both else []
     return sum(scores) / len(scores)
 
@@ -40,24 +40,24 @@ def text(outputs, y):
 
 def table(folder: Path, *metrics: str, **evaluate: Any) -> dict[str, Any]:
     (folder / "mine.py").write_text(METRICS)
-    wanted = {"metrics": [f"{folder}/mine.py:{one}" for one in metrics], "every": 0, "norms": ["static"]}
-    return {**TINY, "model": {**TINY["model"], "norm": False}, "evaluate": {**wanted, **evaluate}}
+    section = {"metrics": [f"{folder}/mine.py:{one}" for one in metrics], "every": 0, "norms": ["static"]}
+    return {**TINY, "model": {**TINY["model"], "norm": False}, "evaluate": {**section, **evaluate}}
 
 
 def f1(outputs: Tensor, y: Tensor) -> float:
     """Macro F1 from precision and recall, with loops."""
-    found = []
+    scores = []
     for c in range(outputs.shape[1]):
         pairs = [(int(row.argmax()) == c, int(label) == c) for row, label in zip(outputs, y, strict=True)]
-        right, said, there = sum(a and b for a, b in pairs), sum(a for a, _ in pairs), sum(b for _, b in pairs)
-        if not said and not there:
+        right, predicted, there = sum(a and b for a, b in pairs), sum(a for a, _ in pairs), sum(b for _, b in pairs)
+        if not predicted and not there:
             continue
-        precision, recall = right / said if said else 0.0, right / there if there else 0.0
-        found.append(2 * precision * recall / (precision + recall) if right else 0.0)
-    return sum(found) / len(found)
+        precision, recall = right / predicted if predicted else 0.0, right / there if there else 0.0
+        scores.append(2 * precision * recall / (precision + recall) if right else 0.0)
+    return sum(scores) / len(scores)
 
 
-def by_hand(run: ff.Run, level: int, indices: Tensor) -> list[float]:
+def compute_metric(run: ff.Run, level: int, indices: Tensor) -> list[float]:
     """Return the metric at each exit of a level's model on these samples."""
     x, y = run.assembly.simulation.data.batch(indices)  # type: ignore[union-attr]
     with torch.no_grad():
@@ -72,37 +72,39 @@ def mean(values: list[float]) -> Any:
 def test_metric_means_follow_accuracy(engine: str, tmp_path: Path) -> None:
     """Batches of 3 samples, whose means would be another number."""
     run = ff.run(table(tmp_path, "f1", batch_size=3), out=tmp_path / "run", engine={"name": engine})
-    found = run.columns["static"]["metrics"]["f1"]
+    columns = run.columns["static"]["metrics"]["f1"]
     parts = run.assembly.simulation.parts  # type: ignore[union-attr]
     level_of = [int(level) + 1 for level in run.assembly.federation.level_of]
-    full = [by_hand(run, 3, part["test"]) for part in parts]
-    own = [by_hand(run, level, part["test"]) for level, part in zip(level_of, parts, strict=True)]
-    assert found["global"] == mean([values[-1] for values in full])
-    assert found["exits"] == [mean([values[e] for values in full]) for e in range(3)]
-    assert found["local"] == mean([values[-1] for values in own])
+    full = [compute_metric(run, 3, part["test"]) for part in parts]
+    own = [compute_metric(run, level, part["test"]) for level, part in zip(level_of, parts, strict=True)]
+    assert columns["global"] == mean([values[-1] for values in full])
+    assert columns["exits"] == [mean([values[e] for values in full]) for e in range(3)]
+    assert columns["local"] == mean([values[-1] for values in own])
     for level in (1, 2, 3):
         mine = [values for values, its in zip(own, level_of, strict=True) if its == level]
-        assert found["levels"][str(level)]["local"] == mean([values[-1] for values in mine])
-        assert found["levels"][str(level)]["exits"] == [mean([v[e] for v in mine]) for e in range(level)]
+        assert columns["levels"][str(level)]["local"] == mean([values[-1] for values in mine])
+        assert columns["levels"][str(level)]["exits"] == [mean([v[e] for v in mine]) for e in range(level)]
     whole = run.assembly.simulation.data.split("test")  # type: ignore[union-attr]
-    assert found["test_levels"] == {str(level): pytest.approx(by_hand(run, level, whole)[-1]) for level in (1, 2, 3)}
-    assert found["test_exits"] == pytest.approx(by_hand(run, 3, whole))
-    assert ff.scalars(run.metrics[-1])["evaluate/static/metrics/f1/local"] == found["local"]
+    assert columns["test_levels"] == {
+        str(level): pytest.approx(compute_metric(run, level, whole)[-1]) for level in (1, 2, 3)
+    }
+    assert columns["test_exits"] == pytest.approx(compute_metric(run, 3, whole))
+    assert ff.scalars(run.metrics[-1])["evaluate/static/metrics/f1/local"] == columns["local"]
 
 
 def test_metrics_change_no_result(tmp_path: Path) -> None:
-    told, plain = (
+    measured, plain = (
         ff.run(table(tmp_path, *which), out=tmp_path / name) for name, which in (("told", ["f1"]), ("plain", []))
     )
-    assert all(torch.equal(told.server.state[name], plain.server.state[name]) for name in plain.server.state)
-    without = {key: value for key, value in told.columns["static"].items() if key != "metrics"}
+    assert all(torch.equal(measured.server.state[name], plain.server.state[name]) for name in plain.server.state)
+    without = {key: value for key, value in measured.columns["static"].items() if key != "metrics"}
     assert without == plain.columns["static"]
     assert "metrics" not in (plain.folder / "config.toml").read_text()
 
 
 def test_missing_value_is_not_in_mean(tmp_path: Path) -> None:
     run = ff.run(table(tmp_path, "rank", "f1"), out=tmp_path / "run", rounds=1)
-    found = run.columns["static"]["metrics"]
+    metrics = run.columns["static"]["metrics"]
     data, parts = run.assembly.simulation.data, run.assembly.simulation.parts  # type: ignore[union-attr]
     values, every = [], []
     for x, y in (data.batch(part["test"]) for part in parts):
@@ -111,24 +113,24 @@ def test_missing_value_is_not_in_mean(tmp_path: Path) -> None:
             with torch.no_grad():
                 values.append(float(run.model(3)(x)[-1].softmax(-1).max()))
     assert 0 < sum(every) < len(every), "some have a value, and some have none"
-    assert found["rank"]["global"] == pytest.approx(sum(values) / len(values))
-    assert found["f1"]["global"] is not None
+    assert metrics["rank"]["global"] == pytest.approx(sum(values) / len(values))
+    assert metrics["f1"]["global"] is not None
 
 
 @pytest.mark.parametrize(
-    ("metrics", "said"),
+    ("metrics", "message"),
     [
         (["f1"], "is not a function"),
         (["mine.py:nothing"], 'has no "nothing"'),
         (["mine.py:f1", "mine.py:f1"], 'two functions have the name "f1"'),
     ],
 )
-def test_unknown_metric_is_refused(metrics: list[str], said: str, tmp_path: Path) -> None:
-    given = table(tmp_path)
-    given["evaluate"]["metrics"] = [str(tmp_path / one) if ":" in one else one for one in metrics]
+def test_unknown_metric_is_refused(metrics: list[str], message: str, tmp_path: Path) -> None:
+    tables = table(tmp_path)
+    tables["evaluate"]["metrics"] = [str(tmp_path / one) if ":" in one else one for one in metrics]
     with pytest.raises(ConfigError) as caught:
-        ff.run(given, out=tmp_path / "run")
-    assert said in str(caught.value) and not (tmp_path / "run").exists()
+        ff.run(tables, out=tmp_path / "run")
+    assert message in str(caught.value) and not (tmp_path / "run").exists()
 
 
 def test_metric_must_return_number(tmp_path: Path) -> None:
@@ -141,18 +143,18 @@ def test_reply_must_have_requested_metrics(tmp_path: Path) -> None:
     run = ff.run(table(tmp_path, "f1"), out=tmp_path / "run", rounds=1)
     federation, name = run.assembly.federation, f"{tmp_path}/mine.py:f1"
     layout = federation.problem.layout
-    plain, told = (
+    plain, job = (
         make_job("evaluate", federation, run.server, 0, 0, 0, {}, Evaluation(metrics=metrics))
         for metrics in ((), (name,))
     )
     assert "metrics" not in dump_job(plain, layout)["evaluation"]
-    assert dump_job(told, layout)["evaluation"]["metrics"] == [name]
+    assert dump_job(job, layout)["evaluation"]["metrics"] == [name]
     assert job_again({**dump_job(plain, layout), "state": {}}, layout).evaluation.metrics == ()
 
     def reply(**own: Any) -> Any:
         metrics: Mapping[str, Any] = {"n": 2, "correct": [1.0], "loss": [1.0], "ensemble": 1.0, **own}
-        piece = told.submodel
-        return validate_reply(Update(told.round, 0, 0, 0, piece, piece, {}, 2, dict(metrics)), told, federation)
+        piece = job.submodel
+        return validate_reply(Update(job.round, 0, 0, 0, piece, piece, {}, 2, dict(metrics)), job, federation)
 
     assert isinstance(reply(own={name: [0.5]}), Update) and isinstance(reply(own={name: [None]}), Update)
     wrong: list[Any] = [{}, {name: []}, {name: [float("nan")]}, {name: ["x"]}, {name: [0.5], "more": [0.5]}, 3]

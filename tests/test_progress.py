@@ -37,9 +37,9 @@ HERE = Path(__file__).parent
 
 
 def report(number: int, **changes: Any) -> dict[str, Any]:
-    found = {"round": number, "train": {"loss": 1.25, "clients": 4}, "failures": [{"client": 1}], "bytes_down": 1000,
+    fields = {"round": number, "train": {"loss": 1.25, "clients": 4}, "failures": [{"client": 1}], "bytes_down": 1000,
              "bytes_up": 500, "seconds": 3.0}  # fmt: skip
-    return {**found, **changes}
+    return {**fields, **changes}
 
 
 EVALUATED = {"static": {"local": 0.5, "global": 0.25, "levels": {"1": {"local": 0.4}, "2": {"local": 0.6}}}}
@@ -330,14 +330,14 @@ class Cell:
 
 @pytest.fixture
 def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
-    found = Cell()
+    display_cell = Cell()
     shows = types.ModuleType("IPython.display")
-    shows.__dict__.update(HTML=lambda html: html, display=found.display)
+    shows.__dict__.update(HTML=lambda html: html, display=display_cell.display)
     python = types.ModuleType("IPython")
     python.__dict__.update(get_ipython=lambda: types.SimpleNamespace(kernel=1), display=shows)
     monkeypatch.setitem(sys.modules, "IPython", python)
     monkeypatch.setitem(sys.modules, "IPython.display", shows)
-    return found
+    return display_cell
 
 
 def test_a_notebook_shows_progress_in_one_output_that_is_written_anew(
@@ -355,11 +355,11 @@ def test_a_notebook_shows_the_runs_of_a_comparison_in_one_output(cell: Cell, tmp
     file = tmp_path / "both.toml"
     rows = [{"label": "<b>a</b>"}, {"label": "c"}]
     file.write_text(tomli_w.dumps({**QUICK, "rounds": 1, "compare": {"row": rows, "smallest": False}}))
-    found = ff.compare(file, out=tmp_path / "both")
+    comparison = ff.compare(file, out=tmp_path / "both")
     assert cell.handles == 1
     assert "[1/2] &lt;b&gt;a&lt;/b&gt;, seed 3 · round 1/1" in cell.shown[1] and "[2/2] c" in cell.shown[-1]
-    html = found._repr_html_()
-    assert "&lt;b&gt;a&lt;/b&gt;" in html and "<b>a</b>" not in html and str(found.folder) in html
+    html = comparison._repr_html_()
+    assert "&lt;b&gt;a&lt;/b&gt;" in html and "<b>a</b>" not in html and str(comparison.folder) in html
 
 
 def test_runs_and_plans_are_tables_in_a_notebook(tmp_path: Path) -> None:
@@ -391,15 +391,15 @@ def watch(folder: Path, *options: str) -> str:
 
 def test_a_run_that_is_finished_or_was_stopped_is_said_to_be(tmp_path: Path) -> None:
     stopped_run(QUICK, tmp_path / "run", 2)
-    said = watch(tmp_path / "run")
-    assert said.startswith("round 2/3") and "by level: 1 " in said
-    assert f"was stopped after round 2 of 3. Continue it: fleetfit resume {tmp_path}/run" in said
+    output = watch(tmp_path / "run")
+    assert output.startswith("round 2/3") and "by level: 1 " in output
+    assert f"was stopped after round 2 of 3. Continue it: fleetfit resume {tmp_path}/run" in output
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     watch(tmp_path / "run")
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
     run = ff.resume(tmp_path / "run")
-    said = watch(tmp_path / "run")
-    assert said.startswith(f"{run.folder} is finished.") and "local accuracy %" in said
+    output = watch(tmp_path / "run")
+    assert output.startswith(f"{run.folder} is finished.") and "local accuracy %" in output
 
 
 def test_a_run_that_is_at_work_is_followed_to_its_end(tmp_path: Path) -> None:
@@ -423,12 +423,12 @@ def test_a_run_that_is_at_work_is_followed_to_its_end(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, RunFolder(run).hold():
         patch.setattr(verbs.time, "sleep", meanwhile)
         assert is_running(run)
-        said = watch(run)
-        assert "was resumed" not in said
-    assert [line.split("  ")[0] for line in said.splitlines() if line.startswith("round")] == [
+        output = watch(run)
+        assert "was resumed" not in output
+    assert [line.split("  ")[0] for line in output.splitlines() if line.startswith("round")] == [
         "round 1/3", "round 2/3", "round 3/3"
     ]  # fmt: skip
-    assert said.startswith(f"Watching {run}. Ctrl-C stops only the watching.") and f"{run} is finished." in said
+    assert output.startswith(f"Watching {run}. Ctrl-C stops only the watching.") and f"{run} is finished." in output
     assert not is_running(run)
 
 
@@ -452,8 +452,8 @@ def test_a_comparison_is_watched_with_the_runs_that_are_to_come(tmp_path: Path) 
     def stops(title: str, number: int, count: int, run: ff.Run) -> Any:
         assert is_running(tmp_path / "both")
 
-        def on_round(found: Mapping[str, Any]) -> None:
-            if number == 2 and found["round"] == 2:
+        def on_round(report: Mapping[str, Any]) -> None:
+            if number == 2 and report["round"] == 2:
                 raise Stopped
 
         return on_round
@@ -462,16 +462,16 @@ def test_a_comparison_is_watched_with_the_runs_that_are_to_come(tmp_path: Path) 
         ff.compare(file, out=tmp_path / "both", on_run=stops)
     assert not is_running(tmp_path / "both")
     assert [one.title for one in list_planned_runs(tmp_path / "both")] == ["a, seed 3", "c, seed 3"]
-    said = watch(tmp_path / "both")
-    assert "[1/2] a, seed 3: finished." in said and "[2/2] c, seed 3  round 2/3" in said
-    assert "was stopped: 1 of 2 runs are finished. Run the same fleetfit compare command to continue it." in said
+    output = watch(tmp_path / "both")
+    assert "[1/2] a, seed 3: finished." in output and "[2/2] c, seed 3  round 2/3" in output
+    assert "was stopped: 1 of 2 runs are finished. Run the same fleetfit compare command to continue it." in output
     ff.compare(file, out=tmp_path / "both")
     assert "is finished: 2 of 2 runs are finished." in watch(tmp_path / "both")
 
 
-@pytest.mark.parametrize("nest", [{"runs": [{"place": "../x", "title": "a"}]}, {"runs": 3}, []])
-def test_a_damaged_list_of_runs_is_refused(nest: Any, tmp_path: Path) -> None:
-    (tmp_path / "runs.json").write_text(json.dumps(nest))
+@pytest.mark.parametrize("document", [{"runs": [{"place": "../x", "title": "a"}]}, {"runs": 3}, []])
+def test_a_damaged_list_of_runs_is_refused(document: Any, tmp_path: Path) -> None:
+    (tmp_path / "runs.json").write_text(json.dumps(document))
     with raises(RunError, tmp_path / "runs.json"):
         verbs.watch(tmp_path)
 

@@ -106,9 +106,9 @@ def test_the_commands_of_the_first_pages_work(tmp_path, monkeypatch, capsys, pag
     if page is OWN_DEVICES:
         write_cameras(tmp_path)
     monkeypatch.chdir(tmp_path)
-    given = commands(page)
-    assert verbs <= {arguments[0] for arguments in given}
-    for arguments in given:
+    calls = commands(page)
+    assert verbs <= {arguments[0] for arguments in calls}
+    for arguments in calls:
         extra = SHORT if arguments[0] in ("run", "compare") else []
         extra = [*extra, "--set", "compare.grid.seed=[0]"] if arguments[0] == "compare" else extra
         assert exit_code([*arguments, *extra]) == 0, f"{' '.join(arguments)}: {capsys.readouterr().err}"
@@ -121,12 +121,12 @@ def test_the_python_of_the_first_page_works(shown, monkeypatch, capsys):
     monkeypatch.chdir(shown)
     blocks = [block for block in fenced(START, "python") if not file_name(block)]
     assert blocks, "there is no Python to run"
-    found: dict = {}
+    variables: dict = {}
     for block in blocks:
-        exec(compile(block.replace("rounds=20", "rounds=1"), "start.md", "exec"), found)
-    assert found["logits"].shape == (1, 10)
-    assert found["again"].summary == found["run"].summary
-    assert found["photos"].finished
+        exec(compile(block.replace("rounds=20", "rounds=1"), "start.md", "exec"), variables)
+    assert variables["logits"].shape == (1, 10)
+    assert variables["again"].summary == variables["run"].summary
+    assert variables["photos"].finished
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4 and lines[-1] in ("cat", "dog")
 
@@ -162,9 +162,9 @@ def test_the_readme_is_short_and_its_python_works(tmp_path, monkeypatch, capsys)
     write_files(OWN_MODEL, tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "net", raising=False)
-    found: dict = {}
-    exec(compile(block, "README.md", "exec"), found)
-    assert found["run"].finished and isinstance(found["small"], torch.nn.Module)
+    variables: dict = {}
+    exec(compile(block, "README.md", "exec"), variables)
+    assert variables["run"].finished and isinstance(variables["small"], torch.nn.Module)
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
@@ -221,7 +221,7 @@ def spoken(text: str) -> str:
     return re.sub(r"\d+e[-+]\d+", "#", " ".join(text.split()))
 
 
-def said(block: str) -> Iterator[tuple[list[str], list[str]]]:
+def parse_commands(block: str) -> Iterator[tuple[list[str], list[str]]]:
     """Yield each command of a console block, and the stretches that it must print in this order."""
     for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
         command, _, printed = part.partition("\n")
@@ -250,7 +250,7 @@ def follow(markdown: str, folder: Path, read: typing.Callable[[], typing.Any]) -
         folder: Where its files go.
         read: Returns what was printed since the last call, as `.out` and `.err`.
     """
-    found: dict[str, typing.Any] = {}
+    variables: dict[str, typing.Any] = {}
     for language, body in steps(markdown):
         for name in [key for key, m in sys.modules.items() if str(getattr(m, "__file__", "")).startswith(str(folder))]:
             del sys.modules[name]  # as in a new process
@@ -258,12 +258,12 @@ def follow(markdown: str, folder: Path, read: typing.Callable[[], typing.Any]) -
             write_files(f"```{language}\n{body}```\n", folder)
         elif language == "python":
             read()
-            exec(compile(body, "page", "exec"), found)
+            exec(compile(body, "page", "exec"), variables)
         elif language == "text":
             parts = re.split(r"^\.\.\.$", body, flags=re.MULTILINE)
             check_printed(spoken(read().out), [spoken(part) for part in parts])
         elif language == "console":
-            for arguments, stretches in said(body):
+            for arguments, stretches in parse_commands(body):
                 assert exit_code(arguments) == (2 if fails(stretches) else 0), arguments
                 printed = read()
                 check_printed(spoken(printed.out + printed.err), stretches)
@@ -272,15 +272,15 @@ def follow(markdown: str, folder: Path, read: typing.Callable[[], typing.Any]) -
             for arguments in commands(f"```sh\n{body}```\n"):
                 extra = SHORT if arguments[0] in ("run", "compare") else []
                 assert exit_code([*arguments, *extra]) == 0, f"{' '.join(arguments)}: {read().err}"
-    return found
+    return variables
 
 
 @pytest.mark.slow
 def test_the_page_on_own_models_can_be_followed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as for a Python that is started there
-    found = follow(OWN_MODEL, tmp_path, capsys.readouterr)
-    assert {part.shape for part in found["logits"]} == {(5, 10)} and found["net"].axes["inner"].size == 32
+    variables = follow(OWN_MODEL, tmp_path, capsys.readouterr)
+    assert {part.shape for part in variables["logits"]} == {(5, 10)} and variables["net"].axes["inner"].size == 32
     workers = ff.load(tmp_path / "runs" / "workers")
     assert workers.experiment.engine.name == "processes" and (workers.folder / "derived.json").is_file()
 
@@ -289,10 +289,10 @@ def test_the_page_on_own_models_can_be_followed(tmp_path, monkeypatch, capsys):
 def test_the_page_on_own_architectures_can_be_followed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    found = follow(OWN_ARCHITECTURE, tmp_path, capsys.readouterr)
-    assert found["first"].shape == (5, 10) and torch.equal(found["first"], found["logits"][0])
+    variables = follow(OWN_ARCHITECTURE, tmp_path, capsys.readouterr)
+    assert variables["first"].shape == (5, 10) and torch.equal(variables["first"], variables["logits"][0])
     with torch.no_grad():
-        torch.testing.assert_close(found["again"](found["images"]), found["logits"])
+        torch.testing.assert_close(variables["again"](variables["images"]), variables["logits"])
 
 
 def test_the_environment_of_the_page_on_own_models_is_that_of_the_readme():
@@ -308,8 +308,8 @@ def test_the_environment_of_the_page_on_own_models_is_that_of_the_readme():
 def test_the_page_on_callbacks_can_be_followed(tmp_path, monkeypatch, capsys):
     pytest.importorskip("tensorboard", reason="it is an extra: fleetfit[tensorboard]")
     monkeypatch.chdir(tmp_path)
-    found = follow((ROOT / "docs" / "callbacks.md").read_text(), tmp_path, capsys.readouterr)
-    assert found["run"].finished and list((tmp_path / "runs" / "tracked" / "tensorboard").iterdir())
+    variables = follow((ROOT / "docs" / "callbacks.md").read_text(), tmp_path, capsys.readouterr)
+    assert variables["run"].finished and list((tmp_path / "runs" / "tracked" / "tensorboard").iterdir())
 
 
 @pytest.mark.slow
@@ -448,9 +448,9 @@ def commented_keys() -> Iterator[tuple[str, str]]:
     for line in example("defaults.toml").splitlines():
         header = re.match(r"(?:# )?\[([\w.]+)\]", line)
         section = f"{header[1]}." if header else section
-        found = COMMENTED.match(line)
-        if found:
-            yield section + found[1], found[2]
+        match = COMMENTED.match(line)
+        if match:
+            yield section + match[1], match[2]
 
 
 @pytest.mark.parametrize(("key", "value"), list(commented_keys()), ids=lambda text: text)
@@ -463,11 +463,11 @@ def test_a_key_without_a_default_is_valid(key, value):
         if section == "attack"
         else []
     )
-    found = to_table(load_experiment(overrides=[*takes, f"{key}={value}"]))
+    table = to_table(load_experiment(overrides=[*takes, f"{key}={value}"]))
     for part in key.split("."):
-        found = found[part]
+        table = table[part]
     stated = tomllib.loads(f"v = {value}")["v"]
-    assert found | stated == found if isinstance(stated, dict) else found == stated  # a table's defaults are filled in
+    assert table | stated == table if isinstance(stated, dict) else table == stated  # a table's defaults are filled in
 
 
 def test_the_guide_names_every_mode_of_tuning():
@@ -497,9 +497,9 @@ def test_the_guide_names_every_key():
             inner = inner[part]
         return True
 
-    known = [key for key in fields(Experiment) if not key.startswith("recorded.")]  # which no user writes
-    assert len(known) > 30
-    assert not [key for key in known if not is_stated(key)]
+    keys = [key for key in fields(Experiment) if not key.startswith("recorded.")]  # which no user writes
+    assert len(keys) > 30
+    assert not [key for key in keys if not is_stated(key)]
     groups = tomllib.loads(example("groups.toml"))["fleet"]["groups"]
     assert set().union(*groups) == set(GroupSection.model_fields)
 
@@ -526,19 +526,19 @@ def test_the_guide_names_every_column(shown):
 def test_the_guide_names_every_file_of_a_run_folder(shown, tmp_path):
     """Of a run that trains the whole model, of one that trains a part, and what only some runs have."""
     tuned = ff.run(settings("lora"), out=tmp_path / "tuned").folder
-    found = [*(shown / "runs" / "first").iterdir(), *tuned.iterdir()]
-    there = {path.name + ("/" if path.is_dir() else "") for path in found}
+    paths = [*(shown / "runs" / "first").iterdir(), *tuned.iterdir()]
+    there = {path.name + ("/" if path.is_dir() else "") for path in paths}
     listed = {name for row in tables_of_markdown(GUIDE, "file") for name in code(row[0])}
     of_some_runs = {"plots/", "secure.json", "callbacks.json", "derived.json", "tokenizer.json"}
     assert {name for name in there if not name.startswith(".")} | of_some_runs == listed
 
 
 def test_the_pages_name_every_error_and_its_exit_code(capsys):
-    known = {
+    classes = {
         name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, ff.FleetFitError)
     }
     rows = tables_of_markdown(ERRORS, "error")
-    assert {code(row[0])[0] for row in rows} == known - {"FleetFitError"}
+    assert {code(row[0])[0] for row in rows} == classes - {"FleetFitError"}
     sentence = code(rows[0][2])[0]
     assert exit_code(["run", "--set", "local.lrr=1"]) == 2
     assert capsys.readouterr().err.strip() == f"fleetfit: {sentence}"
@@ -570,11 +570,11 @@ def functions_of_papers() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "path"), sorted(set(functions_of_papers())))
 def test_each_function_of_the_papers_is_where_the_page_says(name, path):
     module, _, attribute = name.partition(":")
-    found = importlib.import_module(module)
+    target = importlib.import_module(module)
     for part in attribute.split("."):
-        found = getattr(found, part)
-    assert inspect.getdoc(found)
-    defined = Path(inspect.getfile(inspect.unwrap(found)))
+        target = getattr(target, part)
+    assert inspect.getdoc(target)
+    defined = Path(inspect.getfile(inspect.unwrap(target)))
     assert path in {defined.relative_to(ROOT).as_posix(), f"{module.replace('.', '/')}/__init__.py"}
 
 
@@ -593,10 +593,10 @@ def test_every_equation_of_the_papers_is_on_the_page():
     parts = dict(re.findall(r"^## (\w+)[^\n]*\n(.*?)(?=^## |\Z)", PAPERS, re.DOTALL | re.MULTILINE))
 
     def numbers(paper, word):
-        found = set()
+        equations = set()
         for first, last in re.findall(rf"{word}s? (\d+)(?:(?: to| and) (\d+))?", parts[paper]):
-            found |= set(range(int(first), int(last or first) + 1))
-        return found
+            equations |= set(range(int(first), int(last or first) + 1))
+        return equations
 
     assert numbers("ScaleFL", "Eq.") >= {1, 2, 3, 4, 5} and numbers("ScaleFL", "Algorithm") == {1, 2, 3, 4}
     assert numbers("ReeFL", "Eq") | numbers("ReeFL", r"Eqs?\.") >= set(range(1, 10))

@@ -133,8 +133,8 @@ def rounds_reach(folder: Path, rounds: int) -> bool:
 
 def finished(*arguments: Any) -> None:
     process = started(*arguments)
-    said, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, said.decode()
+    output, _ = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, output.decode()
 
 
 def killed(seconds: float, *arguments: Any) -> bool:
@@ -155,17 +155,17 @@ def final(folder: Path) -> tuple[dict[str, torch.Tensor], Any, list[Any]]:
     path = folder / "checkpoints" / f"round-{ROUNDS:06d}.safetensors"
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        nest = json.loads(file.metadata()["nest"])
+        structure = json.loads(file.metadata()["nest"])
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return tensors, nest, [{k: v for k, v in line.items() if k not in ("seconds", "seconds_of")} for line in lines]
+    return tensors, structure, [{k: v for k, v in line.items() if k not in ("seconds", "seconds_of")} for line in lines]
 
 
 def same(folder: Path, unbroken: Path) -> None:
-    (tensors, nest, lines), (expected, expected_nest, expected_lines) = final(folder), final(unbroken)
+    (tensors, structure, lines), (expected, expected_nest, expected_lines) = final(folder), final(unbroken)
     assert tensors.keys() == expected.keys()
     for name, tensor in expected.items():
         assert tensors[name].dtype == tensor.dtype and torch.equal(tensors[name], tensor), name
-    assert nest == expected_nest
+    assert structure == expected_nest
     assert lines == expected_lines
     assert [line["round"] for line in lines] == list(range(1, ROUNDS + 1))
     assert (folder / "config.toml").read_text() == (unbroken / "config.toml").read_text()
@@ -208,9 +208,11 @@ def gone_on(run: Unbroken, folder: Path) -> None:
 
 
 def test_the_run_has_memories_to_lose(unbroken: Unbroken) -> None:
-    _, nest, lines = final(unbroken.folder)
-    assert len(nest["clients"]) == 9 and all("$t" in json.dumps(kept["memory"]) for kept in nest["clients"].values())
-    assert nest["server"]["memory"]["updates"] == ROUNDS * 4
+    _, structure, lines = final(unbroken.folder)
+    assert len(structure["clients"]) == 9 and all(
+        "$t" in json.dumps(client["memory"]) for client in structure["clients"].values()
+    )
+    assert structure["server"]["memory"]["updates"] == ROUNDS * 4
     assert not any(line["failures"] for line in lines)
 
 
@@ -270,9 +272,9 @@ def test_with_worker_processes(unbroken: Unbroken, tmp_path: Path) -> None:
     process.communicate(timeout=LIMIT_S)  # returns when the workers, which hold the same pipe, are gone too
     assert 0 < rounds_done(folder) < ROUNDS
     finished("resume", folder)
-    (tensors, nest, lines), (expected, expected_nest, expected_lines) = final(folder), final(unbroken.folder)
+    (tensors, structure, lines), (expected, expected_nest, expected_lines) = final(folder), final(unbroken.folder)
     assert tensors.keys() == expected.keys() and all(torch.equal(tensors[n], t) for n, t in expected.items())
-    assert nest == expected_nest and lines == expected_lines
+    assert structure == expected_nest and lines == expected_lines
 
 
 def test_a_finished_run_is_left_as_it_is(unbroken: Unbroken) -> None:

@@ -26,8 +26,8 @@ def test_stores_share_their_memory() -> None:
         assert budget.used == used and not store.full
     for store, shift, samples in ((first, 10, [1, 0, 6, 5, 7, 0]), (second, 20, [4, 1, 3, 2])):
         assert not len(store.find_missing(torch.tensor(samples)))
-        for found, expected in zip(store.get(torch.tensor(samples)), make_rows(samples, shift), strict=True):
-            assert found.dtype == expected.dtype and torch.equal(found, expected)
+        for tensor, expected in zip(store.get(torch.tensor(samples)), make_rows(samples, shift), strict=True):
+            assert tensor.dtype == expected.dtype and torch.equal(tensor, expected)
     assert first.find_missing(torch.arange(8)).tolist() == [2, 3, 4]
     first.add(torch.tensor([], dtype=torch.int64), make_rows([], 10))
     assert budget.used == 80

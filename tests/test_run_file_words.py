@@ -149,9 +149,9 @@ def test_an_override_may_name_a_quoted_key_and_a_section_by_its_name(
 ) -> None:
     (tmp_path / "own.py").write_text("from fleetfit import Method\ndef option(x=1):\n    return Method()\n")
     monkeypatch.chdir(tmp_path)
-    found = load_experiment({}, ['method.plus."own.py:option".x=3', "model=resnet20"])
-    assert found.method.plus == {f"{Path.cwd() / 'own.py'}:option": {"x": 3}}
-    assert found.model.name == "resnet20"
+    experiment = load_experiment({}, ['method.plus."own.py:option".x=3', "model=resnet20"])
+    assert experiment.method.plus == {f"{Path.cwd() / 'own.py'}:option": {"x": 3}}
+    assert experiment.model.name == "resnet20"
 
 
 @pytest.mark.parametrize("where", ["at import", "when it is called"])

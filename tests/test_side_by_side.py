@@ -97,10 +97,10 @@ def compared(place: Path, text: str, out: str, jobs: int, **more: Any) -> ff.Com
 def content(folder: Path) -> Mapping[str, bytes]:
     """All files of a comparison that do not say when it was, how long it took, or where it is."""
     kinds = ("*.safetensors", "config.toml", "plan.toml", "fleet.json", "table.md")
-    found = {str(p.relative_to(folder)): p.read_bytes() for kind in kinds for p in sorted(folder.rglob(kind))}
+    files = {str(p.relative_to(folder)): p.read_bytes() for kind in kinds for p in sorted(folder.rglob(kind))}
     lines = (folder / "table.csv").read_text().splitlines()
     assert lines[0].endswith(",training_seconds,seconds")
-    return found | {"table.csv": "\n".join(line.rsplit(",", 2)[0] for line in lines).encode()}
+    return files | {"table.csv": "\n".join(line.rsplit(",", 2)[0] for line in lines).encode()}
 
 
 @pytest.mark.slow
@@ -134,7 +134,7 @@ engine.precision = "bf16"
 def chosen(folder: Path) -> dict[str, Mapping[str, str]]:
     """How each run of a comparison computes, by row."""
     configs = sorted(folder.rglob("config.toml"))
-    return {found.parts[-3]: tomllib.loads(found.read_text())["recorded"]["computing"] for found in configs}
+    return {config.parts[-3]: tomllib.loads(config.read_text())["recorded"]["computing"] for config in configs}
 
 
 def test_fast_rows_choose_alike_side_by_side_and_when_they_go_on(place: Path) -> None:
@@ -146,7 +146,7 @@ def test_fast_rows_choose_alike_side_by_side_and_when_they_go_on(place: Path) ->
     class Stopped(Exception):
         pass
 
-    def on_run(*told: Any) -> Any:
+    def on_run(*event: Any) -> Any:
         def stop(report: Mapping[str, Any]) -> None:
             raise Stopped
 
@@ -159,7 +159,7 @@ def test_fast_rows_choose_alike_side_by_side_and_when_they_go_on(place: Path) ->
     assert content(compared(place, FAST, "beside", 2).folder) == content(alone.folder)
     assert compared(place, FAST, "beside", 1).table == alone.table
     plain = FAST.replace('speed = "fast"', 'memory_format = "contiguous"')
-    states = [content(found.folder) for found in (alone, compared(place, plain, "plain", 1))]
+    states = [content(comparison.folder) for comparison in (alone, compared(place, plain, "plain", 1))]
     last = {name for name in states[0] if name.endswith("2.safetensors")}
     assert len(last) == 2 and all(states[0][name] != states[1][name] for name in last), "and are not plain"
 
@@ -177,15 +177,15 @@ def test_runs_go_at_the_same_time_with_one_thread_each(place: Path) -> None:
 
 @pytest.mark.slow
 def test_each_run_is_announced_and_its_rounds_are_told(place: Path) -> None:
-    heard: dict[str, list[int]] = {}
+    rounds_by_run: dict[str, list[int]] = {}
 
     def on_run(title: str, number: int, count: int, run: ff.Run) -> Any:
         assert count == 6 and not run.finished and isinstance(run.notes, tuple)
-        rounds = heard.setdefault(f"{number} {title}", [])
+        rounds = rounds_by_run.setdefault(f"{number} {title}", [])
         return lambda report: rounds.append(report["round"])
 
     compared(place, HEAD + ROWS, "out", 2, on_run=on_run)
-    assert heard == {f"{2 * i + seed + 1} {row}, seed {seed}": [1, 2, 3]
+    assert rounds_by_run == {f"{2 * i + seed + 1} {row}, seed {seed}": [1, 2, 3]
                      for i, row in enumerate(("scalefl", "heterofl", "fedavg")) for seed in (0, 1)}  # fmt: skip
 
 
@@ -264,10 +264,10 @@ def both_wait(place: Path) -> bool:
 def gone(place: Path, number: int) -> bool:
     """Whether a run's process is gone, or only its exit code is left."""
     try:
-        found = Path(f"/proc/{(place / f'waits {number}').read_text()}/stat").read_text()
+        status = Path(f"/proc/{(place / f'waits {number}').read_text()}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return True
-    return found.rpartition(")")[2].split()[0] == "Z"
+    return status.rpartition(")")[2].split()[0] == "Z"
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def test_a_site_with_nothing_wrong_passes(
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "said"),
+    ("file", "text", "message"),
     [
         ("p.html", '<script src="https://cdn.example.org/x.js"></script>', "p.html loads https://cdn.example.org/x.js"),
         ("p.html", '<link rel="stylesheet" href="//fonts.example.org/css">', "loads //fonts.example.org/css"),
@@ -60,11 +60,11 @@ def test_a_site_with_nothing_wrong_passes(
     ],
 )
 def test_what_is_wrong_with_a_site_is_named(
-    check: dict[str, Any], site: Path, capsys: pytest.CaptureFixture[str], file: str, text: str, said: str
+    check: dict[str, Any], site: Path, capsys: pytest.CaptureFixture[str], file: str, text: str, message: str
 ) -> None:
     (site / file).write_text(text)
     assert check["main"](str(site)) == 1
-    assert said in capsys.readouterr().out
+    assert message in capsys.readouterr().out
 
 
 def test_an_empty_folder_is_no_site(check: dict[str, Any], tmp_path: Path) -> None:
@@ -128,16 +128,16 @@ def test_a_link_into_the_repository_has_a_page(
 
 def test_links_on_code_and_to_other_machines_stay(repository: dict[str, Any]) -> None:
     assert repository["target_of"]("https://example.org/a.md", "docs/a.md") is None
-    found = [*repository["outside_of_fences"]("a\n```text\n[x](../y.md)\n```\nb")]
-    assert [is_text for is_text, _ in found] == [True, False, True]
+    links = [*repository["outside_of_fences"]("a\n```text\n[x](../y.md)\n```\nb")]
+    assert [is_text for is_text, _ in links] == [True, False, True]
     assert not [*repository["linked"]("```text\n[x](../SECURITY.md)\n```", "docs/a.md")]
     assert [*repository["linked"]("[x](../SECURITY.md)", "docs/a.md")] == ["SECURITY.md"]
 
 
 def test_a_page_of_several_parts_has_one_title(repository: dict[str, Any]) -> None:
     page = "# A\n\n## b\n\n```sh\n# c\n```\n\n# D\n\n## e\n"
-    made = repository["with_one_title"](page)
-    assert made == "# A\n\n### b\n\n```sh\n# c\n```\n\n## D\n\n### e\n"
+    merged = repository["with_one_title"](page)
+    assert merged == "# A\n\n### b\n\n```sh\n# c\n```\n\n## D\n\n### e\n"
     assert repository["with_one_title"]("# A\n\n## b\n") == "# A\n\n## b\n"
 
 
@@ -200,7 +200,7 @@ def test_a_notebook_becomes_a_page() -> None:
         nbformat.v4.new_output("stream", text="\x1b[31msaid\x1b[0m\n"),
         nbformat.v4.new_output("display_data", data={"image/png": "aGk=", "text/plain": "<Image>"}),
     ]
-    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# T\n\n[next](b-c.ipynb)"), cell])
-    page, pictures = page_of(made, "a")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell("# T\n\n[next](b-c.ipynb)"), cell])
+    page, pictures = page_of(notebook, "a")
     assert "[next](b-c.md)" in page and "```python\n1 + 1\n```" in page and "\nsaid\n```" in page
     assert pictures == {"a-1-1.png": b"hi"} and "](a-1-1.png)" in page

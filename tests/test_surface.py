@@ -247,15 +247,15 @@ def test_members_of_a_run() -> None:
 
 def test_verbs_and_their_options() -> None:
     command: Any = typer.main.get_command(make_app())
-    found = {}
+    options = {}
     inner = command.commands["flower"].commands
     for name, verb in {**command.commands, **{f"flower {name}": verb for name, verb in inner.items()}}.items():
-        found[name] = [
+        options[name] = [
             "/".join(sorted(p.opts, key=len, reverse=True)) if p.param_type_name == "option" else p.name.upper()
             for p in verb.params
             if p.name != "help"
         ]
-    assert found == OPTIONS
+    assert options == OPTIONS
     assert [option for p in command.params for option in p.opts if p.name != "help"] == [
         "--version", "--traceback", "--log", "--install-completion", "--show-completion",
     ]  # fmt: skip
@@ -272,14 +272,14 @@ def test_every_verb_and_option_has_a_help_text() -> None:
 
 def test_keys_of_a_run_file() -> None:
     sections = {name: f.annotation for name, f in Experiment.model_fields.items() if _is_section(f.annotation)}
-    found = {"": [name for name in Experiment.model_fields if name not in sections]}
+    keys = {"": [name for name in Experiment.model_fields if name not in sections]}
     for name, section in sections.items():
-        found[name] = list(section.model_fields)
+        keys[name] = list(section.model_fields)
         for key, field in section.model_fields.items():
             inner = next((t for t in (field.annotation, *get_args(field.annotation)) if _is_section(t)), None)
             if inner is not None and key != "schedule":
-                found[f"{name}.{key}"] = list(inner.model_fields)
-    assert found == KEYS
+                keys[f"{name}.{key}"] = list(inner.model_fields)
+    assert keys == KEYS
 
 
 def test_keys_of_schedules() -> None:

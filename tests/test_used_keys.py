@@ -43,7 +43,7 @@ TINY: dict[str, Any] = {
 MADE_UP = "zzyzx"
 
 
-def said(make: Any) -> str:
+def get_message(make: Any) -> str:
     with pytest.raises(FleetFitError) as caught:
         make()
     return str(caught.value)
@@ -93,27 +93,27 @@ LISTS = {
 }
 
 
-def nest(key: str, value: Any) -> dict[str, Any]:
+def make_table(key: str, value: Any) -> dict[str, Any]:
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
 
 
 def laid(*tables: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     for table in tables:
         for key, value in table.items():
-            both = isinstance(value, Mapping) and isinstance(found.get(key), Mapping)
-            found[key] = laid(found[key], value) if both else value
-    return found
+            both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+            merged[key] = laid(merged[key], value) if both else value
+    return merged
 
 
 def with_made_up(place: str) -> dict[str, Any]:
     """Return tables with a made-up key at a place."""
     if place in LISTS:
-        return nest(place.partition(" ")[0], LISTS[place])
-    inner = nest(f"{place}.{MADE_UP}" if place else MADE_UP, 1)
-    return laid(*(nest(key, value) for key, value in PLACES[place].items()), inner)
+        return make_table(place.partition(" ")[0], LISTS[place])
+    inner = make_table(f"{place}.{MADE_UP}" if place else MADE_UP, 1)
+    return laid(*(make_table(key, value) for key, value in PLACES[place].items()), inner)
 
 
 def every_section(schema: type[pydantic.BaseModel], place: str = "") -> Iterator[str]:
@@ -131,8 +131,8 @@ def sections_in(annotation: Any) -> Iterator[type[pydantic.BaseModel]]:
 
 
 def test_the_places_are_all_that_the_schema_has() -> None:
-    known = {*PLACES, *LISTS, "fleet.groups.profile"}
-    assert set(every_section(Experiment)) <= known
+    places = {*PLACES, *LISTS, "fleet.groups.profile"}
+    assert set(every_section(Experiment)) <= places
 
 
 @pytest.mark.parametrize("place", [*PLACES, *LISTS])
@@ -143,13 +143,13 @@ def test_a_made_up_key_is_refused_by_name(place: str, tmp_path: Path, monkeypatc
     file = tmp_path / "run.toml"
     file.write_text(tomli_w.dumps(laid(TINY, made_up)))
     section = place.partition(".")[0].partition(" ")[0]
-    messages = [said(lambda: prepare(load_experiment(file))), said(lambda: ff.run(TINY, **made_up))]
+    messages = [get_message(lambda: prepare(load_experiment(file))), get_message(lambda: ff.run(TINY, **made_up))]
     if place in PLACES:
         flat = [f"{key}={tomli_w.dumps({'x': value})[4:].strip()}" for key, value in PLACES[place].items()
                 if not isinstance(value, dict)]  # fmt: skip
         if len(flat) == len(PLACES[place]):
             key = f"{place}.{MADE_UP}" if place else MADE_UP
-            messages.append(said(lambda: ff.run(TINY, overrides=[*flat, f"{key}=1"])))
+            messages.append(get_message(lambda: ff.run(TINY, overrides=[*flat, f"{key}=1"])))
     for message in messages:
         assert MADE_UP in message and section in message, message
     if place == "compare":
@@ -158,7 +158,7 @@ def test_a_made_up_key_is_refused_by_name(place: str, tmp_path: Path, monkeypatc
     lists = with_lists(made_up)
     for table in (row, setting, {"compare": {"grid": lists}}, {"compare": {"tune": lists}}):
         file.write_text(tomli_w.dumps(laid(TINY, table)))
-        message = said(lambda: ff.compare(file, out=tmp_path / "out"))
+        message = get_message(lambda: ff.compare(file, out=tmp_path / "out"))
         assert MADE_UP in message, message
     assert not (tmp_path / "out").exists()
 
@@ -175,21 +175,23 @@ def test_made_up_sections_and_parts_of_a_comparison(where: str, tmp_path: Path) 
         inner = [{"label": "a", **inner}]
     elif where:
         inner = {MADE_UP: {"a": [1]}}
-    (tmp_path / "x.toml").write_text(tomli_w.dumps(laid(TINY, nest(where, inner) if where else inner)))
-    assert MADE_UP in said(lambda: ff.compare(tmp_path / "x.toml", out=tmp_path / "out"))
+    (tmp_path / "x.toml").write_text(tomli_w.dumps(laid(TINY, make_table(where, inner) if where else inner)))
+    assert MADE_UP in get_message(lambda: ff.compare(tmp_path / "x.toml", out=tmp_path / "out"))
 
 
 def test_made_up_keys_of_files_that_a_run_file_names(tmp_path: Path) -> None:
     """Budget files, saved plans by path and in place, and the files of nodes."""
     budget = tmp_path / "budget.toml"
     budget.write_text(f"budget = 1.0\n{MADE_UP} = 1\n")
-    message = said(lambda: load_experiment({}, [f"fleet.groups=[{{budget='{budget}'}}]"]))
+    message = get_message(lambda: load_experiment({}, [f"fleet.groups=[{{budget='{budget}'}}]"]))
     assert MADE_UP in message and str(budget) in message
     plan = tomllib.loads(assemble(load_experiment(TINY)).plan.to_toml())
     for bad in ({**plan, MADE_UP: 1}, {**plan, "level": [{**level, MADE_UP: 1} for level in plan["level"]]}):
         (tmp_path / "plan.toml").write_text(tomli_w.dumps(bad))
-        assert MADE_UP in said(lambda: assemble(load_experiment(TINY, [f"fleet.levels={tmp_path / 'plan.toml'}"])))
-        assert MADE_UP in said(lambda bad=bad: assemble(load_experiment(TINY, fleet={"levels": bad})))  # type: ignore[misc]
+        assert MADE_UP in get_message(
+            lambda: assemble(load_experiment(TINY, [f"fleet.levels={tmp_path / 'plan.toml'}"]))
+        )
+        assert MADE_UP in get_message(lambda bad=bad: assemble(load_experiment(TINY, fleet={"levels": bad})))  # type: ignore[misc]
     node = {"name": "a", "data": {"name": "digits"}}
     for bad in ({**node, MADE_UP: 1}, laid(node, {"data": {"partition": {"clients": 2, MADE_UP: 1}, "client": 0}})):
         (tmp_path / "node.toml").write_text(tomli_w.dumps(bad))
@@ -199,7 +201,7 @@ def test_made_up_keys_of_files_that_a_run_file_names(tmp_path: Path) -> None:
 
             load_data(read_settings(tmp_path / "node.toml"))
 
-        message = said(loaded)
+        message = get_message(loaded)
         assert MADE_UP in message, message
 
 
@@ -344,8 +346,8 @@ def every_key(schema: type[pydantic.BaseModel], place: str = "") -> Iterator[str
 
 
 def test_every_key_of_the_schema_has_a_value_here() -> None:
-    known = {key for key in every_key(Experiment) if not key.startswith(("compare.", "recorded."))}
-    assert known == set(VALUES)
+    keys = {key for key in every_key(Experiment) if not key.startswith(("compare.", "recorded."))}
+    assert keys == set(VALUES)
     assert {key for schedule in (Step, Cosine, Exponential) for key in schedule.model_fields} <= {
         key.rpartition(".")[2] for key in VALUES
     }
@@ -407,14 +409,14 @@ def outcome(base: Mapping[str, Any], change: Mapping[str, Any], key: str, withou
     """Return what becomes of a key: "used", "said", "refused", or "ignored"."""
     last = key.rpartition(".")[2]
     try:
-        found = assemble(load_experiment(laid(base, change)))
+        assembly = assemble(load_experiment(laid(base, change)))
     except FleetFitError as error:
         named = {last, *key.split("."), str(value_of(change, key))}
         return "refused" if any(word in str(error) for word in named) else f"refused by another name: {error}"
-    if any(one.key == key or one.key.startswith(f"{key}.") or key.startswith(f"{one.key}.") for one in found.unused):
-        assert any("is not used here: " in note for note in found.notes)
+    if any(one.key == key or one.key.startswith(f"{key}.") or key.startswith(f"{one.key}.") for one in assembly.unused):
+        assert any("is not used here: " in note for note in assembly.notes)
         return "said"
-    return "ignored" if same(found, without) else "used"
+    return "ignored" if same(assembly, without) else "used"
 
 
 def value_of(table: Any, key: str) -> Any:
@@ -430,15 +432,15 @@ UNFIT = {"reefl", "feddf"}  # a vision transformer only; server data for every r
 
 def check(base: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, str]:
     without = assemble(load_experiment(base))
-    found = {}
+    outcomes = {}
     for key, value in keys.items():
-        if not _given(base, key, value):
-            found[key] = outcome(base, nest(key, value), key, without)
-    assert set(found.values()) <= {"used", "said", "refused"}, found
-    return found
+        if not is_given(base, key, value):
+            outcomes[key] = outcome(base, make_table(key, value), key, without)
+    assert set(outcomes.values()) <= {"used", "said", "refused"}, outcomes
+    return outcomes
 
 
-def _given(base: Any, key: str, value: Any) -> bool:
+def is_given(base: Any, key: str, value: Any) -> bool:
     for part in key.split("."):
         if not isinstance(base, Mapping) or part not in base:
             return False
@@ -457,14 +459,16 @@ def _given(base: Any, key: str, value: Any) -> bool:
 )
 def test_every_key_beside_every_method(method: str, context: str) -> None:
     base = laid(TINY if context == "tiny" else RICH, {"method": {"name": method}})
-    found = check(base, {key: value for key, value in VALUES.items() if key not in ("start", "data.name")})
-    assert found["local.lr"] == found["rounds"] == found["seed"] == "used"
-    assert found["cohort.late"] == ("said" if context == "tiny" else "used")
-    assert found["cohort.choose"] == ("refused" if method == "adaptivefl" else "used")
+    outcomes = check(base, {key: value for key, value in VALUES.items() if key not in ("start", "data.name")})
+    assert outcomes["local.lr"] == outcomes["rounds"] == outcomes["seed"] == "used"
+    assert outcomes["cohort.late"] == ("said" if context == "tiny" else "used")
+    assert outcomes["cohort.choose"] == ("refused" if method == "adaptivefl" else "used")
     once = "said" if method == "fedsgd" else "used"  # one step
-    assert found["local.epochs"] == found["local.momentum"] == found["local.max_steps"] == once
-    assert found["local.optimiser"] == "used" and found["local.betas"] == "refused", "its keys go with an optimiser"
-    assert found["local.check_every"] == "said", "patience is not set"
+    assert outcomes["local.epochs"] == outcomes["local.momentum"] == outcomes["local.max_steps"] == once
+    assert outcomes["local.optimiser"] == "used" and outcomes["local.betas"] == "refused", (
+        "its keys go with an optimiser"
+    )
+    assert outcomes["local.check_every"] == "said", "patience is not set"
 
 
 @pytest.mark.parametrize("kind", ["options", "selection"])
@@ -477,17 +481,17 @@ def test_every_option_and_choice_beside_every_method(kind: str) -> None:
         base = laid(TINY, {"method": {"name": method}})
         without = assemble(load_experiment(base))
         for name in names.list_names(kind):
-            change = nest(f"{place}.{name}", {}) if kind == "options" else nest(place, {"name": name})
+            change = make_table(f"{place}.{name}", {}) if kind == "options" else make_table(place, {"name": name})
             if kind == "selection" and name == "uniform":
                 continue  # which is the default
             key = f"{place}.{name}" if kind == "options" else place
             try:
-                found = assemble(load_experiment(laid(base, change)))
+                assembly = assemble(load_experiment(laid(base, change)))
             except FleetFitError as error:
                 message = str(error)
                 named = name in message or name.rpartition("_")[2] in message
             else:
-                named = any(one.key == key for one in found.unused) or not same(found, without)
+                named = any(one.key == key for one in assembly.unused) or not same(assembly, without)
             assert named or name == "in_time", (method, name)  # which acts in rounds with a deadline
 
 
@@ -508,7 +512,7 @@ def test_a_key_of_another_engine_is_refused(engine: str, key: str) -> None:
         if engine != "flower":
             assert assemble(load_experiment(base)).experiment.engine.settings[key] == ENGINE_KEYS[key]
         return
-    assert f'[engine] {engine} has no "{key}"' in said(lambda: assemble(load_experiment(base)))
+    assert f'[engine] {engine} has no "{key}"' in get_message(lambda: assemble(load_experiment(base)))
 
 
 def hyperparameters() -> Iterator[tuple[str, str, Any]]:
@@ -528,8 +532,8 @@ def test_every_hyperparameter_that_another_switches_off_says_so() -> None:
         "feddf": ({"steps": 0}, {"temperature": 5.0, "lr": 0.1, "check_every": 7}, {}),
     }
     for name, (switch, idle, acting) in off.items():
-        found = assemble(load_experiment(laid(TINY, {"method": {"name": name, **switch, **idle, **acting}})))
-        assert {one.key for one in found.unused} == {f"method.{key}" for key in idle}, name
+        assembly = assemble(load_experiment(laid(TINY, {"method": {"name": name, **switch, **idle, **acting}})))
+        assert {one.key for one in assembly.unused} == {f"method.{key}" for key in idle}, name
 
 
 def test_a_part_without_effect_is_named_with_its_reason() -> None:
@@ -596,8 +600,8 @@ def test_reefl_without_ree_names_what_only_ree_needs() -> None:
     model = {"name": "vit", "hidden": 8, "depth": 2, "attention_heads": 2, "patch": 2}
     idle = {"modulate": False, "at": "exits", "queue": "original", "heads": 2, "bottleneck": 4, "mlp": 1.0}
     method = {"name": "reefl", "ree": False, "zeta": 0.3, **idle}
-    found = assemble(load_experiment({**TINY, "model": model, "method": method}))
-    assert {one.key for one in found.unused} == {f"method.{key}" for key in idle}
+    assembly = assemble(load_experiment({**TINY, "model": model, "method": method}))
+    assert {one.key for one in assembly.unused} == {f"method.{key}" for key in idle}
 
 
 @pytest.mark.parametrize(
@@ -618,13 +622,13 @@ def test_reefl_without_ree_names_what_only_ree_needs() -> None:
 )
 def test_what_is_asked_for_and_not_used_is_refused(overrides: list[str], key: str, tmp_path: Path) -> None:
     """From `--set` it is refused; from a file it is a note, but for what contradicts the method of the same file."""
-    message = said(lambda: ff.run(TINY, overrides=overrides, out=tmp_path / "run"))
+    message = get_message(lambda: ff.run(TINY, overrides=overrides, out=tmp_path / "run"))
     section, _, inner = key.partition(".")
     assert f"[{section}] {inner} is not used here: " in message
     assert not (tmp_path / "run").exists()
     table = laid(TINY, *(laid({}, tables_of(text)) for text in overrides))
     if key.startswith(("method.hooks", "method.plus")):
-        assert f"[{section}] {inner} is not used here: " in said(lambda: ff.run(table, out=tmp_path / "run"))
+        assert f"[{section}] {inner} is not used here: " in get_message(lambda: ff.run(table, out=tmp_path / "run"))
     else:
         prepared = prepare(load_experiment(table), tmp_path / "run")
         assert any(f"[{section}] {inner} is not used here: " in note for note in prepared.notes)
@@ -654,22 +658,22 @@ def test_a_key_that_says_what_is_so_anyway_is_no_mistake(tmp_path: Path) -> None
 
 def test_the_order_of_overrides_does_not_matter() -> None:
     texts = ["method.name=fedavg", "method.hooks.channels=rolling", "method.plus.fedprox.mu=0.3"]
-    found = [load_experiment(TINY, order).method for order in itertools.permutations(texts)]
-    assert all(one == found[0] for one in found)
-    assert found[0].hooks == {"channels": "rolling"} and found[0].plus == {"fedprox": {"mu": 0.3}}
-    assert '"beta"' in said(lambda: assemble(load_experiment(TINY, ["method.beta=0.3", "method.name=fedavg"])))
+    methods = [load_experiment(TINY, order).method for order in itertools.permutations(texts)]
+    assert all(one == methods[0] for one in methods)
+    assert methods[0].hooks == {"channels": "rolling"} and methods[0].plus == {"fedprox": {"mu": 0.3}}
+    assert '"beta"' in get_message(lambda: assemble(load_experiment(TINY, ["method.beta=0.3", "method.name=fedavg"])))
 
 
 def test_options_and_hooks_of_a_file_stay_when_an_override_names_another_method() -> None:
     base = laid(TINY, {"method": {"name": "scalefl", "beta": 0.2, "hooks": {"channels": "rolling"},
                                   "plus": {"fedprox": {"mu": 0.3}}}})  # fmt: skip
-    for found in (load_experiment(base, ["method.name=fedavg"]), load_experiment(base, method="fedavg")):
-        assert found.method.hooks == {"channels": "rolling"} and found.method.plus == {"fedprox": {"mu": 0.3}}
-        assert found.method.settings == {} and found.request.dropped == ("method.beta",)
+    for experiment in (load_experiment(base, ["method.name=fedavg"]), load_experiment(base, method="fedavg")):
+        assert experiment.method.hooks == {"channels": "rolling"} and experiment.method.plus == {"fedprox": {"mu": 0.3}}
+        assert experiment.method.settings == {} and experiment.request.dropped == ("method.beta",)
 
 
 def test_plans_know_their_keys() -> None:
-    assert "a plan has no key formt." in said(lambda: Plan.from_table({"format": 2, "formt": 1}))
+    assert "a plan has no key formt." in get_message(lambda: Plan.from_table({"format": 2, "formt": 1}))
 
 
 def test_a_single_hook_that_is_no_text_is_a_sentence() -> None:

@@ -4,8 +4,8 @@
     python tests/words.py shrink    # remove those lines; nothing is ever added
 
 `tests/baselines/names.txt` holds one name per line, `tests/baselines/prose.txt` a number of lines per file,
-`tests/baselines/wording.txt` a number of `raises(..., match=...)` per test file, and `tests/baselines/locals.txt` the
-test files with refused names of variables and helpers. They are edited by removing lines or lowering numbers only.
+`tests/baselines/wording.txt` a number of `raises(..., match=...)` per test file. They are edited by removing lines or
+lowering numbers only. No test has a variable or a helper of a refused name.
 """
 
 import ast
@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 NAMES, PROSE = ROOT / "tests/baselines/names.txt", ROOT / "tests/baselines/prose.txt"
-WORDING, LOCALS = ROOT / "tests/baselines/wording.txt", ROOT / "tests/baselines/locals.txt"
+WORDING = ROOT / "tests/baselines/wording.txt"
 
 WORDS = {
     kind: frozenset(words) for kind, words in tomllib.loads((ROOT / "tests/baselines/words.toml").read_text()).items()
@@ -118,9 +118,9 @@ def find_locals(root: Path = ROOT) -> dict[str, list[int]]:
     return lines
 
 
-def read_names(path: Path = NAMES) -> set[str]:
-    """Return the names, or the files, that a baseline still allows."""
-    return set(path.read_text(encoding="utf-8").splitlines())
+def read_names() -> set[str]:
+    """Return the names that the baseline still allows."""
+    return set(NAMES.read_text(encoding="utf-8").splitlines())
 
 
 def read_counts(path: Path = PROSE) -> dict[str, int]:
@@ -131,8 +131,7 @@ def read_counts(path: Path = PROSE) -> dict[str, int]:
 
 def shrink() -> None:
     """Remove names from the baseline that are gone, and lower its numbers to what is left."""
-    for path, lines in ((NAMES, find_names()), (LOCALS, find_locals().keys())):
-        path.write_text("".join(f"{line}\n" for line in sorted(read_names(path) & lines)), encoding="utf-8")
+    NAMES.write_text("".join(f"{name}\n" for name in sorted(read_names() & find_names())), encoding="utf-8")
     for path, lines in ((PROSE, find_phrases()), (WORDING, find_matches())):
         left = Counter(read_counts(path)) & Counter({place: len(numbers) for place, numbers in lines.items()})
         path.write_text("".join(f"{place} {count}\n" for place, count in sorted(left.items())), encoding="utf-8")
@@ -145,9 +144,8 @@ if __name__ == "__main__":
     for name in sorted(names - allowed_names):
         print(f"new name: {name} ({explain_refusal(name.split()[1])})")
     for place, numbers in find_locals().items():
-        if place not in read_names(LOCALS):
-            print(f"new local: {place}, lines {numbers}")
-    removable = len(allowed_names - names) + len(read_names(LOCALS) - find_locals().keys())
+        print(f"new local: {place}, lines {numbers}")
+    removable = len(allowed_names - names)
     for path, lines in ((PROSE, find_phrases()), (WORDING, find_matches())):
         allowed = read_counts(path)
         for place, numbers in lines.items():

@@ -1114,7 +1114,7 @@ ENTRIES = [
     Entry("inception", GoogLeNet, images()),
     Entry(
         "auxiliary_classifier", lambda: GoogLeNet(aux_logits=True), images(),
-        known="parameters that the example in evaluation mode does not use",
+        limit="parameters that the example in evaluation mode does not use",
     ),
     Entry("aspp", ASPP, images()),
     Entry("list_of_logits", Supervised, images()),

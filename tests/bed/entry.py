@@ -13,7 +13,7 @@ class Entry:
     """A module in somebody's style: a maker of new instances, and one of a batch of two samples.
 
     `tokens` is the vocabulary of a module of tokens. `narrow` calls the same constructor with its widths times a
-    factor. `known` names a limit for which a derivation may refuse the module.
+    factor. `limit` names a limit for which a derivation may refuse the module.
     """
 
     name: str
@@ -22,7 +22,7 @@ class Entry:
     tokens: int = 0
     narrow: Callable[[float], nn.Module] | None = None
     next_tokens: bool = False
-    known: str = ""
+    limit: str = ""
 
 
 def images(channels: int = 3, side: int = 16) -> Callable[[], Tensor]:

@@ -659,6 +659,6 @@ ENTRIES = [
     Entry("dict_output", lambda: StructuredOutput(True), vectors(10)),
     Entry("dataclass_output", lambda: StructuredOutput(False), vectors(10)),
     Entry("variational", VAEClassifier, vectors(12)),
-    Entry("data_branch", DataBranch, vectors(10), known="a branch that depends on data"),
-    Entry("scripted_part", quiet(ScriptedPart), vectors(10), known="a scripted submodule"),
+    Entry("data_branch", DataBranch, vectors(10), limit="a branch that depends on data"),
+    Entry("scripted_part", quiet(ScriptedPart), vectors(10), limit="a scripted submodule"),
 ]

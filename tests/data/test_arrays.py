@@ -25,11 +25,11 @@ RNG = np.random.default_rng(0)
 
 @pytest.fixture
 def save(tmp_path: Path) -> Callable[..., str]:
-    def made(compressed: bool = False, **content: Any) -> str:
+    def save_arrays(compressed: bool = False, **content: Any) -> str:
         (np.savez_compressed if compressed else np.savez)(tmp_path / "mine.npz", **content)
         return str(tmp_path / "mine.npz")
 
-    return made
+    return save_arrays
 
 
 def test_classification_with_groups(save: Callable[..., str]) -> None:
@@ -120,8 +120,8 @@ def test_channels_last_and_other_numbers(save: Callable[..., str]) -> None:
     data = arrays(save(x=x, y=np.arange(8) % 2), channels_last=True, augment="flip", resize=8)
     assert data.x.shape == (8, 3, 4, 5) and data.sample_shape == (3, 8, 8)
     assert np.array_equal(data.x.numpy(), x.transpose(0, 3, 1, 2))
-    found = data.batch(torch.arange(8), torch.Generator().manual_seed(0))[0]
-    assert found.shape == (8, 3, 8, 8) and float(found.max()) <= 1
+    batch = data.batch(torch.arange(8), torch.Generator().manual_seed(0))[0]
+    assert batch.shape == (8, 3, 8, 8) and float(batch.max()) <= 1
     for dtype in (np.int16, np.bool_, ">f4"):
         other = arrays(save(x=(x > 9).astype(dtype), y=np.arange(8) % 2), channels_last=False)
         assert other.x.dtype == torch.float32 and other.x.numpy().tolist() == (x > 9).tolist()
@@ -139,17 +139,17 @@ def test_standardised_by_the_training_samples(
     assert torch.allclose(train.std((0, 2, 3), correction=0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-3)
 
 
-@pytest.mark.parametrize("given", [{"mean": [0.5], "std": [2.0]}, {"mean": [0.5] * 3, "std": [2.0] * 3}])
-def test_what_somebody_says_of_mean_and_std_counts(save: Callable[..., str], given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("statistics", [{"mean": [0.5], "std": [2.0]}, {"mean": [0.5] * 3, "std": [2.0] * 3}])
+def test_what_somebody_says_of_mean_and_std_counts(save: Callable[..., str], statistics: dict[str, Any]) -> None:
     x = RNG.random((40, 3))
     file = save(x=x, y=np.arange(40) % 2)
-    found = load_experiment({"data": {"path": file, **given}}).data.settings
-    data = arrays(**found)
+    settings = load_experiment({"data": {"path": file, **statistics}}).data.settings
+    data = arrays(**settings)
     np.testing.assert_allclose(data.batch(torch.arange(40))[0].numpy(), (x - 0.5) / 2, rtol=1e-5, atol=1e-6)
     with raises(DataError, key="mean"):
-        arrays(**{**found, "std": []})
+        arrays(**{**settings, "std": []})
     with raises(DataError, "standardise = true", "standardise = false", key="standardise"):
-        arrays(**{**found, "standardise": True})
+        arrays(**{**settings, "standardise": True})
 
 
 def test_the_array_that_somebody_names_is_looked_at(save: Callable[..., str]) -> None:
@@ -198,8 +198,8 @@ def test_data_are_shared_by_sections_with_the_same_keys(save: Callable[..., str]
 
 
 def test_keys_without_effect_are_declared() -> None:
-    found = find_unused_parameters(arrays, {"file": "x.npz", "task": "regression", "classes": 7, "padding": 0})
-    assert set(found) == {"classes", "padding"}
+    unused = find_unused_parameters(arrays, {"file": "x.npz", "task": "regression", "classes": 7, "padding": 0})
+    assert set(unused) == {"classes", "padding"}
     assert not find_unused_parameters(arrays, {"file": "x.npz", "classes": 4, "padding": 0, "vocabulary": 9})
 
 
@@ -274,8 +274,8 @@ def test_a_regression_trains_from_a_run_file(save: Callable[..., str], tmp_path:
 def test_a_file_beside_the_run_file_is_found(tmp_path: Path) -> None:
     np.savez(tmp_path / "mine.npz", x=np.zeros((4, 2)), y=np.arange(4))
     (tmp_path / "run.toml").write_text('data.name = "arrays"\ndata.file = "mine.npz"\n')
-    found = load_experiment(tmp_path / "run.toml").data.settings["file"]
-    assert found == str((tmp_path / "mine.npz").resolve())
+    file = load_experiment(tmp_path / "run.toml").data.settings["file"]
+    assert file == str((tmp_path / "mine.npz").resolve())
 
 
 def test_widar_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,8 +302,8 @@ def test_widar_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     names = sorted(f"{i}-Gesture" for i in range(22))
     assert data.class_names == tuple(names)
     first = np.loadtxt(tmp_path / "Widardata" / "train" / names[0] / "user1-1-2-3-4-5-x.csv", delimiter=",")
-    got = data.batch(torch.tensor([0]))[0][0]
-    assert np.allclose(got.numpy(), (first.reshape(22, 20, 20) - 0.0025) / 0.0119, atol=1e-3)
+    sample = data.batch(torch.tensor([0]))[0][0]
+    assert np.allclose(sample.numpy(), (first.reshape(22, 20, 20) - 0.0025) / 0.0119, atol=1e-3)
     np.savez(tmp_path / "other.npz", x_train=np.zeros((4, 2)), y_train=np.arange(4))
     with raises(DataError, 22, path="other.npz"):
         widar.widar(str(tmp_path / "other.npz"))
@@ -313,9 +313,9 @@ def test_widar_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def with_gap(shape: tuple[int, ...], *at: int, value: float = np.nan, dtype: str = "float32") -> np.ndarray:
-    found = RNG.random(shape).astype(dtype)
-    found[at] = value
-    return found
+    values = RNG.random(shape).astype(dtype)
+    values[at] = value
+    return values
 
 
 GAPS = [
@@ -340,16 +340,16 @@ def test_gaps_name_array_sample_and_column(save: Callable[..., str], x: np.ndarr
     y, fine = np.arange(20) % 2, np.nan_to_num(x)
     (note,) = arrays(save(x=x, y=y)).notes
     assert f'"x" is not finite in {where}' in note
-    with raises(DataError, key="standardise") as found:
+    with raises(DataError, key="standardise") as error:
         arrays(save(x=x, y=y), standardise=True, test=0.0, validation=0.0)
-    assert f'"x" is not finite in {where}' in str(found.value)
+    assert f'"x" is not finite in {where}' in str(error.value)
     splits = arrays(save(x_train=fine, x_test=x, y_train=y, y_test=y), standardise=True)  # its mean is finite
     (note,) = [note for note in splits.notes if "channels_last" not in note]
     assert f'"x_test" is not finite in {where}' in note and "diverges" not in note
-    for given, name in (((x, y), "x"), ((fine, y, (x, y)), "x_test")):
-        with pytest.raises(DataError) as found:
-            wrap_arrays(*given)
-        assert f"{name} is not finite in {where}" in str(found.value)
+    for inputs, name in (((x, y), "x"), ((fine, y, (x, y)), "x_test")):
+        with pytest.raises(DataError) as error:
+            wrap_arrays(*inputs)
+        assert f"{name} is not finite in {where}" in str(error.value)
 
 
 def test_targets_that_are_not_finite(save: Callable[..., str]) -> None:

@@ -45,10 +45,10 @@ def test_equals_loops(name: str, shape: tuple[int, int, int, int], seed: int) ->
     many = (2 * tall + 1) * (2 * wide + 1) * (2 if flip else 1)
     draws = torch.randint(many, (shape[0],), generator=torch.Generator().manual_seed(seed + 1)).tolist()
 
-    got = augment_batch(x, name, torch.Generator().manual_seed(seed + 1))
+    augmented = augment_batch(x, name, torch.Generator().manual_seed(seed + 1))
 
-    assert got.dtype == x.dtype
-    assert torch.equal(got, by_loops(x, draws, (tall, wide), flip))
+    assert augmented.dtype == x.dtype
+    assert torch.equal(augmented, by_loops(x, draws, (tall, wide), flip))
 
 
 def test_cifar_pads_four_pixels_and_mirrors_half() -> None:

@@ -164,12 +164,12 @@ def test_home_folder_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
 
 
 def test_several_at_once(folder: Path) -> None:
-    found: list[torch.Tensor] = []
-    threads = [threading.Thread(target=lambda: found.append(load(folder).x)) for _ in range(4)]
+    tensors: list[torch.Tensor] = []
+    threads = [threading.Thread(target=lambda: tensors.append(load(folder).x)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 4
-    assert all(torch.equal(x, found[0]) for x in found)
+    assert len(tensors) == 4
+    assert all(torch.equal(x, tensors[0]) for x in tensors)
     assert len(files()) == 1

@@ -42,13 +42,13 @@ def samples(shape: tuple[int, ...], dtype: str, count: int = 20) -> np.ndarray:
 def test_they_are_moved_and_a_note_says_so(tmp_path: Path, shape: tuple[int, ...], dtype: str) -> None:
     x, y = samples(shape, dtype), np.arange(20) % 2
     np.savez(tmp_path / "a.npz", x=x, y=y)
-    wanted = np.moveaxis(x, -1, 1)
+    moved = np.moveaxis(x, -1, 1)
     for data in (arrays(str(tmp_path / "a.npz")), wrap_arrays(x, y), wrap_arrays(torch.from_numpy(x), y)):
-        assert np.array_equal(data.stored(torch.arange(20)).numpy(), wanted)
+        assert np.array_equal(data.stored(torch.arange(20)).numpy(), moved)
         assert any("channels" in note and "channels_last = false" in note for note in data.notes)
-    assert find_sample_shape(str(tmp_path / "a.npz")) == wanted.shape[1:]
-    for kept in (arrays(str(tmp_path / "a.npz"), channels_last=False), wrap_arrays(x, y, channels_last=False)):
-        assert kept.sample_shape == shape and not kept.notes
+    assert find_sample_shape(str(tmp_path / "a.npz")) == moved.shape[1:]
+    for unmoved in (arrays(str(tmp_path / "a.npz"), channels_last=False), wrap_arrays(x, y, channels_last=False)):
+        assert unmoved.sample_shape == shape and not unmoved.notes
 
 
 @pytest.mark.parametrize(("shape", "dtype"), FIRST)
@@ -71,8 +71,8 @@ def test_where_nobody_can_tell_the_key_is_named(tmp_path: Path, shape: tuple[int
     for read in (lambda: arrays(str(tmp_path / "a.npz")), lambda: wrap_arrays(x, y)):
         with raises(DataError, key="channels_last"):
             read()
-    told = arrays(str(tmp_path / "a.npz"), channels_last=True)
-    assert np.array_equal(told.x.numpy(), np.moveaxis(x, -1, 1))  # type: ignore[union-attr]
+    data = arrays(str(tmp_path / "a.npz"), channels_last=True)
+    assert np.array_equal(data.x.numpy(), np.moveaxis(x, -1, 1))  # type: ignore[union-attr]
     assert arrays(str(tmp_path / "a.npz"), channels_last=False).sample_shape == shape
 
 
@@ -90,7 +90,7 @@ def test_a_run_from_python_says_what_was_understood(tmp_path: Path) -> None:
     assert any("16x16 pixels" in note and "3 channels" in note for note in run.notes) and any(
         "last dimension" in note for note in run.notes
     )
-    columns = [run.evaluate(data=(given, y))["static"] for given in (x, np.moveaxis(x, -1, 1))]
+    columns = [run.evaluate(data=(inputs, y))["static"] for inputs in (x, np.moveaxis(x, -1, 1))]
     assert columns[0] == columns[1] and columns[0]["samples"] == 80
     again = ff.load(run.folder, data=(x, y))
     assert again.assembly.data.sample_shape == (3, 16, 16)
@@ -149,11 +149,11 @@ SERIES = [(24, 3, True), (24, 3, False), (128, 9, True), (7, 40, True), (50, 1, 
 def test_each_channel_of_a_series_is_standardised(tmp_path: Path, steps: int, channels: int, last: bool) -> None:
     x, y = series(steps, channels, last), np.arange(60) % 2
     np.savez(tmp_path / "a.npz", x=x, y=y)
-    found = {} if steps >= 2 * channels else {"channels_last": last}
-    for data in (wrap_arrays(x, y, **found), arrays(str(tmp_path / "a.npz"), standardise=True, **found)):
+    layout = {} if steps >= 2 * channels else {"channels_last": last}
+    for data in (wrap_arrays(x, y, **layout), arrays(str(tmp_path / "a.npz"), standardise=True, **layout)):
         check_standardised(data, x, last)
         assert len([note for note in data.notes if "channels_last" in note]) == (channels > 1)
-    detected = build_data(load_experiment(data={"path": str(tmp_path / "a.npz"), **found}).data)
+    detected = build_data(load_experiment(data={"path": str(tmp_path / "a.npz"), **layout}).data)
     check_standardised(detected, x, last)
 
 

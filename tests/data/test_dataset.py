@@ -177,14 +177,14 @@ def test_targets_of_a_regression_have_mean_0_and_variance_1_over_the_training_sp
     y[:, 1] = 7.0  # constant: left at 0, not divided by 0
     data = small(y=y, task="regression", classes=2)
     train = data.split("train")
-    found = data.batch(train)[1]
-    assert torch.allclose(found[:, 0].mean(), torch.tensor(0.0), atol=1e-5)
-    assert torch.allclose(found[:, 0].var(correction=0), torch.tensor(1.0), atol=1e-4)
-    assert bool((found[:, 1] == 0).all())
+    targets = data.batch(train)[1]
+    assert torch.allclose(targets[:, 0].mean(), torch.tensor(0.0), atol=1e-5)
+    assert torch.allclose(targets[:, 0].var(correction=0), torch.tensor(1.0), atol=1e-4)
+    assert bool((targets[:, 1] == 0).all())
     mean, std = data.target_scale
-    assert torch.allclose(found * std + mean, y[train], atol=1e-5)
+    assert torch.allclose(targets * std + mean, y[train], atol=1e-5)
     one = data.share({"train": train[:1]}).batch(train[:1])[1]
-    assert torch.equal(one, found[:1])  # a client's share is scaled as the whole is
+    assert torch.equal(one, targets[:1])  # a client's share is scaled as the whole is
 
 
 def test_padding_is_cut_to_the_longest_sample_of_a_batch() -> None:
@@ -198,9 +198,9 @@ def test_padding_is_cut_to_the_longest_sample_of_a_batch() -> None:
 def test_images_are_resized_batch_by_batch() -> None:
     data = small(x=torch.randint(0, 256, (20, 3, 8, 8), dtype=torch.uint8), mean=(), std=(), resize=(16, 12))
     assert data.sample_shape == (3, 16, 12)
-    found = data.batch(torch.tensor([1, 4]))[0]
+    resized = data.batch(torch.tensor([1, 4]))[0]
     plain = torch.nn.functional.interpolate(data.x[[1, 4]].float() / 255, (16, 12), mode="bilinear")
-    assert torch.allclose(found, plain, atol=1e-6)
+    assert torch.allclose(resized, plain, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -225,9 +225,9 @@ def test_labels_that_do_not_fit_the_task(changed: dict[str, object], expected: E
 )
 def test_hold_out_is_a_division_in_proportion(strata: list[int], fraction: float, seed: int) -> None:
     indices, kinds = np.arange(len(strata)) * 3, np.array(strata, dtype=np.int64)
-    kept, held = hold_out(indices, kinds, fraction, seed)
-    assert sorted([*kept.tolist(), *held.tolist()]) == indices.tolist()
-    assert kept.tolist() == sorted(kept.tolist()) and held.tolist() == sorted(held.tolist())
+    remaining, held = hold_out(indices, kinds, fraction, seed)
+    assert sorted([*remaining.tolist(), *held.tolist()]) == indices.tolist()
+    assert remaining.tolist() == sorted(remaining.tolist()) and held.tolist() == sorted(held.tolist())
     assert len(held) == round(fraction * len(strata))
     for kind in set(strata):
         assert abs((kinds[held // 3] == kind).sum() - fraction * strata.count(kind)) < 1 + 1e-6

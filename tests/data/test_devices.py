@@ -63,14 +63,14 @@ def test_folders_of_devices_are_a_natural_partition(tmp_path: Path) -> None:
 @pytest.mark.parametrize("splits", [("train", "test"), ("train", "val", "test")])
 def test_each_split_may_have_folders_of_devices(splits: Sequence[str], tmp_path: Path) -> None:
     """A device that lacks a class, and one without test images."""
-    kept: list[Row] = []
+    rows: list[Row] = []
     for number, (device, kind, brightness) in enumerate(ROWS):
         split = splits[number % len(splits)]
         if (device, kind) != ("cam-c", "parked") and (device, split) != ("cam-b", "test"):
             write_image(tmp_path / "lot" / split / device / kind / "images" / f"{brightness}.png", brightness)
-            kept.append((device, kind, brightness))
+            rows.append((device, kind, brightness))
     data, partition = load(tmp_path / "lot")
-    check_rows(data, kept)
+    check_rows(data, rows)
     assert partition == "natural" and data.groups is not None
     assert 1 not in data.groups[data.split("test")].tolist()
 
@@ -215,11 +215,11 @@ def test_a_table_of_texts(form: str, tmp_path: Path) -> None:
     data, partition = load(path, **keys)
     assert partition == "natural" and data.groups is not None and isinstance(data.x, torch.Tensor)
     tokenizer = pytest.importorskip("tokenizers").Tokenizer.from_file(data.tokenizer)
-    found = sorted(
+    decoded = sorted(
         (DEVICES[group], data.class_names[y], tokenizer.decode(x).replace("##", "").replace(" ", ""))
         for x, y, group in zip(data.x.tolist(), data.y.tolist(), data.groups.tolist(), strict=True)
     )
-    assert found == sorted((row[0], row[1], describe(row[1], row[0], row[2]).replace(" ", "")) for row in ROWS)
+    assert decoded == sorted((row[0], row[1], describe(row[1], row[0], row[2]).replace(" ", "")) for row in ROWS)
     assert form != "splits" or len(data.split("test")) == 30
 
 
@@ -251,12 +251,12 @@ def test_new_texts_of_a_table_are_predicted_with_their_labels(form: str, tmp_pat
         frame.to_csv(tmp_path / "new" / "more.csv", index=False, header=["file", "label"])
     path = tmp_path / "new" / "more.csv" if form == "table" else tmp_path / "new"
     run_verb("predict", run.folder, "--data", path, "--out", tmp_path / "p.csv", code=0)
-    found = pandas.read_csv(tmp_path / "p.csv").set_index("file")
-    assert sorted(found.index) == sorted(names)
+    predictions = pandas.read_csv(tmp_path / "p.csv").set_index("file")
+    assert sorted(predictions.index) == sorted(names)
     if form == "flat":
-        assert "label" not in found.columns
+        assert "label" not in predictions.columns
         return
-    assert found.label[names].tolist() == [row[1] for row in rows]
+    assert predictions.label[names].tolist() == [row[1] for row in rows]
     assert run.evaluate(data=path)["static"]["samples"] == 3
 
 
@@ -288,10 +288,10 @@ def test_new_images_are_predicted_with_their_labels(form: str, trained: ff.Run, 
         main(["predict", str(trained.folder), "--data", str(path), "--out", str(tmp_path / "p.csv")])
     assert caught.value.code == 0
     with (tmp_path / "p.csv").open() as file:
-        found = {Path(row["file"]).name: row for row in csv.DictReader(file)}
-    assert set(found) == {Path(name).name for name in names}
+        predictions = {Path(row["file"]).name: row for row in csv.DictReader(file)}
+    assert set(predictions) == {Path(name).name for name in names}
     if form == "flat":
-        assert "label" not in found[Path(names[0]).name]
+        assert "label" not in predictions[Path(names[0]).name]
         return
-    assert [found[Path(name).name]["label"] for name in names] == [row[1] for row in rows]
+    assert [predictions[Path(name).name]["label"] for name in names] == [row[1] for row in rows]
     assert trained.evaluate(data=path)["static"]["samples"] == 3

@@ -40,8 +40,8 @@ def test_arrays(tmp_path: Path, dtype: str) -> None:
     np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x[:0], y_test=y[:0])
     data = arrays(str(tmp_path / "a.npz"))
     assert sizes(data) == (29, 3, 8) and "no samples" in data.notes[0]
-    given = wrap_arrays(x, y, test_set=(x[:0], y[:0]))
-    assert sizes(given) == (29, 3, 8) and "no samples" in given.notes[0]
+    dataset = wrap_arrays(x, y, test_set=(x[:0], y[:0]))
+    assert sizes(dataset) == (29, 3, 8) and "no samples" in dataset.notes[0]
     full = ff.run(
         {"data": {"path": str(tmp_path / "a.npz")}, "rounds": 1, "fleet": {"tolerance": 0.4}}, out=tmp_path / "r"
     )

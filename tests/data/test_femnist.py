@@ -102,11 +102,11 @@ def test_parquet_is_the_same(
     writers = ["b"] * 10 + ["a"] * 20 + ["c"] * 10
     write(tmp_path / "p" / "train-00000-of-00001.parquet", [picture(page) for page in x], list(range(40)), label=label,
           names=NAMES, writer_id=writers)  # fmt: skip
-    found: list[Data] = [femnist.femnist(str(place)) for place in (folder, tmp_path / "p")]
-    assert torch.equal(found[0].x, found[1].x) and torch.equal(found[0].y, found[1].y)
+    sets: list[Data] = [femnist.femnist(str(place)) for place in (folder, tmp_path / "p")]
+    assert torch.equal(sets[0].x, sets[1].x) and torch.equal(sets[0].y, sets[1].y)
     for split in ("train", "validation", "test"):
-        assert torch.equal(found[0].split(split), found[1].split(split))
-    assert found[1].class_names == tuple(NAMES) and found[1].sample_shape == (1, 28, 28)
+        assert torch.equal(sets[0].split(split), sets[1].split(split))
+    assert sets[1].class_names == tuple(NAMES) and sets[1].sample_shape == (1, 28, 28)
     assert femnist.femnist(str(tmp_path / "p"), resize=224).sample_shape == (1, 224, 224)
 
 
@@ -158,18 +158,18 @@ def test_other_images_are_refused(tmp_path: Path, write: Callable[..., Path], pi
 
 
 def test_from_the_hub_where_it_is_nowhere_else(monkeypatch: pytest.MonkeyPatch, whole: tuple[Path, np.ndarray]) -> None:
-    asked = []
+    requests = []
 
     def downloaded(name: str, *more: object) -> Path:
-        asked.append((name, *more))
+        requests.append((name, *more))
         return whole[0]
 
     monkeypatch.setattr(folders, "download", downloaded)
     with raises(DataError, "hub = true", key="hub"):
         femnist.femnist()
     assert len(femnist.femnist(hub=True).x) == 40
-    assert asked == [("femnist", "flwrlabs/femnist", None, None)]
-    assert len(femnist.femnist(str(whole[0]), hub=True).x) == 40 and len(asked) == 1
+    assert requests == [("femnist", "flwrlabs/femnist", None, None)]
+    assert len(femnist.femnist(str(whole[0]), hub=True).x) == 40 and len(requests) == 1
 
 
 def test_the_digits_of_190_writers(monkeypatch: pytest.MonkeyPatch) -> None:

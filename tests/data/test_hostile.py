@@ -95,8 +95,8 @@ def test_every_format_that_is_read_is_decoded_by_pillow_itself(started: Path) ->
         content = io.BytesIO()
         image.fromarray(GREY).convert("RGB").save(content, name)
         target = np.empty((3, 8, 8), dtype=np.uint8)
-        with image_reader.open_image(content.getvalue(), "here") as found:
-            image_reader.decode_into(target, found, "here", None)
+        with image_reader.open_image(content.getvalue(), "here") as picture:
+            image_reader.decode_into(target, picture, "here", None)
     assert not any(started.iterdir())
 
 
@@ -175,11 +175,11 @@ def test_a_column_that_is_there_twice(tmp_path: Path, picture: Picture) -> None:
 @pytest.mark.parametrize("names", ['"ab"', "[" * 5000 + "]" * 5000, "[1, 2]", '["\\ud800", "b"]', "{}", '[["a"], "b"]'])
 def test_metadata_that_name_no_classes_are_none(tmp_path: Path, picture: Picture, names: str) -> None:
     content = f'{{"info": {{"features": {{"label": {{"names": {names}}}}}}}}}'
-    found = arrow.table({"image": [picture(GREY)] * 10, "label": [0, 1] * 5}).replace_schema_metadata(
+    rows = arrow.table({"image": [picture(GREY)] * 10, "label": [0, 1] * 5}).replace_schema_metadata(
         {"huggingface": content}
     )
     (tmp_path / "x").mkdir()
-    parquet.write_table(found, tmp_path / "x" / "train.parquet")
+    parquet.write_table(rows, tmp_path / "x" / "train.parquet")
     data = images(str(tmp_path / "x"))
     assert (data.classes, data.class_names) == (2, ())
 
@@ -265,9 +265,9 @@ def test_a_tokeniser_that_is_damaged_or_runs_code(tmp_path: Path) -> None:
         text(str(tmp_path / "a.csv"), tokenizer=str(tmp_path / "own"))
     assert not (tmp_path / "mark").exists()
     huge = tokens.learn_tokenizer(["a b", "c"], 50)
-    nest = json.loads(huge.to_str())
-    nest["model"]["vocab"]["a"] = 2**31
-    (tmp_path / "tokenizer.json").write_text(json.dumps(nest))
+    document = json.loads(huge.to_str())
+    document["model"]["vocab"]["a"] = 2**31
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
     with raises(DataError, 2147483648, key="tokenizer"):
         text(str(tmp_path / "a.csv"), tokenizer=str(tmp_path / "tokenizer.json"))
 

@@ -23,17 +23,17 @@ Picture = Callable[..., bytes]
 def served(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[tuple[Any, ...]]]:
     """Let the hub serve something; the list grows with every request."""
 
-    def serve(found: Any) -> list[tuple[Any, ...]]:
-        asked: list[tuple[Any, ...]] = []
+    def serve(answer: Any) -> list[tuple[Any, ...]]:
+        requests: list[tuple[Any, ...]] = []
 
         def load_dataset(repository: str, config: str | None, revision: str | None = None) -> Any:
-            asked.append((repository, config, revision))
-            if isinstance(found, Exception):
-                raise found
-            return found
+            requests.append((repository, config, revision))
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
 
         monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-        return asked
+        return requests
 
     return serve
 
@@ -54,7 +54,7 @@ def test_files_of_images_are_written_with_their_bytes(
     )
     content = {"image": [str(tmp_path / f"{i}.png") for i in range(4)], "label": [0, 1, 1, 0], "who": list("zaaz")}
     whole = datasets.Dataset.from_dict(content, features=features)
-    asked = served(datasets.DatasetDict({"train": whole, "test": whole.select([3, 0])}))
+    requests = served(datasets.DatasetDict({"train": whole, "test": whole.select([3, 0])}))
 
     folder = folders.download("pets", "somebody/pets", "small", "refs/convert/parquet")
     for i in range(4):
@@ -65,21 +65,21 @@ def test_files_of_images_are_written_with_their_bytes(
     assert data.y.tolist() == [0, 1, 1, 0, 0, 0] and data.class_names == ("cat", "dog")
     assert data.groups is not None and data.groups.tolist() == [1, 0, 0, 1, 1, 1]
     assert data.split("test").tolist() == [4, 5]
-    assert asked == [("somebody/pets", "small", "refs/convert/parquet")]
+    assert requests == [("somebody/pets", "small", "refs/convert/parquet")]
     source = json.loads((folder / "source.json").read_text())
     assert (source["repository"], source["config"]) == ("somebody/pets", "small")
 
 
 def test_downloaded_once_and_apart_by_configuration(served: Callable[[Any], list[Any]]) -> None:
-    asked = served({"train": rows(text=["a"], label=[0])})
+    requests = served({"train": rows(text=["a"], label=[0])})
     first = folders.download("t", "o/t")
-    assert folders.download("t", "o/t") == first and len(asked) == 1
+    assert folders.download("t", "o/t") == first and len(requests) == 1
     others = {
         folders.download("t", "o/t", "en"),
         folders.download("t", "o/t", revision="v2"),
         folders.download("t", "p/t"),
     }
-    assert len({first, *others}) == 4 and len(asked) == 4
+    assert len({first, *others}) == 4 and len(requests) == 4
     assert [p.name for p in sorted(first.parent.iterdir()) if "." in p.name.removesuffix(".parquet")] == []
 
 
@@ -94,7 +94,7 @@ def test_splits_get_our_names(split: str, served: Callable[[Any], list[Any]]) ->
 def test_local_files_come_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, served: Callable[[Any], list[Any]]
 ) -> None:
-    asked = served({"train": rows(text=["a"], label=[0])})
+    requests = served({"train": rows(text=["a"], label=[0])})
 
     def there(name: str, folder: str | None) -> None:
         if not (Path(folder or tmp_path / "absent") / "here").exists():
@@ -106,13 +106,13 @@ def test_local_files_come_first(
         folders.find_or_download("t", str(tmp_path / "other"), True, "o/t", find=there)
     with raises(DataError, "o/t", "hub = true", key="hub"):
         folders.find_or_download("t", None, False, "o/t", find=there)
-    assert asked == []
-    found = folders.find_or_download("t", None, True, "o/t", find=there)
-    assert found == str(folders.download("t", "o/t")) and len(asked) == 1
-    monkeypatch.setenv("FLEETFIT_DATA", str(Path(found).parent))
-    (Path(found).parent / "u").mkdir()
-    (Path(found) / "train.parquet").rename(Path(found).parent / "u" / "train.parquet")
-    assert folders.find_or_download("u", None, True, "o/t") is None and len(asked) == 1
+    assert requests == []
+    download = folders.find_or_download("t", None, True, "o/t", find=there)
+    assert download == str(folders.download("t", "o/t")) and len(requests) == 1
+    monkeypatch.setenv("FLEETFIT_DATA", str(Path(download).parent))
+    (Path(download).parent / "u").mkdir()
+    (Path(download) / "train.parquet").rename(Path(download).parent / "u" / "train.parquet")
+    assert folders.find_or_download("u", None, True, "o/t") is None and len(requests) == 1
 
 
 def test_failed_downloads(monkeypatch: pytest.MonkeyPatch, served: Callable[[Any], list[Any]]) -> None:

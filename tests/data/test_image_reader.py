@@ -38,12 +38,12 @@ REAL = Path(os.environ.get("FLEETFIT_DATA") or Path(__file__).parents[2].parent 
 def photographs(count: int, seed: int = 0) -> list[np.ndarray]:
     """Smooth colour pictures of different sizes, larger than they will be needed."""
     rng = np.random.default_rng(seed)
-    found = []
+    resized = []
     for _ in range(count):
         small = Image.fromarray(rng.integers(0, 256, (4, 4, 3), dtype=np.uint8))
         height, width = rng.integers(20, 50, 2).tolist()
-        found.append(np.asarray(small.resize((width, height), Image.Resampling.BICUBIC)))
-    return found
+        resized.append(np.asarray(small.resize((width, height), Image.Resampling.BICUBIC)))
+    return resized
 
 
 @pytest.fixture
@@ -134,8 +134,8 @@ def test_zip_archive_is_read_like_its_folders(folders: Path, tmp_path: Path, top
         for path in sorted(folders.rglob("*.*")):
             archive.write(path, top + path.relative_to(folders).as_posix())
         archive.writestr(f"__MACOSX/{top}train/n01/._n01_0.JPEG", b"\0\5\x16\7")
-    found = detect_format(str(tmp_path / "photos.zip"))
-    assert (found["name"], found["size"]) == ("images", detect_format(str(folders))["size"])
+    detected = detect_format(str(tmp_path / "photos.zip"))
+    assert (detected["name"], detected["size"]) == ("images", detect_format(str(folders))["size"])
     data, expected = (images(str(place), size=8, lazy=lazy) for place in (tmp_path / "photos.zip", folders))
     assert data.name == "photos" and data.class_names == expected.class_names
     assert torch.equal(all_of(data), all_of(expected)) and torch.equal(data.y, expected.y)
@@ -207,10 +207,10 @@ def test_rows_are_unpacked_once(shards: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("damage", ["images.bin", "offsets.npy", "sources.json"])
 def test_a_damaged_copy_is_made_again(shards: Path, damage: str) -> None:
     first = all_of(images(str(shards), size=8, lazy=True))
-    kept = next(Path(os.environ["FLEETFIT_CACHE"]).iterdir())
-    (kept / damage).write_bytes((kept / damage).read_bytes()[:-9])
+    copy = next(Path(os.environ["FLEETFIT_CACHE"]).iterdir())
+    (copy / damage).write_bytes((copy / damage).read_bytes()[:-9])
     assert torch.equal(all_of(images(str(shards), size=8, lazy=True)), first)
-    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+    assert [path.name for path in copy.parent.iterdir()] == [copy.name]
 
 
 def test_without_a_cache(shards: Path, folders: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -361,11 +361,11 @@ def test_stored_by_reference(layout: str, request: pytest.FixtureRequest, tmp_pa
     data = images(str(folder), size=16, lazy=True, augment="resized-crop")
     target = tmp_path / "setup"
     target.mkdir()
-    nest = json.loads(json.dumps(save_data(data, target)["encoded"]))
+    references = json.loads(json.dumps(save_data(data, target)["encoded"]))
     assert decoded == []
     assert sum(file.stat().st_size for file in target.iterdir()) < 2000
     rest = save_data(data, target)
-    again = load_data({**rest, "encoded": nest}, target)
+    again = load_data({**rest, "encoded": references}, target)
     assert torch.equal(all_of(again), all_of(data)) and again.augment == "resized-crop"
     rng = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
     assert torch.equal(again.batch(torch.arange(9), rng[0])[0], data.batch(torch.arange(9), rng[1])[0])
@@ -411,13 +411,13 @@ def test_a_patch_lies_inside_and_has_its_share(width: int, height: int, seed: in
 def test_patches_are_spread_as_they_should_be() -> None:
     """On a large square nothing is redrawn for a share below 3/4: then share, log ratio and place are uniform."""
     numbers = draw_crop_numbers(20_000, torch.Generator().manual_seed(0))
-    found = np.array([find_crop(row, 4000, 4000) for row in numbers], dtype=np.float64)
-    left, top, wide, tall, mirrored = found.T
+    crops = np.array([find_crop(row, 4000, 4000) for row in numbers], dtype=np.float64)
+    left, top, wide, tall, mirrored = crops.T
     share, ratio = wide * tall / 4000**2, np.log(wide / tall)
-    kept = share < 0.7
-    assert abs(share[kept].mean() - (0.08 + 0.7) / 2) < 0.005
-    assert abs(ratio[kept].mean()) < 0.005
-    assert abs(ratio[kept].std() - 2 * np.log(4 / 3) / 12**0.5) < 0.005  # uniform over [-a, a]: 2a / sqrt(12)
+    uncut = share < 0.7
+    assert abs(share[uncut].mean() - (0.08 + 0.7) / 2) < 0.005
+    assert abs(ratio[uncut].mean()) < 0.005
+    assert abs(ratio[uncut].std() - 2 * np.log(4 / 3) / 12**0.5) < 0.005  # uniform over [-a, a]: 2a / sqrt(12)
     assert abs((left / (4000 - wide + 1)).mean() - 0.5) < 0.01 and abs((top / (4000 - tall + 1)).mean() - 0.5) < 0.01
     assert abs(mirrored.mean() - 0.5) < 0.01
     assert abs(np.corrcoef(left / (4000 - wide + 1), top / (4000 - tall + 1))[0, 1]) < 0.02
@@ -433,16 +433,16 @@ def test_encoded_images_are_cut_before_they_are_resized(folders: Path) -> None:
     data = images(str(folders), size=12, lazy=True, augment="resized-crop", mean=(0.0,), std=(1 / 255,))
     indices = torch.arange(12)
     numbers = draw_crop_numbers(12, torch.Generator().manual_seed(5))
-    got = data.batch(indices, torch.Generator().manual_seed(5))[0]
+    batch = data.batch(indices, torch.Generator().manual_seed(5))[0]
     names = sorted((folders / "train").glob("*/*.JPEG"))
     for row, name in enumerate(names):
         whole = Image.open(name).convert("RGB")
         left, top, wide, tall, mirrored = find_crop(numbers[row], *whole.size)
         part = whole.resize((12, 12), Image.Resampling.BILINEAR, box=(left, top, left + wide, top + tall))
         part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else part
-        assert np.allclose(got[row].numpy(), np.asarray(part).transpose(2, 0, 1), atol=1e-3)
+        assert np.allclose(batch[row].numpy(), np.asarray(part).transpose(2, 0, 1), atol=1e-3)
     assert torch.equal(data.batch(indices)[0], data.batch(indices)[0])
-    assert not torch.equal(data.batch(indices, torch.Generator().manual_seed(6))[0], got)
+    assert not torch.equal(data.batch(indices, torch.Generator().manual_seed(6))[0], batch)
 
 
 @settings(deadline=None, max_examples=40)
@@ -451,17 +451,17 @@ def test_images_in_memory_are_interpolated(height: int, width: int, seed: int) -
     """Against torch's own interpolation of each patch: half a step of 1/256 pixel and rounding apart."""
     x = torch.randint(0, 256, (4, 3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
     numbers = draw_crop_numbers(4, torch.Generator().manual_seed(seed))
-    got = augment_batch(x, "resized-crop", torch.Generator().manual_seed(seed))
-    assert got.dtype == torch.uint8 and got.shape == x.shape
+    augmented = augment_batch(x, "resized-crop", torch.Generator().manual_seed(seed))
+    assert augmented.dtype == torch.uint8 and augmented.shape == x.shape
     floats = augment_batch(x.double(), "resized-crop", torch.Generator().manual_seed(seed))
     assert floats.dtype == torch.float64
-    assert (got.double() - floats).abs().max() <= 0.5 + 1e-3  # rounded, not cut off
+    assert (augmented.double() - floats).abs().max() <= 0.5 + 1e-3  # rounded, not cut off
     for row in range(4):
         left, top, wide, tall, mirrored = find_crop(numbers[row], width, height)
         part = x[row : row + 1, :, top : top + tall, left : left + wide].double()
         whole = torch.nn.functional.interpolate(part, (height, width), mode="bilinear", align_corners=False)[0]
         expected = whole.flip(2) if mirrored else whole
-        assert (got[row].double() - expected).abs().max() <= 255 * 2 * (0.5 / 256) + 0.5 + 1e-6
+        assert (augmented[row].double() - expected).abs().max() <= 255 * 2 * (0.5 / 256) + 0.5 + 1e-6
         assert (floats[row] - expected).abs().max() <= 255 * 2 * (0.5 / 256) + 1e-3
 
 

@@ -78,9 +78,9 @@ def test_the_square_is_cut_out_of_the_upright_image(tmp_path: Path) -> None:
     folder = in_folders(tmp_path / "p", {"a/0.png": content, "b/0.png": photograph(1, size=(24, 40))})
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
     box = ((upright.width - 12) / 2, (upright.height - 12) / 2, (upright.width + 12) / 2, (upright.height + 12) / 2)
-    wanted = np.asarray(upright.resize((8, 8), Image.Resampling.BILINEAR, box=box)).transpose(2, 0, 1)
+    square = np.asarray(upright.resize((8, 8), Image.Resampling.BILINEAR, box=box)).transpose(2, 0, 1)
     for lazy in (False, True):
-        assert np.array_equal(pixels(images(folder, size=8, centre=0.5, lazy=lazy))[0].numpy(), wanted)
+        assert np.array_equal(pixels(images(folder, size=8, centre=0.5, lazy=lazy))[0].numpy(), square)
 
 
 def test_imagenet_has_the_key_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

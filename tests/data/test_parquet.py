@@ -279,19 +279,19 @@ def test_from_the_hub(tmp_path: Path, write: Write, picture: Picture, monkeypatc
     for split in ("train", "test"):
         content = [picture(p) for p in noise(10, 32, 32, 3)]
         write(tmp_path / "copy" / f"{split}.parquet", content, list(range(10)), image="img")
-    asked: list[tuple[object, ...]] = []
+    requests: list[tuple[object, ...]] = []
 
     def downloaded(*name: object) -> Path:
-        asked.append(name)
+        requests.append(name)
         return tmp_path / "copy"
 
     monkeypatch.setattr(folders, "download", downloaded)
     monkeypatch.setattr(images_module, "download", downloaded)
     assert len(cifar10(hub=True).x) == 20
-    assert asked.pop() == ("cifar10", "uoft-cs/cifar10", None, None)
-    assert len(cifar10(str(tmp_path / "copy"), hub=True).x) == 20 and not asked
+    assert requests.pop() == ("cifar10", "uoft-cs/cifar10", None, None)
+    assert len(cifar10(str(tmp_path / "copy"), hub=True).x) == 20 and not requests
     data = images("somebody/pictures", hub=True)
-    assert data.name == "pictures" and asked == [("pictures", "somebody/pictures")]
+    assert data.name == "pictures" and requests == [("pictures", "somebody/pictures")]
 
 
 def test_a_part_of_the_training_images_is_drawn_class_by_class(tmp_path: Path, write: Write, picture: Picture) -> None:

@@ -16,7 +16,7 @@ from fleetfit.errors import DataError
 SPLITS = ("train", "validation", "test")
 
 
-def made(
+def make_data(
     labels: list[int] | torch.Tensor, sizes: tuple[int, int, int], groups: torch.Tensor | None = None, **changes: Any
 ) -> Data:
     """Return a set whose splits are taken from a shuffled order, so that no index says which split it is in."""
@@ -29,7 +29,7 @@ def made(
 
 def balanced(train: int = 600, classes: int = 5) -> Data:
     total = train + train // 2
-    return made(torch.arange(total) % classes, (train, train // 4, train // 4), classes=classes)
+    return make_data(torch.arange(total) % classes, (train, train // 4, train // 4), classes=classes)
 
 
 @st.composite
@@ -39,7 +39,7 @@ def data_sets(draw: st.DrawFn) -> Data:
     train = draw(st.integers(4, total))
     validation = draw(st.integers(0, total - train))
     groups = torch.tensor(draw(st.lists(st.integers(0, 3), min_size=total, max_size=total)))
-    return made(labels, (train, validation, total - train - validation), groups * 2)
+    return make_data(labels, (train, validation, total - train - validation), groups * 2)
 
 
 def assert_valid(data: Data, parts: list[dict[str, torch.Tensor]]) -> None:
@@ -54,10 +54,10 @@ def assert_valid(data: Data, parts: list[dict[str, torch.Tensor]]) -> None:
 
 def all_used(data: Data, parts: list[dict[str, torch.Tensor]]) -> None:
     """All training samples, and all others of a class that is in the training data."""
-    known = data.y[data.split("train")].unique()
+    classes = data.y[data.split("train")].unique()
     for split in SPLITS:
         mine = data.split(split)
-        expected = mine[torch.isin(data.y[mine], known)]
+        expected = mine[torch.isin(data.y[mine], classes)]
         assert sorted(torch.cat([part[split] for part in parts]).tolist()) == sorted(expected.tolist())
 
 
@@ -151,7 +151,7 @@ def test_dirichlet_shares_have_the_right_moments() -> None:
 
 def test_dirichlet_rounding_favours_no_client() -> None:
     """One sample of each class for every two clients: rounding down would always leave the first with nothing."""
-    data = made(torch.arange(1000) % 50, (1000, 0, 0), classes=50)
+    data = make_data(torch.arange(1000) % 50, (1000, 0, 0), classes=50)
     options = {"alpha": 1e6, "minimum": 0, "balance": False}
     sizes = torch.stack([class_counts(data, partition(data, "dirichlet", 40, s, **options)).sum(1) for s in range(40)])
     assert sizes.double().mean(0).min() > 22 and sizes.double().mean(0).max() < 28  # 25 on average
@@ -187,12 +187,12 @@ def test_small_alpha_means_few_classes() -> None:
 
 def test_shards_give_few_labels() -> None:
     """500 samples a class, 20 clients x 2 shards of 125: a shard lies in one class, so a client has at most two."""
-    data = made(torch.arange(7500) % 10, (5000, 1250, 1250), classes=10)
+    data = make_data(torch.arange(7500) % 10, (5000, 1250, 1250), classes=10)
     y = data.y[data.split("train")]
     parts = partition(data, "shards", 20, 0)
     counts = class_counts(data, parts)
     assert (counts.sum(1) == 250).all()
-    aligned = made(torch.arange(5000) % 10, (5000, 0, 0), classes=10)
+    aligned = make_data(torch.arange(5000) % 10, (5000, 0, 0), classes=10)
     assert ((class_counts(aligned, partition(aligned, "shards", 20, 0)) > 0).sum(1) <= 2).all()
     assert torch.equal(counts.sum(0), torch.bincount(y))
     assert ((counts > 0).sum(1) <= 4).all()
@@ -217,13 +217,13 @@ def test_test_data_have_the_clients_own_proportions() -> None:
 )
 def test_apportioned_is_near_the_exact_share(counts: list[list[int]], sizes: list[int], seed: int) -> None:
     have, total = np.array(counts), np.array(sizes)
-    got = apportion(have, total, np.random.default_rng(seed))
-    assert (got >= 0).all() and (got[have == 0] == 0).all()
+    shares = apportion(have, total, np.random.default_rng(seed))
+    assert (shares >= 0).all() and (shares[have == 0] == 0).all()
     present = have.sum(0) > 0
-    assert (got.sum(0) == np.where(present, total, 0)).all()
+    assert (shares.sum(0) == np.where(present, total, 0)).all()
     exact = have * np.where(present, total, 0) / np.maximum(have.sum(0), 1)
-    assert np.abs(got - exact).max() < 3
-    assert np.abs((got - exact).sum(1)).max() < 3
+    assert np.abs(shares - exact).max() < 3
+    assert np.abs((shares - exact).sum(1)).max() < 3
 
 
 def test_rounding_leaves_no_small_client_without_data() -> None:
@@ -232,8 +232,8 @@ def test_rounding_leaves_no_small_client_without_data() -> None:
     Client k's exact total is 100 (k + 1) / 210: 0.5 to 9.5. Rounded class by class, the two largest would get all.
     """
     have = np.repeat(np.arange(1, 21)[:, None], 50, axis=1)
-    got = apportion(have, np.full(50, 2), np.random.default_rng(0))
-    assert np.abs(got.sum(1) - 100 * np.arange(1, 21) / 210).max() < 1.5
+    shares = apportion(have, np.full(50, 2), np.random.default_rng(0))
+    assert np.abs(shares.sum(1) - 100 * np.arange(1, 21) / 210).max() < 1.5
 
 
 @given(wish=st.lists(st.floats(-3, 20), min_size=1, max_size=10), total=st.integers(0, 60))
@@ -288,7 +288,7 @@ def test_natural_leaves_small_groups_out() -> None:
 
 
 def test_tasks_without_classes_are_iid_or_natural() -> None:
-    data = made([0] * 40, (20, 10, 10), torch.arange(40) % 4, task="their_own")
+    data = make_data([0] * 40, (20, 10, 10), torch.arange(40) % 4, task="their_own")
     parts = partition(data, "iid", 4, 0)
     assert_valid(data, parts)
     assert [[len(p[s]) for s in SPLITS] for p in parts] == [[5, 3, 3], [5, 3, 3], [5, 2, 2], [5, 2, 2]]

@@ -13,7 +13,7 @@ from fleetfit.data.partition import get_labels
 from fleetfit.errors import ConfigError, DataError, MissingExtra
 
 
-def made(task: str = "classification", rows: int = 400) -> Data:
+def make_data(task: str = "classification", rows: int = 400) -> Data:
     rng = torch.Generator().manual_seed(0)
     order = torch.randperm(rows, generator=rng)
     splits = {
@@ -30,8 +30,8 @@ def made(task: str = "classification", rows: int = 400) -> Data:
 
 def check_whole(data: Data, parts: object) -> None:
     for split, indices in data.splits.items():
-        given = torch.cat([part[split] for part in parts])  # type: ignore[attr-defined]
-        assert sorted(given.tolist()) == sorted(indices.tolist())
+        assigned = torch.cat([part[split] for part in parts])  # type: ignore[attr-defined]
+        assert sorted(assigned.tolist()) == sorted(indices.tolist())
 
 
 def test_a_partitioner_of_flwr_datasets_divides_as_it_does_alone() -> None:
@@ -39,7 +39,7 @@ def test_a_partitioner_of_flwr_datasets_divides_as_it_does_alone() -> None:
     from datasets import Dataset
     from flwr_datasets.partitioner import PathologicalPartitioner
 
-    data = made()
+    data = make_data()
     name = "flwr_datasets.partitioner:PathologicalPartitioner"
     parts = partition(data, name, 4, 3, num_classes_per_partition=2)
     check_whole(data, parts)
@@ -54,7 +54,7 @@ def test_a_partitioner_of_flwr_datasets_divides_as_it_does_alone() -> None:
 
 def test_natural_ids_and_what_is_wrong() -> None:
     pytest.importorskip("flwr_datasets")
-    data, place = made(), "flwr_datasets.partitioner"
+    data, place = make_data(), "flwr_datasets.partitioner"
     parts = partition(data, f"{place}:NaturalIdPartitioner", None, 0)
     assert len(parts) == 5 and all(len(set(data.groups[p["train"]].tolist())) == 1 for p in parts)  # type: ignore[index]
     with raises(DataError, '"alhpa"', '"alpha"', key="alhpa"):
@@ -68,7 +68,7 @@ def test_natural_ids_and_what_is_wrong() -> None:
 def test_without_flwr_datasets_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flwr_datasets", None)
     with raises(MissingExtra, extra="partitioners"):
-        partition(made(), "flwr_datasets.partitioner:IidPartitioner", 4, 0)
+        partition(make_data(), "flwr_datasets.partitioner:IidPartitioner", 4, 0)
 
 
 def test_a_function_of_ones_own(tmp_path: Path) -> None:
@@ -78,17 +78,17 @@ def test_a_function_of_ones_own(tmp_path: Path) -> None:
         "    return (np.arange(len(data.split('train'))) >= share * len(data.split('train'))).astype(int)\n"
         "def wrong(data, clients, rng):\n    return [0]\n"
     )
-    parts = partition(made(), f"{file}:halves", None, 0, share=0.25)
+    parts = partition(make_data(), f"{file}:halves", None, 0, share=0.25)
     assert [len(part["train"]) for part in parts] == [50, 150]
-    check_whole(made(), parts)
+    check_whole(make_data(), parts)
     with raises(DataError, key="kind"):
-        partition(made(), f"{file}:wrong", 2, 0)
+        partition(make_data(), f"{file}:wrong", 2, 0)
     with raises(ConfigError, '"shar"'):
-        partition(made(), f"{file}:halves", 2, 0, shar=1)
+        partition(make_data(), f"{file}:halves", 2, 0, shar=1)
 
 
 def test_a_regression_is_divided_by_tenths_of_its_target() -> None:
-    data = made("regression")
+    data = make_data("regression")
     tenths = get_labels(data, "train", "dirichlet")
     assert np.bincount(tenths).tolist() == [20] * 10
     y = data.y[data.split("train"), 0].numpy()

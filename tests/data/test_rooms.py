@@ -57,5 +57,5 @@ def test_libraries_are_loaded_by_what_needs_them() -> None:
         "heavy = ('PIL', 'datasets', 'pyarrow', 'sklearn', 'soundfile', 'tokenizers', 'transformers')\n"
         "print([name for name in heavy if name in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "[]"

@@ -71,8 +71,8 @@ def test_leaf_s_way_scores_one_token_a_window(tokens: list[int], length: int) ->
 
 @given(text=st.text(alphabet=st.characters(codec="utf-8"), max_size=40))
 def test_characters_have_fixed_tokens(text: str) -> None:
-    (found,) = Vocabulary("characters", PRINTABLE).encode([text])
-    assert found.tolist() == [TOKEN.get(character, 1) for character in text]
+    (tokens,) = Vocabulary("characters", PRINTABLE).encode([text])
+    assert tokens.tolist() == [TOKEN.get(character, 1) for character in text]
     assert len(Vocabulary("characters", PRINTABLE)) == 99 == FACTS.classes
 
 
@@ -147,10 +147,10 @@ def test_validation_is_a_role_s_last_windows(folder: Path) -> None:
 )
 def test_divided_by_lines(lines: int, test: float, expected: int) -> None:
     """The last ceil(0.2 n) lines, but never all."""
-    said = [str(i) for i in range(lines)]
-    passages = split_role(["\n".join(said)], test, has_lines=True)
-    assert "".join(passages.train).split("\n") == said[:expected]
-    assert "".join(passages.test) == "\n".join(said[expected:])
+    verses = [str(i) for i in range(lines)]
+    passages = split_role(["\n".join(verses)], test, has_lines=True)
+    assert "".join(passages.train).split("\n") == verses[:expected]
+    assert "".join(passages.test) == "\n".join(verses[expected:])
 
 
 def test_divided_by_characters() -> None:
@@ -170,9 +170,9 @@ def leaf(folder: Path, width: int = 6, split: bool = True) -> dict[str, str]:
     for place, part in (("train", slice(0, 20)), ("test", slice(12, None))) if split else (("all_data", slice(None)),):
         users = {}
         for user, text in texts.items():
-            said = text[part]
-            x = [said[i : i + width] for i in range(len(said) - width)]
-            users[user] = {"x": x, "y": [said[i + width] for i in range(len(said) - width)]}
+            speech = text[part]
+            x = [speech[i : i + width] for i in range(len(speech) - width)]
+            users[user] = {"x": x, "y": [speech[i + width] for i in range(len(speech) - width)]}
         content = {"users": list(users), "num_samples": [len(u["x"]) for u in users.values()], "user_data": users}
         (folder / "data" / place).mkdir(parents=True)
         (folder / "data" / place / "all_data_niid_0_keep_0_train_9.json").write_text(json.dumps(content))
@@ -184,10 +184,10 @@ def test_leaf_windows_are_joined(tmp_path: Path) -> None:
     data = shakespeare(str(tmp_path), length=5, validation=0.0)
     assert data.groups is not None
     for group, user in enumerate(sorted(texts)):
-        for split, said in (("train", texts[user][:20]), ("test", texts[user][12:])):
+        for split, speech in (("train", texts[user][:20]), ("test", texts[user][12:])):
             rows = [int(i) for i in data.split(split) if data.groups[i] == group]
-            assert "".join(text_of(data.x[i]) for i in rows) == said[:-1]
-            assert "".join(text_of(data.y[i]) for i in rows) == said[1:]
+            assert "".join(text_of(data.x[i]) for i in rows) == speech[:-1]
+            assert "".join(text_of(data.y[i]) for i in rows) == speech[1:]
 
 
 def test_leaf_s_own_windows_come_back(tmp_path: Path) -> None:
@@ -300,11 +300,11 @@ def test_a_file_is_cut_in_time(tmp_path: Path) -> None:
     assert data.name == "novel" and data.vocabulary == 28
     letters = dict(enumerate(sorted(set(text)), 2))
 
-    def said(split: str, tokens: torch.Tensor) -> str:
+    def decode_split(split: str, tokens: torch.Tensor) -> str:
         return "".join(letters.get(int(t), "") for i in data.split(split) for t in tokens[i])
 
-    assert said("train", data.x) + said("validation", data.x) == text[:77]
-    assert said("test", data.x) == text[78:-1] and said("test", data.y) == text[79:]
+    assert decode_split("train", data.x) + decode_split("validation", data.x) == text[:77]
+    assert decode_split("test", data.x) == text[78:-1] and decode_split("test", data.y) == text[79:]
     assert [len(data.split(s)) for s in SPLITS] == [13, 3, 5]
 
 
@@ -329,7 +329,7 @@ def test_the_vocabulary_is_that_of_the_training_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("several", "wanted", "kind", "clients"),
+    ("several", "settings", "kind", "clients"),
     [
         (False, {"clients": 5}, "iid", 5),
         (False, {"seed": 3}, "iid", 5),  # of 162 training samples
@@ -339,13 +339,13 @@ def test_the_vocabulary_is_that_of_the_training_part(tmp_path: Path) -> None:
     ],
 )
 def test_a_partition_without_a_kind_has_the_one_that_fits_the_files(
-    tmp_path: Path, several: bool, wanted: dict[str, Any], kind: str, clients: int
+    tmp_path: Path, several: bool, settings: dict[str, Any], kind: str, clients: int
 ) -> None:
     for number in range(3 if several else 1):
         (tmp_path / f"{number}.txt").write_text("to be or not to be. " * 100)
     place = str(tmp_path if several else tmp_path / "0.txt")
-    experiment = load_experiment({"data": {"path": place, "partition": wanted}})
-    assert {"kind": kind, **wanted}.items() <= experiment.data.partition.model_dump().items()
+    experiment = load_experiment({"data": {"path": place, "partition": settings}})
+    assert {"kind": kind, **settings}.items() <= experiment.data.partition.model_dump().items()
     assert len(build_partition(experiment, plain_text(place, length=10))) == clients
 
 

@@ -74,9 +74,9 @@ def check_rows(data: Data, rows: Sequence[Row] = ROWS) -> None:
     expected = {(devices.index(device), kind, np.rint(compute_spectrogram(make_tone(frequency), RATE))[:, 10].argmax())
                 for device, kind, frequency in rows}  # fmt: skip
     pictures = data.x.numpy()  # type: ignore[union-attr]
-    found = {(group, data.class_names[y], picture[0, :, 10].argmax())
-             for group, y, picture in zip(data.groups.tolist(), data.y.tolist(), pictures, strict=True)}  # fmt: skip
-    assert len(data.y) == len(rows) and found == expected
+    sounds = {(group, data.class_names[y], picture[0, :, 10].argmax())
+              for group, y, picture in zip(data.groups.tolist(), data.y.tolist(), pictures, strict=True)}  # fmt: skip
+    assert len(data.y) == len(rows) and sounds == expected
 
 
 @pytest.mark.parametrize("rate", [8000, 16_000, 22_050])
@@ -267,8 +267,8 @@ def test_new_sounds_are_read_like_the_training_sounds(form: str, trained: ff.Run
     path = {"table": tmp_path / "new" / "more.csv", "one file": tmp_path / "new" / names[0]}.get(form, tmp_path / "new")
     run_verb("predict", trained.folder, "--data", path, "--out", tmp_path / "p.csv", code=0)
     with (tmp_path / "p.csv").open() as file:
-        found = {Path(row["file"]).name: row for row in csv.DictReader(file)}
-    assert set(found) == {Path(name).name for name in names}
+        predictions = {Path(row["file"]).name: row for row in csv.DictReader(file)}
+    assert set(predictions) == {Path(name).name for name in names}
     data = load_other_data(trained, str(path))
     assert data.file_names is not None
     pictures = {
@@ -280,9 +280,9 @@ def test_new_sounds_are_read_like_the_training_sounds(form: str, trained: ff.Run
         difference = np.abs(pictures[Path(name).name][:, 2:-2] - expected)[expected > 160]
         assert pictures[Path(name).name].shape == (24, 17) and len(difference) > 10 and difference.max() < 2
     if form in ("flat", "one file"):
-        assert "label" not in found[names[0]]
+        assert "label" not in predictions[names[0]]
         with raises(ConfigError, key="data"):
             trained.evaluate(data=path)
         return
-    assert [found[Path(name).name]["label"] for name in names] == [row[1] for row in rows]
+    assert [predictions[Path(name).name]["label"] for name in names] == [row[1] for row in rows]
     assert trained.evaluate(data=path)["static"]["samples"] == 3

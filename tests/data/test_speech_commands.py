@@ -51,8 +51,8 @@ def test_mel_scale_at_known_places() -> None:
 def test_bands_by_hand(mels: int) -> None:
     """Each weight from the two straight lines of its triangle, in plain Python."""
     form = Spectrogram(RATE, RATE, mels, 400, 160)
-    got = form.filters()
-    assert got.shape == (mels, form.bins // 2 + 1)
+    filters = form.filters()
+    assert filters.shape == (mels, form.bins // 2 + 1)
     top = 2595 * math.log10(1 + 8000 / 700)
     edges = [700 * (10 ** (top * i / (mels + 1) / 2595) - 1) for i in range(mels + 2)]
     for m in range(mels):
@@ -63,10 +63,10 @@ def test_bands_by_hand(mels: int) -> None:
                 expected = (f - edges[m]) / (edges[m + 1] - edges[m])
             elif edges[m + 1] < f < edges[m + 2]:
                 expected = (edges[m + 2] - f) / (edges[m + 2] - edges[m + 1])
-            assert float(got[m, k]) == pytest.approx(expected, abs=1e-6)
+            assert float(filters[m, k]) == pytest.approx(expected, abs=1e-6)
     inside = slice(math.ceil(edges[1] / RATE * form.bins), math.floor(edges[-2] / RATE * form.bins))
-    assert torch.allclose(got[:, inside].sum(0), torch.ones(1))  # half overlapping triangles add up to 1
-    assert (got > 0).any(1).all()  # no band without a bin
+    assert torch.allclose(filters[:, inside].sum(0), torch.ones(1))  # half overlapping triangles add up to 1
+    assert (filters > 0).any(1).all()  # no band without a bin
 
 
 def test_spectrogram_by_sums() -> None:

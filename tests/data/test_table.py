@@ -55,12 +55,14 @@ def mixed(rows: int = 60, seed: int = 0) -> list[list[Any]]:
 
 @pytest.mark.parametrize("load", [load_iris, load_wine, load_breast_cancer])
 def test_numbers_are_those_of_scikit_learn(load: Callable[..., Any], write: Write) -> None:
-    found = load()
-    names = [found.target_names[label] for label in found.target]
-    path = write([[*found.feature_names, "kind"], *([*row, name] for row, name in zip(found.data, names, strict=True))])
+    dataset = load()
+    names = [dataset.target_names[label] for label in dataset.target]
+    path = write(
+        [[*dataset.feature_names, "kind"], *([*row, name] for row, name in zip(dataset.data, names, strict=True))]
+    )
     data = table(str(path))
     train = data.splits["train"].numpy()
-    expected = StandardScaler().fit(found.data[train]).transform(found.data)
+    expected = StandardScaler().fit(dataset.data[train]).transform(dataset.data)
     np.testing.assert_allclose(data.x.numpy(), expected, rtol=1e-5, atol=1e-5)
     assert [data.class_names[label] for label in data.y.tolist()] == names
     assert sorted(torch.cat(list(data.splits.values())).tolist()) == list(range(len(names)))
@@ -125,12 +127,12 @@ def test_what_is_no_measurement_is_left_out_and_said(write: Write) -> None:
     ]  # fmt: skip
     data = table(str(write([heads, *rows])))
     assert TableEncoder.from_json(data.columns, "").features == ["height"]
-    said = " ".join(data.notes)
-    assert "because they number the rows: Id, customer_id." in said
-    assert "because they hold dates: born, signed." in said
-    assert "because they hold free text: remark." in said
-    assert "because they are the same in all training rows: constant." in said
-    assert "because they are empty: nothing." in said
+    notes = " ".join(data.notes)
+    assert "because they number the rows: Id, customer_id." in notes
+    assert "because they hold dates: born, signed." in notes
+    assert "because they hold free text: remark." in notes
+    assert "because they are the same in all training rows: constant." in notes
+    assert "because they are empty: nothing." in notes
 
 
 @pytest.mark.parametrize(("separator", "comma"), [(";", True), (";", False), ("\t", False), ("|", False)])
@@ -139,8 +141,8 @@ def test_separators_and_decimal_commas(separator: str, comma: bool, write: Write
     plain = table(str(write(rows)))
     if comma:
         rows = [rows[0], *([row[0].replace(".", ","), row[1].replace(".", ","), *row[2:]] for row in rows[1:])]
-    found = table(str(write(rows, "other.csv", separator)))
-    assert torch.equal(found.x, plain.x) and torch.equal(found.y, plain.y)
+    data = table(str(write(rows, "other.csv", separator)))
+    assert torch.equal(data.x, plain.x) and torch.equal(data.y, plain.y)
 
 
 def test_byte_order_mark_blank_lines_and_quoted_line_ends(tmp_path: Path) -> None:
@@ -189,8 +191,8 @@ def test_a_parquet_file_and_a_folder_of_splits(write: Write, tmp_path: Path) -> 
     plain = table(str(write(rows)))
     frame = pandas.read_csv(tmp_path / "things.csv")
     frame.to_parquet(tmp_path / "things.parquet")
-    found = table(str(tmp_path / "things.parquet"))
-    assert torch.equal(found.x, plain.x) and found.columns == plain.columns
+    data = table(str(tmp_path / "things.parquet"))
+    assert torch.equal(data.x, plain.x) and data.columns == plain.columns
     folder = tmp_path / "set"
     folder.mkdir()
     frame[:40].to_csv(folder / "train.csv", index=False)
@@ -208,11 +210,11 @@ def test_a_number_that_means_no_value_does_so_in_parquet(dtype: Any, mark: float
     frame.to_parquet(tmp_path / "things.parquet")
     frame.to_csv(tmp_path / "things.csv", index=False)
     plain = table(str(tmp_path / "things.csv"), missing=(str(frame["a"][3]),))
-    found = table(str(tmp_path / "things.parquet"), missing=("unknown", str(mark)))
-    assert TableEncoder.from_json(found.columns, "").features == ["a", "a is missing", "b"]
-    assert torch.equal(found.x, plain.x) and found.x[3, 0] == 0 and found.x[:, 1].sum() == numbers.count(mark)
-    again = prepare_table(tmp_path / "things.parquet", found)
-    assert torch.equal(again.x, found.x)
+    data = table(str(tmp_path / "things.parquet"), missing=("unknown", str(mark)))
+    assert TableEncoder.from_json(data.columns, "").features == ["a", "a is missing", "b"]
+    assert torch.equal(data.x, plain.x) and data.x[3, 0] == 0 and data.x[:, 1].sum() == numbers.count(mark)
+    again = prepare_table(tmp_path / "things.parquet", data)
+    assert torch.equal(again.x, data.x)
 
 
 def test_what_is_infinite_or_untrue_in_parquet_can_mean_no_value(tmp_path: Path) -> None:
@@ -303,11 +305,11 @@ def test_what_columns_says_otherwise_is_refused(key: str, value: Any, says: str,
     path = str(write([[*row, i % 5] for i, row in enumerate(mixed())]))
     data = table(path, label="kind", drop=("0",), categories=("colour",))
     (tmp_path / "columns.json").write_text(data.columns)
-    known = {"columns": str(tmp_path / "columns.json")}
-    again = table(path, label="kind", task="classification", drop=("0",), categories=("colour",), **known)
+    settings = {"columns": str(tmp_path / "columns.json")}
+    again = table(path, label="kind", task="classification", drop=("0",), categories=("colour",), **settings)
     assert torch.equal(again.x, data.x)
     with raises(DataError, says, key=key, path="columns.json"):
-        table(path, **{key: value}, **known)
+        table(path, **{key: value}, **settings)
 
 
 def test_further_marks_count_beside_columns(write: Write, tmp_path: Path) -> None:
@@ -317,8 +319,8 @@ def test_further_marks_count_beside_columns(write: Write, tmp_path: Path) -> Non
     path = str(write(rows, "mine.csv"))
     with raises(DataError, '"unknown"', row=1, column="age", path="mine.csv"):
         table(path, columns=str(tmp_path / "columns.json"))
-    found = table(path, columns=str(tmp_path / "columns.json"), missing=("unknown",))
-    assert found.x[0, 1:3].tolist() == [0, 1]
+    data = table(path, columns=str(tmp_path / "columns.json"), missing=("unknown",))
+    assert data.x[0, 1:3].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("change", [
@@ -327,9 +329,9 @@ def test_further_marks_count_beside_columns(write: Write, tmp_path: Path) -> Non
     {"columns": [{"kind": "number", "name": "size", "mean": 0, "std": 1}] * 2}, {"more": 1},
 ])  # fmt: skip
 def test_a_damaged_description_is_a_sentence(change: dict[str, Any], write: Write) -> None:
-    nest = json.loads(table(str(write(mixed()))).columns)
+    description = json.loads(table(str(write(mixed()))).columns)
     with raises(DataError, "columns.json"):
-        TableEncoder.from_json(json.dumps({**nest, **change}), "columns.json")
+        TableEncoder.from_json(json.dumps({**description, **change}), "columns.json")
     with raises(DataError, "columns.json", "double"):
         TableEncoder.from_json("{", "columns.json")
 

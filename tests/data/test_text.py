@@ -69,8 +69,8 @@ def load(path: Path, **parameters: Any) -> Data:
 
 
 def tokenizer_of(cache: Path) -> Any:
-    (found,) = cache.glob("*/tokenizer.json")
-    return tokenizers.Tokenizer.from_file(str(found))
+    (file,) = cache.glob("*/tokenizer.json")
+    return tokenizers.Tokenizer.from_file(str(file))
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "csv"])
@@ -88,8 +88,8 @@ def test_given_label_decides_the_format(tmp_path: Path) -> None:
     write_csv(tmp_path / "reviews.csv", [list(columns), *map(list, zip(*columns.values(), strict=True))])
     write_parquet(tmp_path / "reviews.parquet", **columns)
     for place in (str(tmp_path / "reviews.csv"), str(tmp_path / "reviews.parquet")):
-        found = load_experiment({"data": {"path": place, "label": "sentiment"}}).data
-        assert (found.name, found.settings["text"], found.settings["label"]) == ("text", "text", "sentiment")
+        data = load_experiment({"data": {"path": place, "label": "sentiment"}}).data
+        assert (data.name, data.settings["text"], data.settings["label"]) == ("text", "text", "sentiment")
         assert load(Path(place), text="text", label="sentiment").class_names == ("bad", "good")
         dropped = load_experiment({"data": {"path": place, "label": "sentiment", "drop": ["text"]}}).data
         assert (dropped.name, dropped.settings["drop"]) == ("table", ["text"])
@@ -104,13 +104,13 @@ def test_given_label_decides_the_format(tmp_path: Path) -> None:
 def test_given_label_of_a_saved_dataset(tmp_path: Path) -> None:
     columns = {"label": TEXTS, "sentiment": LABELS}
     pytest.importorskip("datasets").Dataset.from_dict(columns).save_to_disk(str(tmp_path / "saved"))
-    given = {"label": "sentiment"}
-    assert detect_format(str(tmp_path / "saved"), given) == {
+    settings = {"label": "sentiment"}
+    assert detect_format(str(tmp_path / "saved"), settings) == {
         **detect_format(str(tmp_path / "saved")),
-        **given,
+        **settings,
         "text": "label",
     }
-    assert detect_format(str(tmp_path / "saved"), {**given, "drop": ["label"]})["name"] == "table"
+    assert detect_format(str(tmp_path / "saved"), {**settings, "drop": ["label"]})["name"] == "table"
 
 
 # ---- layouts -----------------------------------------------------------------------------------------------------
@@ -154,14 +154,14 @@ def as_folders(root: Path) -> None:
 @pytest.mark.parametrize("layout", [as_csv, as_tsv, as_json_lines, as_json, as_folders])
 def test_every_layout_gives_the_same(folder: Path, tmp_path: Path, layout: Callable[[Path], None]) -> None:
     layout(tmp_path / "other")
-    expected, found = load(folder), load(tmp_path / "other")
-    assert found.name == "other" and found.classes == 2 and found.class_names == ("bad", "good")
-    assert found.vocabulary == expected.vocabulary and found.padding == expected.padding == 0
+    expected, data = load(folder), load(tmp_path / "other")
+    assert data.name == "other" and data.classes == 2 and data.class_names == ("bad", "good")
+    assert data.vocabulary == expected.vocabulary and data.padding == expected.padding == 0
     order = slice(None)
     if layout is as_folders:  # sorted by class there
         order = [*range(1, 12, 2), *range(0, 12, 2), 13, 12]  # type: ignore[assignment]
-    assert torch.equal(found.x, expected.x[order]) and torch.equal(found.y, expected.y[order])
-    assert found.split("test").tolist() == [12, 13] and len(found.split("train")) == 12
+    assert torch.equal(data.x, expected.x[order]) and torch.equal(data.y, expected.y[order])
+    assert data.split("test").tolist() == [12, 13] and len(data.split("train")) == 12
 
 
 def test_tsv_has_no_quotes_and_csv_has(tmp_path: Path) -> None:
@@ -177,9 +177,9 @@ def test_columns_may_be_named_numbered_and_joined(tmp_path: Path) -> None:
     """As AG News is published: no header, classes 1 to 4, a title and a description."""
     rows = [["3", "Oil up", "It rose."], ["4", "Mars", "A rover."], ["1", "Vote", "They did."], ["2", "Goal", "One."]]
     write_csv(tmp_path / "train.csv", rows)
-    found = read_rows("n", tmp_path, ("2", "3"), "1", None, header=False)
-    assert found.x.read() == ["Oil up It rose.", "Mars A rover.", "Vote They did.", "Goal One."]
-    assert found.y.tolist() == [2, 3, 0, 1] and found.class_names == ("1", "2", "3", "4")
+    samples = read_rows("n", tmp_path, ("2", "3"), "1", None, header=False)
+    assert samples.x.read() == ["Oil up It rose.", "Mars A rover.", "Vote They did.", "Goal One."]
+    assert samples.y.tolist() == [2, 3, 0, 1] and samples.class_names == ("1", "2", "3", "4")
     write_csv(tmp_path / "other.csv", [["kind", "says"], ["b", "x"], ["a", "y"]])
     data = text(str(tmp_path / "other.csv"), "says", "kind", vocabulary=10, length=4, test=0.0, validation=0.0)
     assert data.name == "other" and data.y.tolist() == [1, 0]
@@ -368,9 +368,9 @@ def merged_by_loops(words: dict[str, int], size: int) -> list[str]:
     for word, count in words.items():
         for piece in split[word]:
             singles[piece] += count
-    found = sorted(singles, key=lambda piece: (-singles[piece], piece))[: size // 2]
-    split = {word: pieces for word, pieces in split.items() if set(pieces) <= set(found)}
-    while len(set(found)) < size:
+    vocabulary = sorted(singles, key=lambda piece: (-singles[piece], piece))[: size // 2]
+    split = {word: pieces for word, pieces in split.items() if set(pieces) <= set(vocabulary)}
+    while len(set(vocabulary)) < size:
         pairs: Counter[tuple[str, str]] = Counter()
         for word, pieces in split.items():
             for a, b in itertools.pairwise(pieces):
@@ -379,7 +379,7 @@ def merged_by_loops(words: dict[str, int], size: int) -> list[str]:
             break
         best = min(pairs, key=lambda pair: (-pairs[pair], pair))
         merged = best[0] + best[1].removeprefix("##")
-        found.append(merged)
+        vocabulary.append(merged)
         for word, pieces in split.items():
             out: list[str] = []
             for piece in pieces:
@@ -388,7 +388,7 @@ def merged_by_loops(words: dict[str, int], size: int) -> list[str]:
                 else:
                     out.append(piece)
             split[word] = out
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(vocabulary))
 
 
 @settings(deadline=None, max_examples=150)
@@ -415,10 +415,10 @@ def test_the_same_in_every_process(tmp_path: Path) -> None:
     cache = tmp_path / "another cache"
     environment = os.environ | {"PYTHONHASHSEED": "1", "FLEETFIT_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", program, str(path), str(cache)]
-    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    digest = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     here = text(str(path), vocabulary=150, length=16).x.numpy().tobytes()
     (file,) = (tmp_path / "cache").glob("*/tokenizer.json")
-    assert said.strip() == hashlib.sha256(here + file.read_bytes()).hexdigest()
+    assert digest.strip() == hashlib.sha256(here + file.read_bytes()).hexdigest()
 
 
 # ---- the cache ---------------------------------------------------------------------------------------------------
@@ -523,10 +523,10 @@ def test_sst2_whose_test_labels_are_withheld(tmp_path: Path) -> None:
 
 def test_from_the_hub_when_asked(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    asked = []
+    requests = []
 
     def load_dataset(repository: str, config: str | None, revision: str | None = None) -> Any:
-        asked.append(repository)
+        requests.append(repository)
         rows = datasets.Dataset.from_dict({"sentence": TEXTS, "label": [1, 0] * 6})
         return {"train": rows, "validation": rows.select(range(4))}
 
@@ -536,4 +536,4 @@ def test_from_the_hub_when_asked(monkeypatch: pytest.MonkeyPatch, folder: Path) 
     data = sst2(hub=True, length=8, vocabulary=50)
     assert len(data.split("test")) == 4 and data.name == "sst2-partial-12-of-67349"
     assert load(Path("somebody/reviews"), hub=True).name == "reviews"
-    assert asked == ["stanfordnlp/sst2", "somebody/reviews"]
+    assert requests == ["stanfordnlp/sst2", "somebody/reviews"]

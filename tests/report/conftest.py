@@ -27,6 +27,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     if os.geteuid() == 0:
         options.add_argument("--no-sandbox")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    found = webdriver.Chrome(options=options, service=Service(driver))
-    yield found
-    found.quit()
+    session = webdriver.Chrome(options=options, service=Service(driver))
+    yield session
+    session.quit()

@@ -49,11 +49,11 @@ def brute_force(points: Sequence[tuple[int, float]], target: float, steps: int =
 @given(st.lists(st.tuples(st.integers(1, 5), st.floats(0, 1)), min_size=1, max_size=6), st.floats(0.05, 0.99))
 def test_the_crossing_is_where_walking_along_the_curve_meets_it(gaps: list[tuple[int, float]], target: float) -> None:
     points = list(zip(itertools.accumulate(gap for gap, _ in gaps), (a for _, a in gaps), strict=True))
-    found, walked = columns.find_rounds_to(points, target), brute_force(points, target)
-    if found is None or walked is None:
-        assert (found is None) == (walked is None) or max(a for _, a in points) == pytest.approx(target)
+    crossing, walked = columns.find_rounds_to(points, target), brute_force(points, target)
+    if crossing is None or walked is None:
+        assert (crossing is None) == (walked is None) or max(a for _, a in points) == pytest.approx(target)
     else:
-        assert found == pytest.approx(walked, abs=5 / 2000 + 1e-6)
+        assert crossing == pytest.approx(walked, abs=5 / 2000 + 1e-6)
 
 
 def test_the_tables_of_the_fedavg_paper() -> None:
@@ -91,8 +91,8 @@ def test_numbers_of_a_run() -> None:
     )
     names = columns.expand_columns(["local", "avg", "full", "waste", "rounds"], [0.4, 0.7])
     assert names == ["local", "avg", "full", "waste", "rounds to 40%", "rounds to 70%"]
-    found = columns.find_numbers(summary, rounds, names, [0.4, 0.7])
-    assert found == pytest.approx(
+    numbers = columns.find_numbers(summary, rounds, names, [0.4, 0.7])
+    assert numbers == pytest.approx(
         {"local": 0.9, "avg": 0.55, "full": None, "waste": 0.2, "rounds to 40%": 2.0, "rounds to 70%": None}
     )
     assert columns.find_numbers(summary, rounds, names, [0.4], "local")["rounds to 40%"] == 1.0
@@ -101,8 +101,8 @@ def test_numbers_of_a_run() -> None:
 def test_batch_statistics_are_a_column_beside_the_static_ones() -> None:
     both = evaluation(static={"global": 0.5}, batch={"global": 0.6})
     summary = SummaryRecord.model_construct(norm="static", evaluate=both)
-    found = columns.find_numbers(summary, [], ["global", "global, batch"])
-    assert found == {"global": 0.5, "global, batch": 0.6}
+    numbers = columns.find_numbers(summary, [], ["global", "global, batch"])
+    assert numbers == {"global": 0.5, "global, batch": 0.6}
     nothing = summary.model_copy(update={"evaluate": EvaluationRecord()})
     assert columns.find_numbers(nothing, [], ["local, batch"]) == {"local, batch": None}
 

@@ -36,8 +36,8 @@ def report(round: int, accuracy: float | None, loss: float | None = 0.5) -> dict
     levels = {name: {"local": local, "clients": 1} for name, local in (("1", 0.6), ("2", 0.3))}
     columns = {"global": accuracy, "local": 0.5, "levels": levels, "exits": [0.7, accuracy]}
     clock = {"simulated_s": 90.0, "multiply_adds": 2_000_000_000, "train": {"loss": loss, "clients": 2}}
-    found = {"round": round, "bytes_down": 1_000_000, "bytes_up": 500_000, "failures": [], "seconds": 1.0, **clock}
-    return found | ({} if accuracy is None else {"evaluate": {"static": columns}})
+    fields = {"round": round, "bytes_down": 1_000_000, "bytes_up": 500_000, "failures": [], "seconds": 1.0, **clock}
+    return fields | ({} if accuracy is None else {"evaluate": {"static": columns}})
 
 
 def shapes(*levels: Any) -> list[LevelRecord]:
@@ -198,9 +198,9 @@ def test_losses_are_drawn_of_every_round_that_has_one() -> None:
 def test_what_is_in_the_wrong_order_is_said_below() -> None:
     final = {"global": 0.4, "local": 0.5, "levels": {}, "exits": [0.7, 0.4], "test_levels": {"1": 0.5, "2": 0.45}}
     behind = {**SUMMARY, "evaluate": {"static": final}}
-    said = words_of(figures.draw_run_accuracy(make_run_record(behind, METRICS)))
-    assert "After 4 rounds the deeper exits have not caught up: exit 1 70.0%, exit 2 40.0%" in said
-    assert "level 1 50.0%, level 2 45.0%" in said
+    words = words_of(figures.draw_run_accuracy(make_run_record(behind, METRICS)))
+    assert "After 4 rounds the deeper exits have not caught up: exit 1 70.0%, exit 2 40.0%" in words
+    assert "level 1 50.0%, level 2 45.0%" in words
     both = words_of(draw_accuracy({"a": [make_run_record(behind, METRICS)], "b": ONE}))
     assert "The deeper exits have not caught up in a." in both
     assert "caught up" not in words_of(figures.draw_run_accuracy(RUN))

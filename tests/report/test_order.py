@@ -69,34 +69,34 @@ def test_of_several_seeds_the_means_count() -> None:
     assert not any("exit" in sentence for sentence in explain_order(apart)), "less than the seeds are apart"
 
 
-@pytest.mark.parametrize(("samples", "said"), [(36, False), (900, True), (None, True)])
-def test_what_chance_would_do_is_not_said(samples: int | None, said: bool) -> None:
+@pytest.mark.parametrize(("samples", "significant"), [(36, False), (900, True), (None, True)])
+def test_what_chance_would_do_is_not_said(samples: int | None, significant: bool) -> None:
     """Ten points between 0.7 and 0.6: a standard error is 0.112 with 36 samples, 0.022 with 900."""
-    known = {} if samples is None else {"test_samples": samples, "global_samples": samples}
-    on_test = summary(test_exits=[0.7, 0.6], test_levels={"1": 0.7, "2": 0.6}, **known)
-    of_clients = summary(exits=[0.7, 0.6], test_levels={"1": 0.5, "2": 0.6}, **known)
-    assert len(explain_order([on_test])) == 2 * said and len(explain_order([of_clients])) == said
-    assert len(explain_row_order({"a": [on_test]})) == 2 * said
-    assert is_behind([0.7, 0.6], [samples, samples] if samples else []) == said
+    sizes = {} if samples is None else {"test_samples": samples, "global_samples": samples}
+    on_test = summary(test_exits=[0.7, 0.6], test_levels={"1": 0.7, "2": 0.6}, **sizes)
+    of_clients = summary(exits=[0.7, 0.6], test_levels={"1": 0.5, "2": 0.6}, **sizes)
+    assert len(explain_order([on_test])) == 2 * significant and len(explain_order([of_clients])) == significant
+    assert len(explain_row_order({"a": [on_test]})) == 2 * significant
+    assert is_behind([0.7, 0.6], [samples, samples] if samples else []) == significant
 
 
-@pytest.mark.parametrize(("clients", "said"), [(20, False), (600, True)])
-def test_of_clients_that_differ_the_clients_count(clients: int, said: bool) -> None:
+@pytest.mark.parametrize(("clients", "significant"), [(20, False), (600, True)])
+def test_of_clients_that_differ_the_clients_count(clients: int, significant: bool) -> None:
     record = summary(global_samples=100_000)
     levels = {name: LevelAccuracy(local=None, clients=clients) for name in ("S1", "M1")}
     headline = record.headline.model_copy(update={"levels": levels})
     evaluate = record.evaluate.model_copy(update={"static": headline})
-    assert bool(explain_order([record.model_copy(update={"evaluate": evaluate})])) == said
+    assert bool(explain_order([record.model_copy(update={"evaluate": evaluate})])) == significant
 
 
 def test_no_cause_is_named_where_the_largest_is_best() -> None:
-    found = summary(test_exits=[0.5, 0.4, 0.9], test_levels={"1": 0.1, "2": 0.2}, test_samples=10_000)
-    assert explain_order([found]) == [
+    record = summary(test_exits=[0.5, 0.4, 0.9], test_levels={"1": 0.1, "2": 0.2}, test_samples=10_000)
+    assert explain_order([record]) == [
         "After 8 rounds a deeper exit does worse than a shallower one: exit 1 50.0%, exit 2 40.0%, exit 3 90.0%, on "
         "the server's test set."
     ]
     behind = summary(test_exits=[0.5, 0.4], test_levels={"1": 0.1, "2": 0.2})
-    assert explain_row_order({"a": [found], "b": [behind]}) == [
+    assert explain_row_order({"a": [record], "b": [behind]}) == [
         "The deeper exits have not caught up in b. The usual reason is few rounds, or few clients "
         "that train the whole part.",
         "A deeper exit does worse than a shallower one in a.",
@@ -107,8 +107,8 @@ def test_noise_may_be_the_cause_with_privacy() -> None:
     privacy = PrivacyRecord(epsilon=1.0, delta=1e-3, noise=1.0, clip=1.0, rate=0.1)
     noisy = summary(test_exits=[0.7, 0.6], test_levels={"1": 0.4, "2": 0.3}, test_samples=9_000)
     private = noisy.model_copy(update={"privacy": privacy})
-    for said in (explain_order([private]), explain_row_order({"a": [private]})):
-        assert len(said) == 2 and not any("caught up" in one or "rounds, or" in one for one in said)
+    for explanations in (explain_order([private]), explain_row_order({"a": [private]})):
+        assert len(explanations) == 2 and not any("caught up" in one or "rounds, or" in one for one in explanations)
 
 
 def test_what_was_not_measured_is_in_no_order() -> None:

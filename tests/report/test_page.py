@@ -131,17 +131,17 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> ff.Comparison:
 
 def test_a_run_writes_a_page_that_loads_nothing_and_runs_its_own_scripts_only(finished: Path) -> None:
     text = (finished / "report.html").read_text(encoding="utf-8")
-    found = Reader(text)
+    reader = Reader(text)
     assert len(text.encode()) < 3_000_000
     assert text.count("plotly.js (basic - minified)") == 1, "one copy of the library"
-    assert not [tag for tag, about in found.elements if {"src", "srcset", "data", "action"} & about.keys()]
-    targets = [about["href"] or "" for tag, about in found.elements if "href" in about]
+    assert not [tag for tag, about in reader.elements if {"src", "srcset", "data", "action"} & about.keys()]
+    targets = [about["href"] or "" for tag, about in reader.elements if "href" in about]
     assert targets
     assert all(target.startswith(("#", "./", "data:,")) for target in targets)
-    assert not [key for _, about in found.elements for key in about if key.startswith("on")], "no inline handlers"
-    (policy,) = [about["content"] or "" for _, about in found.elements if about.get("http-equiv")]
+    assert not [key for _, about in reader.elements for key in about if key.startswith("on")], "no inline handlers"
+    (policy,) = [about["content"] or "" for _, about in reader.elements if about.get("http-equiv")]
     allowed = set(re.findall(r"'sha256-([^']+)'", policy))
-    data, *scripts = found.scripts
+    data, *scripts = reader.scripts
     assert allowed == {base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts}
     assert len(scripts) == 2
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
@@ -149,38 +149,38 @@ def test_a_run_writes_a_page_that_loads_nothing_and_runs_its_own_scripts_only(fi
 
 
 def test_the_numbers_are_those_of_the_run(finished: Path) -> None:
-    run, found = ff.load(finished), read(finished / "report.html")
+    run, report = ff.load(finished), read(finished / "report.html")
     summary = run.summary
     for number in (
         format_percent(summary["local"]),
         format_percent(summary["global"]),
         format_bytes(summary["bytes_down"]),
     ):
-        assert number in found.text
+        assert number in report.text
     for level in summary["levels"]:
-        row = next(row for row in found.cells if row[0] == level["level"] and str(level["clients"]) in row)
+        row = next(row for row in report.cells if row[0] == level["level"] and str(level["clients"]) in row)
         assert row
-    lines = {trace["name"]: trace for trace in found.plots["accuracy"]["data"]}
+    lines = {trace["name"]: trace for trace in report.plots["accuracy"]["data"]}
     evaluated = {m["round"]: m["evaluate"]["static"] for m in run.metrics if "evaluate" in m}
     assert list(evaluated) == [2, 3]
     assert lines["local"]["x"] == [2, 3], "only where it was measured"
     assert lines["local"]["y"] == [round(100 * columns["local"], 4) for columns in evaluated.values()]
-    (loss,) = found.plots["loss"]["data"]
+    (loss,) = report.plots["loss"]["data"]
     assert loss["y"] == pytest.approx([m["train"]["loss"] for m in run.metrics], rel=1e-5)
-    assert found.plots["accuracy-simulated_s"]["data"], "profiles give seconds"
+    assert report.plots["accuracy-simulated_s"]["data"], "profiles give seconds"
     seconds = sum(m["simulated_s"] for m in run.metrics)
-    assert found.plots["accuracy-simulated_s"]["data"][0]["x"][-1] == pytest.approx(seconds, rel=1e-4)
+    assert report.plots["accuracy-simulated_s"]["data"][0]["x"][-1] == pytest.approx(seconds, rel=1e-4)
 
 
 def test_who_took_part_who_failed_and_why(finished: Path) -> None:
-    run, found = ff.load(finished), read(finished / "report.html")
+    run, report = ff.load(finished), read(finished / "report.html")
     failures = [one for m in run.metrics for one in m["failures"]]
     assert failures, "the links of this run lose messages"
-    bars = {trace["name"]: trace["y"] for trace in found.plots["took-part"]["data"]}
+    bars = {trace["name"]: trace["y"] for trace in report.plots["took-part"]["data"]}
     assert bars["failed"] == [len(m["failures"]) for m in run.metrics]
     for level in ("1", "2"):
         assert bars[f"level {level}"] == [m["train"]["by_level"].get(level, 0) for m in run.metrics]
-    row = next(row for row in found.cells if row[0] == failures[0]["reason"])
+    row = next(row for row in report.cells if row[0] == failures[0]["reason"])
     assert row[2] == str(sum(one["reason"] == failures[0]["reason"] for one in failures))
 
 
@@ -197,8 +197,8 @@ def test_the_pieces_lie_inside_each_other_and_say_what_they_cost(finished: Path)
 def test_the_partition_is_drawn_from_the_counts(finished: Path) -> None:
     counts = json.loads((finished / "fleet.json").read_text())["first"]["class_counts"]
     (dots,) = read(finished / "report.html").plots["partition"]["data"]
-    found = dict(zip(zip(dots["x"], dots["y"], strict=True), dots["text"], strict=True))
-    assert found == {(k, c): n for k, row in enumerate(counts) for c, n in enumerate(row) if n}
+    labels = dict(zip(zip(dots["x"], dots["y"], strict=True), dots["text"], strict=True))
+    assert labels == {(k, c): n for k, row in enumerate(counts) for c, n in enumerate(row) if n}
 
 
 @pytest.mark.parametrize(
@@ -239,9 +239,9 @@ def test_counts_of_clients_have_whole_ticks(finished: Path, clients: int, step: 
 
 def test_a_run_that_is_not_finished_has_a_page_too(copied: Path) -> None:
     (copied / "summary.json").unlink()
-    found = read(page.write_report(copied))
-    assert "not finished" in found.text
-    assert "accuracy" in found.plots
+    report = read(page.write_report(copied))
+    assert "not finished" in report.text
+    assert "accuracy" in report.plots
 
 
 # ---- what is withheld ------------------------------------------------------------------------------------------------
@@ -284,9 +284,9 @@ def test_the_loss_that_a_secure_run_withholds_is_said_to_be(copied: Path) -> Non
     for one in reports:
         one["train"]["loss"], one["secure"] = None, {"hidden": 0, "clipped": 1}
     (copied / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in reports))
-    found = read(page.write_report(copied))
-    assert "Training loss is withheld: with [secure]" in found.text
-    assert "loss" not in found.plots
+    report = read(page.write_report(copied))
+    assert "Training loss is withheld: with [secure]" in report.text
+    assert "loss" not in report.plots
 
 
 # ---- strangers' text and damaged files -------------------------------------------------------------------------------
@@ -306,11 +306,11 @@ def test_text_of_users_and_nodes_is_never_markup(copied: Path) -> None:
     environment = {"processor": EVIL, "command": ["fleetfit", EVIL], "resumed": [{"round": 3, "time": EVIL}]}
     (copied / "environment.json").write_text(json.dumps(environment))
     (copied / "config.toml").write_text((copied / "config.toml").read_text() + f"# {EVIL}\n")
-    before, found = read(copied / "report.html"), read(page.write_report(copied))
-    assert found.tags() == before.tags()
-    assert len(found.scripts) == 3
-    assert "alert(1)" in found.text, "it is shown as text"
-    names = [trace["name"] for plot in found.plots.values() for trace in plot["data"]]
+    before, after = read(copied / "report.html"), read(page.write_report(copied))
+    assert after.tags() == before.tags()
+    assert len(after.scripts) == 3
+    assert "alert(1)" in after.text, "it is shown as text"
+    names = [trace["name"] for plot in after.plots.values() for trace in plot["data"]]
     assert any("alert" in name for name in names)
     assert not [name for name in names if "<" in name or ">" in name], "plotly.js reads tags in labels"
 
@@ -332,9 +332,9 @@ def test_text_of_users_and_nodes_is_never_markup(copied: Path) -> None:
 )
 def test_a_damaged_file_is_said_and_the_rest_is_shown(copied: Path, name: str, text: str) -> None:
     (copied / name).write_text(text)
-    found = read(page.write_report(copied))
+    report = read(page.write_report(copied))
     (problem,) = RunFolder.open(copied).find_problems()
-    assert "paged" in found.text and problem.startswith(name) and problem in found.text
+    assert "paged" in report.text and problem.startswith(name) and problem in report.text
 
 
 def test_values_of_odd_forms_are_damage(copied: Path) -> None:
@@ -345,17 +345,17 @@ def test_values_of_odd_forms_are_damage(copied: Path) -> None:
     reports[2]["evaluate"]["static"]["per_client"] = {"local": {"0": "x", "1": None}, "global": 4}
     reports[2] |= {"undone": 5, "deadline": 3, "links": {"lost_up": "many"}}
     (copied / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in reports))
-    found = read(page.write_report(copied))
+    report = read(page.write_report(copied))
     (problem,) = RunFolder.open(copied).find_problems()
-    assert "paged" in found.text and problem.startswith("metrics.jsonl") and problem in found.text
+    assert "paged" in report.text and problem.startswith("metrics.jsonl") and problem in report.text
 
 
 def test_a_missing_file_is_no_damage(copied: Path) -> None:
     for name in ("environment.json", "fleet.json", "plan.toml"):
         (copied / name).unlink()
-    found = read(page.write_report(copied))
+    report = read(page.write_report(copied))
     assert RunFolder.open(copied).find_problems() == ()
-    assert {"accuracy", "loss", "bytes"} <= found.plots.keys()
+    assert {"accuracy", "loss", "bytes"} <= report.plots.keys()
 
 
 def test_a_page_that_cannot_be_written_stops_no_run(
@@ -377,30 +377,30 @@ def test_a_page_that_cannot_be_written_stops_no_run(
 
 def test_a_comparison_has_one_page_with_its_table_and_all_seeds(compared: ff.Comparison) -> None:
     assert [path.parent for path in compared.folder.rglob("report.html")] == [compared.folder]
-    found = read(compared.folder / "report.html")
+    report = read(compared.folder / "report.html")
     for row in compared.table.rows:
-        assert list(row) in found.cells
+        assert list(row) in report.cells
     assert compared.difference_table is not None
     for row in compared.difference_table.rows:
-        assert list(row) in found.cells
+        assert list(row) in report.cells
     for note in compared.table.notes:
-        assert note in found.text
-    traces = [data for data in found.plots["accuracy-local-0"]["data"] if "alert" in data.get("name", "")]
+        assert note in report.text
+    traces = [data for data in report.plots["accuracy-local-0"]["data"] if "alert" in data.get("name", "")]
     runs = compared.runs[compared.table.rows[1][0], ""]
     curves = [[round(100 * m["evaluate"]["static"]["local"], 4) for m in run.metrics] for run in runs]
     seeds = [one for one in traces if ", seed" in one["name"]]
     assert [one["y"] for one in seeds] == curves
     (mean,) = [one for one in traces if one.get("showlegend", True)]
     assert mean["y"] == pytest.approx([sum(pair) / 2 for pair in zip(*curves, strict=True)], abs=1e-3)
-    assert plots.SEEDS_CAPTION in found.text
-    assert found.tags() <= {*read(next(iter(compared.runs.values()))[0].folder.parents[1] / "report.html").tags()}
+    assert plots.SEEDS_CAPTION in report.text
+    assert report.tags() <= {*read(next(iter(compared.runs.values()))[0].folder.parents[1] / "report.html").tags()}
 
 
 def test_text_of_a_comparison_is_never_markup(compared: ff.Comparison) -> None:
-    found = read(compared.folder / "report.html")
-    assert len(found.scripts) == 3
-    assert "b" not in found.tags()
-    assert "Scale <b>&amp;" in found.text
+    report = read(compared.folder / "report.html")
+    assert len(report.scripts) == 3
+    assert "b" not in report.tags()
+    assert "Scale <b>&amp;" in report.text
 
 
 def test_a_comparison_that_was_moved_or_cut_off_has_a_page(compared: ff.Comparison, tmp_path: Path) -> None:
@@ -409,24 +409,24 @@ def test_a_comparison_that_was_moved_or_cut_off_has_a_page(compared: ff.Comparis
         (moved / name).unlink()
     results = json.loads((moved / "results.json").read_text())
     (moved / "results.json").write_text(json.dumps({**results, "notes": []}))
-    found = read(page.write_report(moved))
-    assert "not finished" in found.text
-    assert list(compared.table.rows[0])[:3] in [row[:3] for row in found.cells]
-    assert "accuracy-local-0" in found.plots
+    report = read(page.write_report(moved))
+    assert "not finished" in report.text
+    assert list(compared.table.rows[0])[:3] in [row[:3] for row in report.cells]
+    assert "accuracy-local-0" in report.plots
 
 
 def test_several_folders_go_on_one_page_where_seeds_are_one_row(
     finished: Path, compared: ff.Comparison, tmp_path: Path
 ) -> None:
     out = ff.write_report(finished, compared.folder, out=tmp_path / "all.html")
-    found = read(out)
+    report = read(out)
     assert out == tmp_path / "all.html"
-    heads = [row[0] for row in found.cells]
+    heads = [row[0] for row in report.cells]
     assert "paged" in heads, "the run's name"
-    assert "4 rows, 2 seeds, 7 runs" in found.text
-    assert "These runs also differ in data, fleet, rounds, so" in found.text
-    assert "share their clients" not in found.text and "Classes of the clients: paged, seed" in found.text
-    assert found.text.count("Classes of the clients: ") == 2, "a plot for each set of clients"
+    assert "4 rows, 2 seeds, 7 runs" in report.text
+    assert "These runs also differ in data, fleet, rounds, so" in report.text
+    assert "share their clients" not in report.text and "Classes of the clients: paged, seed" in report.text
+    assert report.text.count("Classes of the clients: ") == 2, "a plot for each set of clients"
     assert "Rows of the same seed and setting share their clients" in read(ff.write_report(compared.folder)).text
 
 
@@ -436,10 +436,10 @@ def test_a_private_run_hides_its_own_numbers_and_no_others(finished: Path, copie
     (copied / "summary.json").write_text(json.dumps({**summary, "privacy": private}))
     config = (copied / "config.toml").read_text().replace('name = "paged"', 'name = "hidden"')
     (copied / "config.toml").write_text(config)
-    found = read(ff.write_report(finished, copied, out=tmp_path / "all.html"))
+    report = read(ff.write_report(finished, copied, out=tmp_path / "all.html"))
     local = format_percent(summary["local"])
-    assert any(local in row for row in found.cells), "the other run's"
-    hidden = [row for row in found.cells if "withheld" in row]
+    assert any(local in row for row in report.cells), "the other run's"
+    hidden = [row for row in report.cells if "withheld" in row]
     assert hidden and not any(local in row for row in hidden)
 
 
@@ -532,22 +532,22 @@ def test_the_library_is_the_one_that_its_authors_built() -> None:
 
 def test_a_line_of_many_points_keeps_its_ends() -> None:
     line = [(float(i), float(i)) for i in range(1000)]
-    kept = plots.thin(line, 50)
-    assert len(kept) == 50
-    assert (kept[0], kept[-1]) == (line[0], line[-1])
+    points = plots.thin(line, 50)
+    assert len(points) == 50
+    assert (points[0], points[-1]) == (line[0], line[-1])
 
 
 def test_plots_of_accuracy_have_one_vertical_axis_and_others_their_own() -> None:
     low = plots.Line(Series("a", {0: [Point(1, 1.0, 20.0), Point(2, 2.0, 30.0)]}), 0)
     high = plots.Line(Series("b", {0: [Point(1, 1.0, 80.0)]}), 1)
     hidden = plots.Line(Series("c", {0: [Point(1, 1.0, 1.0)]}), 2, hidden=True)
-    made = [
+    charts = [
         plots.plot_lines("first", "", [low, hidden], plots.ROUNDS, plots.make_score_axis("accuracy")),
         None,
         plots.plot_lines("second", "", [high], plots.ROUNDS, plots.make_score_axis("accuracy")),
         plots.plot_lines("loss", "", [low], plots.ROUNDS, plots.PlotAxis("training loss")),
     ]
-    first, second, loss = plots.share_accuracy_axis(made)
+    first, second, loss = plots.share_accuracy_axis(charts)
     assert first.layout["yaxis"]["range"] == second.layout["yaxis"]["range"] == [16.4, 83.6]
     assert "range" not in loss.layout["yaxis"]
 
@@ -576,9 +576,9 @@ def test_a_damaged_last_line_is_said_on_the_page_and_in_the_terminal(
     (copied / "metrics.jsonl").write_text(whole + '{"broken')
     assert "is damaged" not in page.write_report(copied).read_text()
     (copied / "metrics.jsonl").write_text(whole + '{"broken\n')
-    said = f"metrics.jsonl: line {len(whole.splitlines()) + 1}, the last one, is damaged"
-    assert said in page.write_report(copied).read_text()
-    assert said in caplog.text
+    warning = f"metrics.jsonl: line {len(whole.splitlines()) + 1}, the last one, is damaged"
+    assert warning in page.write_report(copied).read_text()
+    assert warning in caplog.text
 
 
 def test_a_command_that_began_with_python_is_shown_as_typed() -> None:

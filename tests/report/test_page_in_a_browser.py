@@ -68,11 +68,11 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> ff.Comparison:
 def private(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the folder of a private run is: see `fleetfit.privacy`."""
     folder = Path(shutil.copytree(finished, tmp_path_factory.mktemp("private") / "run"))
-    told = {"epsilon": 1.5, "delta": 1e-4, "noise": 1.0, "clip": 0.3, "rate": 0.1}
+    spending = {"epsilon": 1.5, "delta": 1e-4, "noise": 1.0, "clip": 0.3, "rate": 0.1}
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps({**one, "privacy": told}) + "\n" for one in lines))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({**one, "privacy": spending}) + "\n" for one in lines))
     summary = json.loads((folder / "summary.json").read_text())
-    (folder / "summary.json").write_text(json.dumps({**summary, "privacy": told}))
+    (folder / "summary.json").write_text(json.dumps({**summary, "privacy": spending}))
     write_report(folder)
     return folder
 
@@ -103,17 +103,17 @@ def shown(browser: Any, path: Path, width: int = DESK, scheme: str = "light") ->
 
 def data_of(browser: Any, plot: str) -> list[dict[str, Any]]:
     """Return what a plot was drawn from, as the library has it."""
-    found: list[dict[str, Any]] = browser.execute_script(
+    traces: list[dict[str, Any]] = browser.execute_script(
         "return document.getElementById('plot-' + arguments[0]).data.map(t => ({name: t.name, x: t.x, y: t.y}))", plot
     )
-    return found
+    return traces
 
 
 def cells(browser: Any) -> list[list[str]]:
-    found: list[list[str]] = browser.execute_script(
+    rows: list[list[str]] = browser.execute_script(
         "return [...document.querySelectorAll('tr')].map(r => [...r.children].map(c => c.innerText.trim()))"
     )
-    return found
+    return rows
 
 
 @pytest.mark.parametrize("name", ["run", "comparison", "private", "several"])
@@ -125,8 +125,8 @@ def test_a_page_says_nothing_to_the_console_asks_nobody_and_fits(
     shown(browser, pages[name], width, scheme)
     assert [entry["message"] for entry in browser.get_log("browser")] == []
     sent = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = {m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"}
-    assert {url for url in asked if not url.startswith("data:")} == {pages[name].as_uri()}
+    requests = {m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"}
+    assert {url for url in requests if not url.startswith("data:")} == {pages[name].as_uri()}
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width, "it scrolls sideways"
     empty = "p => !p.querySelector('.main-svg .trace, .main-svg .point')"
     assert (
@@ -158,9 +158,9 @@ def test_the_numbers_on_the_page_are_those_of_the_run(browser: Any, finished: Pa
 
 def test_the_table_on_the_page_is_that_of_the_comparison(browser: Any, compared: ff.Comparison) -> None:
     shown(browser, compared.folder / "report.html")
-    found = cells(browser)
+    rows = cells(browser)
     for row in (*compared.table.rows, *(compared.difference_table.rows if compared.difference_table else ())):
-        assert list(row) in found
+        assert list(row) in rows
     for number, key in enumerate(dict.fromkeys(setting for _, setting in compared.runs)):
         traces = data_of(browser, f"accuracy-local-{number}")
         for (_, setting), runs in compared.runs.items():

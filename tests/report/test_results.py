@@ -52,11 +52,11 @@ def test_a_table_of_five_rows_two_settings_and_five_seeds_is_small() -> None:
     ]  # fmt: skip
     text = format_results(whole(runs))
     assert 50_000 < len(text.encode()) < 60_000
-    found = json.loads(text)["runs"]
-    assert {len(one["curves"]["round"]) for one in found} == {len(found[0]["curves"]["round"])}
-    assert len(found[0]["curves"]["round"]) >= 5
-    assert found[0]["curves"]["round"][-1] == 400, "the last point is kept"
-    assert found[0]["final"] == runs[0].final, "and the final numbers as they are"
+    stored = json.loads(text)["runs"]
+    assert {len(one["curves"]["round"]) for one in stored} == {len(stored[0]["curves"]["round"])}
+    assert len(stored[0]["curves"]["round"]) >= 5
+    assert stored[0]["curves"]["round"][-1] == 400, "the last point is kept"
+    assert stored[0]["final"] == runs[0].final, "and the final numbers as they are"
 
 
 @pytest.mark.parametrize(("rounds", "every", "expected"), [
@@ -67,17 +67,17 @@ def test_a_table_of_five_rows_two_settings_and_five_seeds_is_small() -> None:
 def test_curves_keep_twenty_points_evenly_and_the_last(rounds: int, every: int, expected: list[int]) -> None:
     """38 steps between 39 points, in 19: two each."""
     one = run("a", "", 0, rounds, every)
-    (found,) = json.loads(format_results(whole([one])))["runs"]
-    assert found["curves"]["round"] == expected
+    (stored,) = json.loads(format_results(whole([one])))["runs"]
+    assert stored["curves"]["round"] == expected
     by_round = dict(zip(one.curves.round, one.curves.local, strict=True))
-    assert found["curves"]["local"] == [by_round[r] for r in expected], "every series at the same rounds"
-    assert found["curves"]["per_exit"]["4"] == [round(by_round[r], 1) for r in expected]
+    assert stored["curves"]["local"] == [by_round[r] for r in expected], "every series at the same rounds"
+    assert stored["curves"]["per_exit"]["4"] == [round(by_round[r], 1) for r in expected]
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    made = whole([run("a", "x", 0, 20), run("b", "", 1, 3)])
-    (tmp_path / "a.json").write_text(format_results(made))
-    assert read_results(tmp_path / "a.json") == made
+    results = whole([run("a", "x", 0, 20), run("b", "", 1, 3)])
+    (tmp_path / "a.json").write_text(format_results(results))
+    assert read_results(tmp_path / "a.json") == results
 
 
 def test_a_run_more_is_a_line_more() -> None:
@@ -93,10 +93,10 @@ def test_what_was_not_measured_is_absent(tmp_path: Path) -> None:
         row="a", setting="", seed=0, rounds=1, seconds=1.0, speed="exact", digest="", final={"local": 1.0},
         curves=CurvesRecord(round=[]),
     )  # fmt: skip
-    made = ComparisonResults(
+    results = ComparisonResults(
         name="a", file="a.toml", versions=VERSIONS, machine={}, against="a", settings={}, runs=[bare]
     )
-    text = format_results(made)
+    text = format_results(results)
     assert "training_seconds" not in text and '"commit": null' in text and '"tuning": []' in text
     (tmp_path / "a.json").write_text(text)
-    assert read_results(tmp_path / "a.json") == made
+    assert read_results(tmp_path / "a.json") == results

@@ -40,17 +40,17 @@ def address() -> Iterator[str]:
     server.server_close()
 
 
-def until(found: Callable[[], Any], what: str) -> Any:
+def until(find: Callable[[], Any], what: str) -> Any:
     """Wait for something, and return it."""
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
-        if value := found():
+        if value := find():
             return value
         time.sleep(0.1)
     raise AssertionError(f"{what} did not come")
 
 
-def asked(browser: Any) -> set[str]:
+def list_requests(browser: Any) -> set[str]:
     """Return the addresses that were asked for since the last call."""
     messages = [json.loads(line["message"])["message"] for line in browser.get_log("performance")]
     return {m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"}
@@ -58,11 +58,11 @@ def asked(browser: Any) -> set[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_asks_nothing_of_other_machines_and_complains_of_nothing(browser: Any, address: str, page: str) -> None:
-    asked(browser), browser.get_log("browser")
+    list_requests(browser), browser.get_log("browser")
     browser.get(f"{address}/{page}.html")
     until(lambda: browser.execute_script("return document.readyState") == "complete", page)
     until(lambda: browser.execute_script("return document.documentElement.classList.contains('js')"), "its script")
-    own = {url for url in asked(browser) if not url.startswith(("data:", "blob:", "chrome"))}
+    own = {url for url in list_requests(browser) if not url.startswith(("data:", "blob:", "chrome"))}
     assert own and not {url for url in own if not url.startswith(address)}
     errors = [
         line for line in browser.get_log("browser") if line["level"] == "SEVERE" and "favicon" not in line["message"]
@@ -87,8 +87,8 @@ def test_the_search_finds(browser: Any, address: str, from_disk: bool) -> None:
     until(lambda: browser.execute_script("return document.documentElement.classList.contains('js')"), "its script")
     browser.execute_script("arguments[0].focus()", field)
     field.send_keys("quorum")
-    found = until(lambda: browser.find_elements("css selector", "a.md-search-result__link"), "a result")
-    assert any("devices.html" in link.get_attribute("href") for link in found)
+    links = until(lambda: browser.find_elements("css selector", "a.md-search-result__link"), "a result")
+    assert any("devices.html" in link.get_attribute("href") for link in links)
 
 
 @pytest.mark.parametrize("words", ["seed", "attack", "images"])
@@ -98,8 +98,8 @@ def test_the_search_leads_to_pages_for_users_first(browser: Any, address: str, w
     until(lambda: browser.execute_script("return document.documentElement.classList.contains('js')"), "its script")
     browser.execute_script("arguments[0].focus()", field)
     field.send_keys(words)
-    found = until(lambda: browser.find_elements("css selector", "a.md-search-result__link"), "a result")
-    aside = [any(f"/{part}" in link.get_attribute("href") for part in ("repository/", "adr/")) for link in found]
+    links = until(lambda: browser.find_elements("css selector", "a.md-search-result__link"), "a result")
+    aside = [any(f"/{part}" in link.get_attribute("href") for part in ("repository/", "adr/")) for link in links]
     assert len(aside) > 3 and not any(aside[:10])
 
 

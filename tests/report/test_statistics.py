@@ -19,7 +19,7 @@ from fleetfit.runs.schema import ComparisonResults, CurvesRecord, PaperNumbers, 
 Finals = Mapping[tuple[str, str], Mapping[int, Mapping[str, float]]]
 
 
-def results(found: Finals, against: str = "A") -> ComparisonResults:
+def results(finals: Finals, against: str = "A") -> ComparisonResults:
     runs = [
         RunResult(
             row=row,
@@ -33,7 +33,7 @@ def results(found: Finals, against: str = "A") -> ComparisonResults:
             final=dict(final),
             curves=CurvesRecord(round=[]),
         )
-        for (row, setting), by_seed in found.items()
+        for (row, setting), by_seed in finals.items()
         for seed, final in by_seed.items()
     ]
     return ComparisonResults(name="x", file="x.toml", versions={}, machine={}, against=against, settings={}, runs=runs)
@@ -49,14 +49,14 @@ def local(values: Sequence[float], start: int = 0) -> dict[int, dict[str, float]
 @settings(deadline=None)
 @given(st.lists(st.floats(-100, 100).map(lambda x: round(x, 4)), min_size=2, max_size=12))
 def test_intervals_are_those_of_scipy(values: list[float]) -> None:
-    found = confidence_interval(values)
+    interval = confidence_interval(values)
     if max(values) - min(values) < 1e-9:
-        assert found is None
+        assert interval is None
         return
     expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    assert found is not None
-    assert math.isclose(found[0], expected.low, rel_tol=1e-8, abs_tol=1e-8)
-    assert math.isclose(found[1], expected.high, rel_tol=1e-8, abs_tol=1e-8)
+    assert interval is not None
+    assert math.isclose(interval[0], expected.low, rel_tol=1e-8, abs_tol=1e-8)
+    assert math.isclose(interval[1], expected.high, rel_tol=1e-8, abs_tol=1e-8)
 
 
 def test_an_interval_by_hand() -> None:
@@ -74,16 +74,18 @@ def test_an_interval_by_hand() -> None:
 def test_pairs_are_of_one_seed() -> None:
     """Values vary by tens from seed to seed, the differences by a tenth: unpaired, nothing could be told."""
     a, b = [40.0, 60.0, 50.0], [42.1, 62.0, 51.9]
-    (found,) = paired_differences(results({("A", ""): local(a), ("B", ""): local(b)}), ["local"])
-    assert found.seeds == (0, 1, 2) and found.order == 1
-    assert math.isclose(found.mean or 0, 2.0)
+    (difference,) = paired_differences(results({("A", ""): local(a), ("B", ""): local(b)}), ["local"])
+    assert difference.seeds == (0, 1, 2) and difference.order == 1
+    assert math.isclose(difference.mean or 0, 2.0)
     half = stats.t.ppf(0.975, 2) * 0.1 / math.sqrt(3)
-    assert math.isclose(found.low or 0, 2.0 - half) and math.isclose(found.high or 0, 2.0 + half)
+    assert math.isclose(difference.low or 0, 2.0 - half) and math.isclose(difference.high or 0, 2.0 + half)
 
 
 def test_only_seeds_that_both_have_count() -> None:
-    found = paired_differences(results({("A", ""): local([1, 2, 3]), ("B", ""): local([9, 9, 9], start=2)}), ["local"])
-    assert [(one.seeds, one.mean) for one in found] == [((2,), 6.0)]
+    differences = paired_differences(
+        results({("A", ""): local([1, 2, 3]), ("B", ""): local([9, 9, 9], start=2)}), ["local"]
+    )
+    assert [(one.seeds, one.mean) for one in differences] == [((2,), 6.0)]
 
 
 def test_the_order_is_told_beyond_the_interval_alone() -> None:
@@ -105,30 +107,30 @@ def test_another_reference_turns_the_sign() -> None:
 def test_settings_stay_apart() -> None:
     finals = {(row, s): local([x, x + d]) for row, s, x, d in
               (("A", "x", 1, 0), ("A", "y", 2, 0), ("B", "x", 4, 1), ("B", "y", 3, 1))}  # fmt: skip
-    found = paired_differences(results(finals), ["local"])
-    assert [(one.setting, one.mean) for one in found] == [("x", 3.5), ("y", 1.5)]
+    differences = paired_differences(results(finals), ["local"])
+    assert [(one.setting, one.mean) for one in differences] == [("x", 3.5), ("y", 1.5)]
 
 
 # ---- what has no interval --------------------------------------------------------------------------------------------
 
 
-def notes(found: Sequence[Difference]) -> str:
-    return " ".join(make_difference_table(found, "A").notes)
+def notes(differences: Sequence[Difference]) -> str:
+    return " ".join(make_difference_table(differences, "A").notes)
 
 
 def test_one_seed_is_said_in_words() -> None:
-    (found,) = paired_differences(results({("A", ""): local([1]), ("B", ""): local([9])}), ["local"])
-    assert (found.mean, found.low, found.high, found.order) == (8.0, None, None, 0)
-    assert make_difference_table([found], "A").rows[0][-1] == "+8.00"
-    assert "With fewer than two seeds" in notes([found])
-    assert "excludes zero" not in notes([found])
+    (difference,) = paired_differences(results({("A", ""): local([1]), ("B", ""): local([9])}), ["local"])
+    assert (difference.mean, difference.low, difference.high, difference.order) == (8.0, None, None, 0)
+    assert make_difference_table([difference], "A").rows[0][-1] == "+8.00"
+    assert "With fewer than two seeds" in notes([difference])
+    assert "excludes zero" not in notes([difference])
 
 
 def test_seeds_that_differ_alike_have_no_interval() -> None:
     """Accuracies on few samples are coarse: an interval without width would claim an order that chance can make."""
-    (found,) = paired_differences(results({("A", ""): local([1, 2]), ("B", ""): local([2, 3])}), ["local"])
-    assert (found.mean, found.low, found.order) == (1.0, None, 0)
-    assert "all seeds have the same difference" in notes([found])
+    (difference,) = paired_differences(results({("A", ""): local([1, 2]), ("B", ""): local([2, 3])}), ["local"])
+    assert (difference.mean, difference.low, difference.order) == (1.0, None, 0)
+    assert "all seeds have the same difference" in notes([difference])
 
 
 def test_a_number_that_is_missing_is_no_pair() -> None:
@@ -168,8 +170,10 @@ HEADER = (
 
 
 def test_columns_of_attacks_are_there_where_some_run_has_them() -> None:
-    made = results({("A", "x"): {0: {"local": 40.0, "honest_excluded_2": 12.5}}, ("B", "x"): {0: {"local": 42.0}}})
-    text = format_comparison_csv(made.model_copy(update={"columns": ["backdoor"], "targets": [0.4, 0.975]}))
+    comparison = results(
+        {("A", "x"): {0: {"local": 40.0, "honest_excluded_2": 12.5}}, ("B", "x"): {0: {"local": 42.0}}}
+    )
+    text = format_comparison_csv(comparison.model_copy(update={"columns": ["backdoor"], "targets": [0.4, 0.975]}))
     assert {*text.splitlines()[0].split(",")} - {*HEADER.split(",")} == {"honest_excluded_2", "backdoor"}
     assert [line["honest_excluded_2"] for line in lines(text)[:2]] == ["12.5", ""]
 
@@ -183,16 +187,16 @@ def test_the_csv_has_numbers_and_a_stable_header() -> None:
     update = {"columns": ["local"], "targets": [0.4, 0.975], "printed": printed}
     text = format_comparison_csv(results(finals).model_copy(update=update))
     assert text.splitlines()[0] == HEADER
-    found = lines(text)
-    assert [(line["what"], line["row"], line["seed"]) for line in found] == [
+    records = lines(text)
+    assert [(line["what"], line["row"], line["seed"]) for line in records] == [
         ("run", "A", "0"), ("run", "A", "1"), ("run", "B", "0"), ("run", "B", "1"),
         ("mean", "A", ""), ("deviation", "A", ""), ("mean", "B", ""), ("deviation", "B", ""),
         ("difference", "B", ""), ("low", "B", ""), ("high", "B", ""), ("paper", "A", ""),
     ]  # fmt: skip
-    by = {(line["what"], line["row"]): line for line in found[4:]}
+    by = {(line["what"], line["row"]): line for line in records[4:]}
     assert float(by["mean", "A"]["local"]) == 40.5 and float(by["mean", "A"]["bytes_up"]) == 20
     assert by["mean", "A"]["rounds_to_40"] == "", "one seed did not get there"
-    assert found[0]["rounds_to_40"] == "7.5" and found[1]["rounds_to_40"] == ""
+    assert records[0]["rounds_to_40"] == "7.5" and records[1]["rounds_to_40"] == ""
     assert float(by["deviation", "B"]["local"]) == pytest.approx(math.sqrt(4.5), abs=1e-6)
     assert float(by["difference", "B"]["local"]) == 3.0
     half = stats.t.ppf(0.975, 1) * math.sqrt(2) / math.sqrt(2)
@@ -200,7 +204,7 @@ def test_the_csv_has_numbers_and_a_stable_header() -> None:
     assert float(by["high", "B"]["local"]) == pytest.approx(3 + half, abs=1e-5)
     assert (by["low", "B"]["against"], by["low", "B"]["seeds"]) == ("A", "2")
     assert by["paper", "A"]["rounds_to_40"] == "12.0"
-    for line in found:
+    for line in records:
         numbers = [value for name, value in line.items() if name not in ("what", "row", "setting", "against") and value]
         assert all(math.isfinite(float(value)) for value in numbers)
 
@@ -208,14 +212,14 @@ def test_the_csv_has_numbers_and_a_stable_header() -> None:
 # ---- the smallest model ----------------------------------------------------------------------------------------------
 
 
-def with_smallest(found: Finals) -> ComparisonResults:
-    return results(found).model_copy(update={"smallest": "S"})
+def with_smallest(finals: Finals) -> ComparisonResults:
+    return results(finals).model_copy(update={"smallest": "S"})
 
 
 def test_the_smallest_model_is_in_no_difference_but_as_reference() -> None:
-    made = with_smallest({("A", ""): local([1, 2]), ("B", ""): local([2, 4]), ("S", ""): local([3, 4])})
-    assert [one.row for one in paired_differences(made, ["local"])] == ["B"]
-    assert [one.row for one in paired_differences(made, ["local"], "S")] == ["A", "B"]
+    comparison = with_smallest({("A", ""): local([1, 2]), ("B", ""): local([2, 4]), ("S", ""): local([3, 4])})
+    assert [one.row for one in paired_differences(comparison, ["local"])] == ["B"]
+    assert [one.row for one in paired_differences(comparison, ["local"], "S")] == ["A", "B"]
 
 
 def test_the_smallest_model_is_as_good_if_no_interval_leaves_room_for_more() -> None:

@@ -56,25 +56,25 @@ nests = st.recursive(
 )
 
 
-@given(nest=nests)
+@given(state=nests)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_nest_survives_its_file(nest: Any, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "file", {"nest": nest})
-    assert same(read_checkpoint(tmp_path / "file"), {"nest": nest})
+def test_a_nest_survives_its_file(state: Any, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "file", {"nest": state})
+    assert same(read_checkpoint(tmp_path / "file"), {"nest": state})
 
 
 def test_keys_that_read_alike_are_told_apart(tmp_path: Path) -> None:
-    nest = {1: torch.ones(1), "1": torch.zeros(1), "a": {"b/c": torch.ones(2)}, "a/b": {"c": torch.zeros(2)}}
-    write_checkpoint(tmp_path / "file", nest)
-    assert same(read_checkpoint(tmp_path / "file"), nest)
+    state = {1: torch.ones(1), "1": torch.zeros(1), "a": {"b/c": torch.ones(2)}, "a/b": {"c": torch.zeros(2)}}
+    write_checkpoint(tmp_path / "file", state)
+    assert same(read_checkpoint(tmp_path / "file"), state)
 
 
 def test_a_file_is_one_flat_tensor_for_each_type_of_numbers(tmp_path: Path) -> None:
-    nest = {"a": {"x": torch.ones(2, 3), "y": torch.zeros(4)}, "b": torch.arange(3), "c": [torch.full((1,), 7.0)]}
-    write_checkpoint(tmp_path / "file", nest)
-    found = load_file(tmp_path / "file")
-    assert {name: tuple(t.shape) for name, t in found.items()} == {"float32": (11,), "int64": (3,)}
-    assert found["float32"].tolist() == [1.0] * 6 + [0.0] * 4 + [7.0]
+    state = {"a": {"x": torch.ones(2, 3), "y": torch.zeros(4)}, "b": torch.arange(3), "c": [torch.full((1,), 7.0)]}
+    write_checkpoint(tmp_path / "file", state)
+    tensors = load_file(tmp_path / "file")
+    assert {name: tuple(t.shape) for name, t in tensors.items()} == {"float32": (11,), "int64": (3,)}
+    assert tensors["float32"].tolist() == [1.0] * 6 + [0.0] * 4 + [7.0]
 
 
 def test_what_a_checkpoint_cannot_hold_is_named(tmp_path: Path) -> None:
@@ -101,13 +101,13 @@ def test_json_has_no_nan() -> None:
 def test_checkpoints_keep_every_bit(folder: RunFolder) -> None:
     flat = torch.arange(12, dtype=torch.float32) / 7
     shared = torch.ones(3, dtype=torch.bfloat16)
-    nest = {
+    state = {
         "server": {"state": {"a": flat[:4].view(2, 2), "b": flat[4:].view(2, 4).t()}, "round": 3, "memory": None},
         "clients": {"5": {"version": 2, "memory": (shared, [shared, {"n": np.arange(3)}])}},
         "statistics": {0: {"norm.mean": torch.zeros(0)}},
     }
-    folder.save_checkpoint(3, nest)
-    assert same(folder.load_checkpoint(), nest)
+    folder.save_checkpoint(3, state)
+    assert same(folder.load_checkpoint(), state)
 
 
 def test_only_the_newest_are_kept_and_the_newest_counts(folder: RunFolder) -> None:
@@ -122,9 +122,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(folder: RunFolder) -> 
         folder.save_checkpoint(round, {"round": round, "x": torch.ones(50)})
     newest = folder.checkpoints()[-1]
     newest.write_bytes(newest.read_bytes()[:-20])
-    found = folder.load_checkpoint()
-    assert found is not None
-    assert found["round"] == 1
+    state = folder.load_checkpoint()
+    assert state is not None
+    assert state["round"] == 1
     first = folder.checkpoints()[0]
     first.write_bytes(b"")
     with raises(RunError, newest.name, first.name, path=folder.path / "checkpoints"):
@@ -225,10 +225,10 @@ def test_new_paths_differ(tmp_path: Path) -> None:
 
 
 def test_the_environment_says_what_a_result_depends_on() -> None:
-    found = describe_environment()
-    assert found["torch"] == torch.__version__
-    assert {"python", "numpy", "platform", "threads", "git_commit", "time"} <= set(found)
-    json.dumps(found)
+    environment = describe_environment()
+    assert environment["torch"] == torch.__version__
+    assert {"python", "numpy", "platform", "threads", "git_commit", "time"} <= set(environment)
+    json.dumps(environment)
 
 
 # ---- metrics -------------------------------------------------------------------------------------------------------
@@ -288,8 +288,8 @@ def test_a_full_disk_is_a_sentence(folder: RunFolder, monkeypatch: pytest.Monkey
 def test_a_resumption_is_noted(folder: RunFolder) -> None:
     folder.record_resumption(4)
     folder.record_resumption(6)
-    noted = json.loads(folder.text("environment.json"))["resumed"]
-    assert [entry["round"] for entry in noted] == [4, 6]
+    resumptions = json.loads(folder.text("environment.json"))["resumed"]
+    assert [entry["round"] for entry in resumptions] == [4, 6]
     (folder.path / "environment.json").write_text("{")
     folder.record_resumption(7)
     assert [entry["round"] for entry in json.loads(folder.text("environment.json"))["resumed"]] == [7]

@@ -55,7 +55,7 @@ def cut_off(report: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a finished run, one that was cut off after two rounds, and a comparison."""
     place = tmp_path_factory.mktemp("stored")
     ff.run(out=place / "runs" / "whole", **SECTIONS)
@@ -67,8 +67,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def own(made: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made, tmp_path / "runs"))
+def own(stored: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(stored, tmp_path / "runs"))
 
 
 fleetfit = functools.partial(run_verb, "runs")
@@ -87,30 +87,30 @@ NAMES = [f"round-00000{n}.safetensors" for n in (1, 2, 3)]
 # ---- what folders hold -----------------------------------------------------------------------------------------------
 
 
-def test_runs_are_found_and_told(made: Path) -> None:
-    found = by_name(made)
-    assert list(found) == ["compared", "group/half", "whole"]
-    whole, run = found["whole"], ff.load(made / "whole")
+def test_runs_are_found_and_told(stored: Path) -> None:
+    runs = by_name(stored)
+    assert list(runs) == ["compared", "group/half", "whole"]
+    whole, run = runs["whole"], ff.load(stored / "whole")
     assert (whole.kind, whole.method, whole.model, whole.data) == ("run", "scalefl", "tiny", "tiny")
     assert (whole.rounds, whole.asked, whole.finished, whole.damage) == (3, 3, True, "")
     assert (whole.local, whole.global_) == (run.accuracy("local"), run.accuracy("global"))
-    assert whole.begun == json.loads((made / "whole/environment.json").read_text())["time"]
-    every = [path.stat().st_size for path in (made / "whole").rglob("*") if path.is_file()]
-    held = [path.stat().st_size for path in (made / "whole/checkpoints").iterdir()]
+    assert whole.begun == json.loads((stored / "whole/environment.json").read_text())["time"]
+    every = [path.stat().st_size for path in (stored / "whole").rglob("*") if path.is_file()]
+    held = [path.stat().st_size for path in (stored / "whole/checkpoints").iterdir()]
     assert (whole.size_bytes, whole.checkpoints_bytes, whole.checkpoints) == (sum(every), sum(held), 3)
-    half = found["group/half"]
+    half = runs["group/half"]
     assert (half.rounds, half.asked, half.finished) == (2, 3, False)
-    assert half.local == ff.load(made / "group/half").accuracy("local"), "of the last evaluation, after round 2"
-    both = found["compared"]
+    assert half.local == ff.load(stored / "group/half").accuracy("local"), "of the last evaluation, after round 2"
+    both = runs["compared"]
     assert (both.kind, both.rounds, both.asked, both.finished, both.checkpoints) == ("comparison", 2, 2, True, 2)
     assert [child.method for child in both.children] == ["fedavg", "scalefl"]
 
 
-def test_a_run_or_a_comparison_may_be_named(made: Path) -> None:
-    assert [one.folder for one in ff.list_runs(made / "whole")] == [made / "whole"]
-    assert [one.folder.name for one in ff.list_runs(made / "compared")] == ["seed-0", "seed-0"]
-    with raises(ff.RunError, path=made / "nothing"):
-        ff.list_runs(made / "nothing")
+def test_a_run_or_a_comparison_may_be_named(stored: Path) -> None:
+    assert [one.folder for one in ff.list_runs(stored / "whole")] == [stored / "whole"]
+    assert [one.folder.name for one in ff.list_runs(stored / "compared")] == ["seed-0", "seed-0"]
+    with raises(ff.RunError, path=stored / "nothing"):
+        ff.list_runs(stored / "nothing")
 
 
 def test_a_comparison_that_is_not_finished_says_no_count(own: Path) -> None:
@@ -198,9 +198,9 @@ def test_data_at_a_path_have_one_name_before_and_after_the_end(kind: str, tmp_pa
         for i in range(40):
             (place / "ab"[i % 2]).mkdir(parents=True, exist_ok=True)
             image.fromarray(rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(place / "ab"[i % 2] / f"{i}.png")
-    asked = {"rounds": 3, "data": {"path": str(place), "partition": {"clients": 2}}, "local": {"epochs": 1}}
+    settings = {"rounds": 3, "data": {"path": str(place), "partition": {"clients": 2}}, "local": {"epochs": 1}}
     with pytest.raises(Stop):
-        ff.run(asked, out=tmp_path / "runs/one", on_round=cut_off)
+        ff.run(settings, out=tmp_path / "runs/one", on_round=cut_off)
     (before,) = ff.list_runs(tmp_path / "runs")
     ff.resume(tmp_path / "runs/one")
     (after,) = ff.list_runs(tmp_path / "runs")
@@ -208,8 +208,8 @@ def test_data_at_a_path_have_one_name_before_and_after_the_end(kind: str, tmp_pa
     assert before.data == after.data == place.stem
 
 
-def test_a_comparison_has_the_names_of_its_runs(made: Path) -> None:
-    one = by_name(made)["compared"]
+def test_a_comparison_has_the_names_of_its_runs(stored: Path) -> None:
+    one = by_name(stored)["compared"]
     assert (one.method, one.model, one.data) == ("fedavg, scalefl", "tiny", "tiny")
     child = one.children[0]
     assert verbs._format_methods(
@@ -225,8 +225,8 @@ def test_a_comparison_has_the_names_of_its_runs(made: Path) -> None:
 # ---- the verb --------------------------------------------------------------------------------------------------------
 
 
-def test_a_line_for_each(made: Path) -> None:
-    code, out, err = fleetfit(made)
+def test_a_line_for_each(stored: Path) -> None:
+    code, out, err = fleetfit(stored)
     assert (code, err) == (0, "")
     lines = [line.split("│") for line in out.splitlines() if line.startswith("│")]
     assert [line[1].strip() for line in lines] == ["compared", "group/half", "whole"]
@@ -235,26 +235,26 @@ def test_a_line_for_each(made: Path) -> None:
     ], "a run that is not finished knows what the file called its data"  # fmt: skip
     assert [line[3].strip() for line in lines] == ["2/2 runs, finished", "2/3, unfinished", "3/3, finished"]
     assert "in checkpoints" in out
-    (made.parent / "empty").mkdir(exist_ok=True)
-    assert fleetfit(made.parent / "empty")[1].startswith("No runs in")
+    (stored.parent / "empty").mkdir(exist_ok=True)
+    assert fleetfit(stored.parent / "empty")[1].startswith("No runs in")
 
 
-def test_json_has_the_same(made: Path) -> None:
-    nest = json.loads(fleetfit(made, "--json")[1])
-    assert nest == [one.to_dict() for one in ff.list_runs(made)]
-    assert nest[2]["global"] == ff.load(made / "whole").accuracy("global")
-    assert [child["method"] for child in nest[0]["children"]] == ["fedavg", "scalefl"]
+def test_json_has_the_same(stored: Path) -> None:
+    document = json.loads(fleetfit(stored, "--json")[1])
+    assert document == [one.to_dict() for one in ff.list_runs(stored)]
+    assert document[2]["global"] == ff.load(stored / "whole").accuracy("global")
+    assert [child["method"] for child in document[0]["children"]] == ["fedavg", "scalefl"]
 
 
-def test_it_imports_nothing_that_takes_long(made: Path) -> None:
+def test_it_imports_nothing_that_takes_long(stored: Path) -> None:
     code = "import sys; from fleetfit.cli import main\ntry: main(['runs', sys.argv[1]])\nexcept SystemExit: pass\n"
     code += "print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code, made], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code, stored], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--last"], "--last: only with --clear-checkpoints."),
         (["--unfinished", "--yes"], "--unfinished, --yes: only with --clear-checkpoints."),
@@ -263,11 +263,11 @@ def test_it_imports_nothing_that_takes_long(made: Path) -> None:
     ],
 )
 def test_a_mistake_is_a_sentence_and_removes_nothing(
-    own: Path, arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+    own: Path, arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     err = fleetfit(own, *arguments, code=2).err
-    assert said in err and err.count("\n") == 1
+    assert message in err and err.count("\n") == 1
     assert checkpoints(own / "whole") == NAMES
 
 
@@ -287,11 +287,11 @@ def test_the_newest_stays_and_unfinished_runs_are_left_alone(own: Path) -> None:
     assert room and "No old checkpoints" in fleetfit(own, "--clear-checkpoints", "--yes")[1]
 
 
-def test_a_run_goes_on_to_the_same_end_from_what_is_left(own: Path, made: Path) -> None:
+def test_a_run_goes_on_to_the_same_end_from_what_is_left(own: Path, stored: Path) -> None:
     ff.clear_checkpoints(own, unfinished=True)
     assert checkpoints(own / "group/half") == NAMES[1:2]
     done = ff.resume(own / "group/half")
-    assert done.summary["global"] == ff.load(made / "whole").summary["global"]
+    assert done.summary["global"] == ff.load(stored / "whole").summary["global"]
 
 
 def test_the_last_one_goes_only_when_it_is_asked_for_and_it_is_said(own: Path) -> None:
@@ -314,11 +314,11 @@ def test_it_asks(own: Path, monkeypatch: pytest.MonkeyPatch, answer: bool) -> No
         def isatty(self) -> bool:
             return True
 
-    asked: list[str] = []
+    questions: list[str] = []
     monkeypatch.setattr(sys, "stdin", Terminal())
-    monkeypatch.setattr(verbs.typer, "confirm", lambda text: (asked.append(text), answer)[1])
+    monkeypatch.setattr(verbs.typer, "confirm", lambda text: (questions.append(text), answer)[1])
     code, out, _ = fleetfit(own, "--clear-checkpoints")
-    assert code == 0 and asked[0].startswith("Remove 2 checkpoints of 1 run, ")
+    assert code == 0 and questions[0].startswith("Remove 2 checkpoints of 1 run, ")
     assert checkpoints(own / "whole") == (NAMES[2:] if answer else NAMES)
     assert ("Nothing was removed." in out) != answer
 
@@ -333,15 +333,15 @@ def test_the_newest_that_can_be_read_stays(own: Path) -> None:
 def test_where_none_can_be_read_nothing_goes(own: Path) -> None:
     for name in NAMES:
         (own / "whole/checkpoints" / name).write_bytes(b"x")
-    (found,) = ff.clear_checkpoints(own)
-    assert (found.files, found.kept) == ((), "none of its checkpoints can be read")
+    (cleared,) = ff.clear_checkpoints(own)
+    assert (cleared.files, cleared.kept) == ((), "none of its checkpoints can be read")
     assert checkpoints(own / "whole") == NAMES
 
 
 def test_a_damaged_run_keeps_its_own(own: Path) -> None:
     (own / "whole/config.toml").write_text("=")
-    (found,) = ff.clear_checkpoints(own)
-    assert found.files == () and found.kept.startswith("the folder is damaged: config.toml")
+    (cleared,) = ff.clear_checkpoints(own)
+    assert cleared.files == () and cleared.kept.startswith("the folder is damaged: config.toml")
     assert checkpoints(own / "whole") == NAMES
 
 
@@ -367,8 +367,8 @@ def test_a_run_that_is_being_written_keeps_its_own(own: Path) -> None:
     assert checkpoints(own / "whole") == NAMES
 
 
-def test_a_comparison_knows_its_finished_runs_without_them(own: Path, made: Path) -> None:
+def test_a_comparison_knows_its_finished_runs_without_them(own: Path, stored: Path) -> None:
     ff.clear_checkpoints(own, last=True)
-    again = ff.compare(made.parent / "two.toml", out=own / "compared")
-    assert again.table.rows == ff.compare(made.parent / "two.toml", out=made / "compared").table.rows
+    again = ff.compare(stored.parent / "two.toml", out=own / "compared")
+    assert again.table.rows == ff.compare(stored.parent / "two.toml", out=stored / "compared").table.rows
     assert checkpoints(own / "compared/fedavg/seed-0") == [], "and nothing was trained again"
