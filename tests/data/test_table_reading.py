@@ -156,7 +156,7 @@ def test_new_rows_are_read_in_the_form_of_the_training_rows(tmp_path: Path) -> N
     (tmp_path / "t.csv").write_text("price;kind\n" + rows)
     data = table(str(tmp_path / "t.csv"))
     (tmp_path / "new.csv").write_text("price;kind\n1.234,50;a\n1.234;b\n")
-    column = detect_columns(read_sheet(tmp_path / "new.csv", texts=["price"]), (), {"price": NumberForm(
+    column = detect_columns(read_sheet(tmp_path / "new.csv"), (), {"price": NumberForm(
         thousands=".", decimal=",")})["price"]  # fmt: skip
     assert column.numbers.tolist() == [1234.5, 1234.0]
     (tmp_path / "new.csv").write_text("price;kind\n5%;a\n7%;b\n")

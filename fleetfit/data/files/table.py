@@ -139,8 +139,7 @@ def table(
         encoder = TableEncoder.from_json(files.read_text(file, DataError), str(file))
         _check_options(options, encoder, columns)
         options = replace(options, missing=(*encoder.missing, *missing))
-    texts = encoder.number_forms if encoder else ()
-    sheet = read_sheet(convert_saved_dataset(path), separator, header, options.missing, texts)
+    sheet = read_sheet(convert_saved_dataset(path), separator, header, options.missing)
     return make_data(name, sheet, options, encoder, samples, validation, test, seed)
 
 
@@ -251,44 +250,24 @@ def _find_common_type(types: Sequence[Any]) -> Any:
 
 
 def read_sheet(
-    path: Path,
-    separator: str | None = None,
-    header: bool = True,
-    missing: Sequence[str] = (),
-    texts: Collection[str] = (),
+    path: Path, separator: str | None = None, header: bool = True, missing: Sequence[str] = ()
 ) -> TableSheet:
     """Read a file, or the files of a folder.
-
-    A column with numbers in one file and texts in another is read as texts, as in a single file.
 
     Args:
         path: A file or a folder.
         separator: As of `read_table`.
         header: As of `read_table`.
         missing: As of `read_table`.
-        texts: As of `read_table`.
 
     Raises:
         DataError: A file cannot be read, or lacks a column of the first one.
     """
     paths = [(split, file) for split, files in find_tables(path, _CSV).items() for file in files]
-    tables = [read_table(file, separator, header, missing, texts) for _, file in paths]
-    kinds: dict[str, set[bool]] = {}
-    for rows in tables:
-        for field_ in rows.schema:
-            kinds.setdefault(field_.name, set()).add(_is_text(field_.type))
-    if mixed := [name for name, are_texts in kinds.items() if len(are_texts) > 1]:
-        tables = [read_table(file, separator, header, missing, [*texts, *mixed]) for _, file in paths]
-    return make_sheet([(split, file, rows) for (split, file), rows in zip(paths, tables, strict=True)])
+    return make_sheet([(split, file, read_table(file, separator, header, missing)) for split, file in paths])
 
 
-def read_table(
-    path: Path,
-    separator: str | None = None,
-    header: bool = True,
-    missing: Sequence[str] = (),
-    texts: Collection[str] = (),
-) -> Any:
+def read_table(path: Path, separator: str | None = None, header: bool = True, missing: Sequence[str] = ()) -> Any:
     """Read a CSV or Parquet file.
 
     Args:
@@ -296,11 +275,9 @@ def read_table(
         separator: Separator of cells; None: detected in the first rows.
         header: Whether the first line names the columns; if not, they are "1", "2" and so on.
         missing: Further cells without a value, in addition to `MISSING`.
-        texts: Columns to read as texts, even if they have numbers.
 
     Returns:
-        A `pyarrow.Table`. A column of a CSV file has numbers if all its cells are numbers, else texts. Cells without a
-        value are null.
+        A `pyarrow.Table`. The columns of a CSV file have texts. Cells without a value are null.
 
     Raises:
         DataError: The file is not a table, or a key of CSV files is set for a Parquet file.
@@ -314,12 +291,12 @@ def read_table(
                 path=path,
                 key=key,
             )
-        return _read_parquet(path, texts)
+        return _read_parquet(path)
     if suffix in (".gz", ".zip", ".bz2", ".xz", ".zst"):
         raise DataError(f"{path} is compressed. Decompress it first.", path=path)
     if suffix in (".xls", ".xlsx", ".ods"):
         raise DataError(f"{path} is a spreadsheet. Save it as CSV (in UTF-8) first.", path=path)
-    rows = _read_csv(path, _detect_layout(path, separator, header), missing, texts)
+    rows = _read_csv(path, _detect_layout(path, separator, header), missing)
     if not rows.num_rows:
         raise DataError(f"{path} has a header line but no rows.", path=path)
     return rows
@@ -328,7 +305,7 @@ def read_table(
 def read_cells(
     path: Path, separator: str | None = None, header: bool = True, quoted: bool = True
 ) -> dict[str, list[str]]:
-    """Return the unconverted cells of a CSV file, by column.
+    """Return all cells of a CSV file, by column.
 
     Args:
         path: The file.
@@ -340,7 +317,7 @@ def read_cells(
         DataError: The file is not a table.
     """
     layout = _detect_layout(path, separator, header, quoted=quoted)
-    cells: dict[str, list[str]] = _read_csv(path, layout, None, layout.names).to_pydict()
+    cells: dict[str, list[str]] = _read_csv(path, layout, None).to_pydict()
     return cells
 
 
@@ -409,15 +386,12 @@ def _is_number(kind: Any) -> bool:
 # ---- Parquet and CSV by pyarrow --------------------------------------------------------------------------------------
 
 
-def _read_parquet(path: Path, texts: Collection[str]) -> Any:
+def _read_parquet(path: Path) -> Any:
     file = parquet.File(path)
     names = [name for name in file.columns if not name.startswith("__index_level_")]
     rows = file.read(check_names(path, names))
     if not rows.num_rows:
         raise DataError(f"{path} has no rows.", path=path)
-    for name in texts:
-        if name in names and not _is_text(rows.schema.field(name).type):
-            rows = rows.set_column(names.index(name), name, rows.column(name).cast("string"))
     return rows
 
 
@@ -528,14 +502,13 @@ def _lift_cell_limit() -> Iterator[None]:
         csv.field_size_limit(limit)
 
 
-def _read_csv(path: Path, layout: _Layout, missing: Sequence[str] | None, texts: Collection[str]) -> Any:
-    """Read a CSV file. If a cell does not fit the inferred type of its column, reading starts again with texts.
+def _read_csv(path: Path, layout: _Layout, missing: Sequence[str] | None) -> Any:
+    """Read a CSV file as texts.
 
     Args:
         path: The file.
         layout: How it is written.
-        missing: Further cells without a value; None: cells are not converted.
-        texts: Columns to read as texts.
+        missing: Further cells without a value; None: no cell is null.
     """
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
@@ -543,52 +516,25 @@ def _read_csv(path: Path, layout: _Layout, missing: Sequence[str] | None, texts:
     marks = {
         form for mark in (*MISSING, *(missing or ())) for form in (mark, mark.lower(), mark.upper(), mark.capitalize())
     }
-    decimal_comma, quoted = layout.separator == ";", layout.quoting == csv.QUOTE_MINIMAL
-    has_commas = any(re.fullmatch(r"\s*[+-]?\d*,\d+\s*", cell) for row in layout.rows for cell in row)
-
-    def parse(names: Sequence[str], texts: Collection[str]) -> Any:
-        return arrow_csv.read_csv(
+    quoted = layout.quoting == csv.QUOTE_MINIMAL
+    try:
+        rows = arrow_csv.read_csv(
             path,
             arrow_csv.ReadOptions(use_threads=False, block_size=_BLOCK, skip_rows=layout.skip,
                                   column_names=layout.names, skip_rows_after_names=int(layout.header)),
             arrow_csv.ParseOptions(delimiter=layout.separator, newlines_in_values=quoted, quote_char=quoted and '"',
                                    invalid_row_handler=lambda row: "error" if row.text.strip() else "skip"),
-            arrow_csv.ConvertOptions(
-                column_types=dict.fromkeys(texts, pa.binary()), include_columns=names,
-                strings_can_be_null=missing is not None, null_values=sorted({*marks, "NaN", "NaT"}), true_values=[],
-                false_values=[],
-                auto_dict_encode=True, auto_dict_max_cardinality=_MOST_TEXTS,
-                decimal_point="," if decimal_comma and has_commas else ".",
-            ),
+            arrow_csv.ConvertOptions(column_types=dict.fromkeys(layout.names, pa.string()),
+                                     strings_can_be_null=missing is not None,
+                                     null_values=sorted({*marks, "NaN", "NaT"})),
         )  # fmt: skip
-
-    try:
-        rows = parse(layout.names, texts)
-        # pyarrow would format times differently, 10:30 as 10:30:00, and drop digits of numbers: 007
-        times = [column.name for column in rows.schema if pa.types.is_temporal(column.type)]
-        whole = [column.name for column in rows.schema if _may_drop_digits(rows.column(column.name))]
-        if again := parse([*times, *whole], [*times, *whole]) if times or whole else None:
-            for name in times + [name for name in whole if _are_codes(again.column(name).cast("string"))]:
-                rows = rows.set_column(layout.names.index(name), name, again.column(name))
     except pa.ArrowException as error:
         _check_rows(path, layout)
         raise DataError(f"{path} cannot be read as CSV: {format_cause(error)}", path=path) from error
     if quoted and _has_open_quote(path):  # pyarrow would read one cell up to the end of the file
         _check_rows(path, layout)
-    for i, column in enumerate(rows.schema):
-        kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-        if pa.types.is_binary(kind):
-            rows = rows.set_column(i, column.name, _decode(path, column.name, rows.column(i)))
-    return rows.replace_schema_metadata({"decimal": ","} if decimal_comma else {})
-
-
-def _may_drop_digits(column: Any) -> bool:
-    """Return whether the numbers of a column of CSV cells may stand for texts of digits."""
-    from pyarrow import compute, types
-
-    if types.is_floating(column.type):
-        return bool(compute.all(compute.equal(compute.floor(column), column)).as_py())
-    return bool(types.is_integer(column.type))
+    has_commas = any(re.fullmatch(r"\s*[+-]?\d*,\d+\s*", cell) for row in layout.rows for cell in row)
+    return rows.replace_schema_metadata({"decimal": "," if has_commas else "."} if layout.separator == ";" else {})
 
 
 def _are_codes(texts: Any) -> bool:
@@ -620,17 +566,19 @@ def _has_open_quote(path: Path) -> bool:
 
 
 def _check_rows(path: Path, layout: _Layout) -> None:
-    """Refuse a file with a row that has another number of cells, too many characters, or an open quote."""
-    line = layout.skip + 1
+    """Refuse a file with a row of another number of cells, of too many characters or not in UTF-8, or an open quote."""
+    line, number = layout.skip + 1, -int(layout.header)
     with files.open_file(path, DataError) as file, _lift_cell_limit():
-        text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="replace", newline="")
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
         for _ in range(layout.skip):
             text.readline()
         rows = csv.reader(text, delimiter=layout.separator, quoting=layout.quoting, strict=True)
         try:
             for row in rows:
                 last = layout.skip + rows.line_num
-                if len(row) != len(layout.names) and (len(row) > 1 or "".join(row).strip()):
+                is_row = len(row) > 1 or bool("".join(row).strip())
+                number += is_row
+                if is_row and len(row) != len(layout.names):
                     separator = SEPARATORS.get(layout.separator, layout.separator)
                     reason = f"{len(row)} cells, but the first line has {len(layout.names)}. Put cells that contain the"
                     raise _make_line_error(path, last, f"{reason} separator ({separator}) in double quotes.")
@@ -638,26 +586,13 @@ def _check_rows(path: Path, layout: _Layout) -> None:
                     raise _make_line_error(
                         path, line, f"more than {_BLOCK:,} characters. Check for a missing double quote."
                     )
+                for name, cell in zip(layout.names, row, strict=False):
+                    if wrong := re.search("[\udc80-\udcff]", cell):
+                        place = f'row {number}, column "{truncate(name)}": byte {ord(wrong[0]) - 0xDC00:#04x}'
+                        raise _make_encoding_error(path, place, row=number, column=name)
                 line = last + 1
         except csv.Error as error:
             raise _make_line_error(path, line, f"{error}. Check for a missing double quote.") from None
-
-
-def _decode(path: Path, name: str, column: Any) -> Any:
-    import pyarrow as pa
-
-    try:
-        return column.cast(
-            pa.dictionary(pa.int32(), pa.string()) if pa.types.is_dictionary(column.type) else pa.string()
-        )
-    except pa.ArrowException:
-        for row, value in enumerate(column.to_pylist()):
-            try:
-                (value or b"").decode()
-            except UnicodeDecodeError as error:
-                position = f'row {row + 1}, column "{truncate(name)}": byte {value[error.start]:#04x}'
-                raise _make_encoding_error(path, position, row=row + 1, column=name) from None
-        raise
 
 
 def _make_encoding_error(path: Path, reason: str, **details: Any) -> DataError:
@@ -776,9 +711,9 @@ def _detect_column(
         if is_code or (is_code is None and largest >= _EXACT):
             values = values.cast("string")
     if _is_text(values.type):
-        decimal_comma = (sheet.table.schema.metadata or {}).get(b"decimal") == b","
+        decimal = (sheet.table.schema.metadata or {}).get(b"decimal", b"").decode()
         marks = MISSING.difference(sheet.texts.get(name, ())).union(mark.strip().lower() for mark in missing)
-        column = _detect_text_column(name, values, marks, form, decimal_comma, is_code)
+        column = _detect_text_column(name, values, marks, form, decimal, is_code)
     else:
         values = values.cast(values.type.value_type) if types.is_dictionary(values.type) else values
         column = Column(
@@ -824,7 +759,7 @@ def _drop_marks(numbers: NDArray[np.float64], missing: Sequence[str], kind: Any 
 
 
 def _detect_text_column(
-    name: str, values: Any, missing: Collection[str], form: NumberForm | None, decimal_comma: bool, is_code: bool | None
+    name: str, values: Any, missing: Collection[str], form: NumberForm | None, decimal: str, is_code: bool | None
 ) -> Column:
     import pyarrow as pa
     from pyarrow import compute, types
@@ -852,8 +787,8 @@ def _detect_text_column(
         codes, texts = places[codes], unified.dictionary
     if is_code or (is_code is None and len(texts) and _are_codes(texts)):
         return Column(name, "texts", codes=codes, texts=texts, is_code=True)
-    form = _detect_form(texts, decimal_comma) if form is None else form
-    numbers = np.append(_parse_numbers(texts, form, decimal_comma), np.nan)
+    form = _detect_form(texts, decimal) if form is None else form
+    numbers = np.append(_parse_numbers(texts, form, bool(decimal)), np.nan)
     strange = np.append(np.isnan(numbers[:-1]), False)
     if not strange.any():
         example = "" if form == PLAIN else texts[int(codes[codes >= 0][0])].as_py()
@@ -861,8 +796,13 @@ def _detect_text_column(
     return Column(name, "texts", codes=codes, texts=texts, strange=np.flatnonzero(strange[codes]))
 
 
-def _detect_form(texts: Any, decimal_comma: bool) -> NumberForm:
-    """Return the format in which all texts are numbers; plain if there is none."""
+def _detect_form(texts: Any, decimal: str) -> NumberForm:
+    """Return the format in which all texts are numbers; plain if there is none.
+
+    Args:
+        texts: The distinct texts, an arrow array.
+        decimal: The usual decimal separator of a file with semicolons, where 1,234 and 1.234 may be thousands; else "".
+    """
     from pyarrow import compute
 
     first = texts[0].as_py() if len(texts) else ""
@@ -871,9 +811,11 @@ def _detect_form(texts: Any, decimal_comma: bool) -> NumberForm:
     signs = [mark for mark in first if mark == "%" or unicodedata.category(mark) == "Sc"]
     sign = signs[0] if signs and compute.all(compute.match_substring(texts, signs[0])).as_py() else ""
     order: list[tuple[str, str]] = [("", "."), (",", "."), (".", ","), ("'", "."), (" ", "."), (" ", ",")]
-    for thousands, decimal in sorted(order, key=lambda marks: marks[1] != ",") if decimal_comma else order:
-        form = NumberForm.model_validate({"sign": sign, "thousands": thousands, "decimal": decimal})
-        if all(not np.isnan(_parse_numbers(some, form, decimal_comma)).any() for some in (texts[:_SAMPLE], texts)):
+    if decimal and (sign or compute.any(compute.match_substring(texts, "." if decimal == "," else ",")).as_py()):
+        order.sort(key=lambda marks: marks[1] != ",")
+    for thousands, mark in order:
+        form = NumberForm.model_validate({"sign": sign, "thousands": thousands, "decimal": mark})
+        if all(not np.isnan(_parse_numbers(some, form, bool(decimal))).any() for some in (texts[:_SAMPLE], texts)):
             return form
     return PLAIN
 
@@ -898,7 +840,7 @@ def _parse_numbers(texts: Any, form: NumberForm, decimal_comma: bool) -> NDArray
         texts = compute.if_else(compute.match_substring_regex(texts, grouped), ungrouped, pa.scalar("", texts.type))
     if form.decimal == "," or (decimal_comma and form == PLAIN):
         texts = compute.replace_substring_regex(texts, r"^([^.,]*),([^.,]*)$", r"\1.\2")
-    fits = compute.match_substring_regex(texts, f"^(?:{_NUMBER.pattern})$")
+    fits = compute.match_substring_regex(texts, f"^(?:{_NUMBER.pattern}|-?(?i:inf(?:inity)?))$")
     if not compute.any(fits).as_py():
         return np.full(len(texts), np.nan)
     numbers = compute.cast(compute.if_else(fits, texts, pa.scalar(None, texts.type)), "float64")
@@ -1541,7 +1483,7 @@ def prepare_table(path: Path, facts: Data, settings: Mapping[str, Any] | None = 
     The encoding of the training data has all keys.
     """
     encoder = TableEncoder.from_json(facts.columns, "columns.json")
-    sheet = read_sheet(convert_saved_dataset(path), missing=encoder.missing, texts=encoder.number_forms)
+    sheet = read_sheet(convert_saved_dataset(path), missing=encoder.missing)
     return _prepare(path.resolve().stem, encoder, sheet, halves)
 
 
