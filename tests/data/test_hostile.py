@@ -144,7 +144,7 @@ def test_a_cut_picture_names_its_row(tmp_path: Path, write: Write, picture: Pict
     [
         (
             arrow.array([0, 10**12, 1, 0]),
-            Expected(1000000000000, "1,000,000,000,001", row=1, path="train.parquet"),
+            Expected(1000000000000, row=1, path="train.parquet"),
         ),
         (
             arrow.array([0, 2**64 - 1, 1, 0], arrow.uint64()),
@@ -154,7 +154,6 @@ def test_a_cut_picture_names_its_row(tmp_path: Path, write: Write, picture: Pict
         (arrow.array([0, None, 1, 1]), Expected(row=1, column="label", path="train.parquet")),
         (arrow.array([[0], [1], [0], [1]]), Expected("int64", column="label", path="train.parquet")),
         (arrow.array([True, False, True, False]), Expected("bool", column="label", path="train.parquet")),
-        (arrow.array(["a", "b" * 2000, "a", "a"]), Expected(1000, row=1, path="train.parquet")),
     ],
 )
 def test_labels_that_are_none(tmp_path: Path, picture: Picture, labels: object, expected: Expected) -> None:
@@ -229,7 +228,6 @@ def test_a_cut_parquet_file(tmp_path: Path, write: Write, picture: Picture, keep
         ("a.csv", b"text,label\na,1,2\n", Expected(2, 3, path="a.csv")),
         ("a.csv", b"", Expected(path="a.csv")),
         ("a.csv", b"text,label\n", Expected(path="a.csv")),
-        ("a.tsv", b"text\tlabel\n" + b"a" * 10 + b"\t" + b"b" * 2000 + b"\n", Expected(1000, row=0, path="a.tsv")),
         ("a.jsonl", b'{"text": "a", "text": "b", "label": 1}\n', Expected(row=1, path="a.jsonl")),
         ("a.jsonl", b'{"text": ' + b"[" * 100_000 + b"\n", Expected(row=1, path="a.jsonl")),
         ("a.jsonl", b'{"text": "a", "label": ' + b"9" * 5000 + b"}\n", Expected(row=1, path="a.jsonl")),

@@ -6,6 +6,7 @@ before allocation.
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,6 @@ from fleetfit.errors import DataError, FleetFitError, format_cause
 from fleetfit.files import check_file
 
 _ROWS = 1024  # encoded images in memory at a time
-LONGEST = 1000
-"""Maximal number of characters of a label."""
 _FEW_ROWS = 1_000_000  # files with more rows must have bytes for them
 _PER_BYTE = 8  # rows
 _LARGE_BYTES, _RATIO = 1 << 30, 200  # a larger column may have up to this multiple of the file's size
@@ -34,12 +33,38 @@ class RowFile:
         columns: The names of its columns.
         rows: Number of rows.
         advice: What else may help if a column is missing.
+        numbered: Whether integers as labels are the numbers of the classes; if not, classes are the distinct values.
     """
 
     path: Path
     columns: list[str]
     rows: int
     advice = ""
+    numbered = True
+
+    def texts(self, column: str) -> list[str]:
+        """Return a column of text.
+
+        Raises:
+            DataError: The column is missing, has other values, or has an empty row.
+        """
+        raise NotImplementedError
+
+    def read_values(self, column: str, missing: str | None = None) -> NDArray[Any]:
+        """Return a column: int64 [N], or text as objects [N].
+
+        Args:
+            column: Its name.
+            missing: Value for missing values; None: refuse missing values.
+
+        Raises:
+            DataError: The column is missing, has other values, or has an empty row.
+        """
+        raise NotImplementedError
+
+    def class_names(self, column: str) -> tuple[str, ...]:
+        """Return the class names of a column of integers, or ()."""
+        return ()
 
     def column(self, requested: str | None, usual: Sequence[str], what: str) -> str:
         """Return the name of an existing column.
@@ -191,11 +216,7 @@ class File(RowFile):
             yield batch
 
     def texts(self, column: str) -> list[str]:
-        """Return a column of text.
-
-        Raises:
-            DataError: The column is missing, has other values, or has an empty row.
-        """
+        """Return a column of text (see `RowFile.texts`)."""
         from pyarrow import types
 
         values = self.values(column)
@@ -209,6 +230,32 @@ class File(RowFile):
             )
         return list(values.to_pylist())
 
+    def read_values(self, column: str, missing: str | None = None) -> NDArray[Any]:
+        """Return a column of integers or text (see `RowFile.read_values`)."""
+        from pyarrow import types
+
+        values = self.values(column, missing)
+        if types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        if types.is_string(values.type) or types.is_large_string(values.type):
+            return np.array(values.to_pylist(), dtype=object)
+        if not types.is_integer(values.type):
+            raise DataError(
+                f'column "{column}" of {self.path} has {values.type}, but must have integers or text.',
+                path=self.path,
+                column=column,
+            )
+        numbers = values.to_numpy(zero_copy_only=False)
+        if numbers.dtype == np.uint64 and len(numbers) and numbers.max() > np.iinfo(np.int64).max:
+            row = int(numbers.argmax())
+            raise DataError(
+                f'{self.place(row)} has {numbers.max()} in column "{column}", above 63 bits.',
+                column=column,
+                path=self.path,
+                row=row,
+            )
+        return np.asarray(numbers.astype(np.int64))
+
     def class_names(self, column: str) -> tuple[str, ...]:
         """Return the class names of a column in the schema's metadata, or ()."""
         try:
@@ -220,116 +267,59 @@ class File(RowFile):
 
 
 def _is_name(name: object) -> bool:
-    return isinstance(name, str) and len(name) <= LONGEST and not any("\ud800" <= c <= "\udfff" for c in name)
+    return isinstance(name, str) and not any("\ud800" <= c <= "\udfff" for c in name)
 
 
-def check_class_count(values: NDArray[Any], files: Sequence[RowFile], column: str) -> None:
-    """Refuse a label that implies too many classes.
-
-    Raises:
-        DataError: A label is too large.
-    """
-    start = 0
-    for file in files:
-        part = values[start : start + file.rows]
-        start += file.rows
-        if len(part) and part.max() >= MAX_CLASSES:
-            raise DataError(
-                f"row {int(part.argmax())} of {file.path} has {column} {part.max()}, which would make "
-                f"{int(part.max()) + 1:,} classes, but the limit is {MAX_CLASSES:,}. Number the classes from 0.",
-                path=file.path,
-                row=int(part.argmax()),
-            )
-
-
-def read_values(files: Sequence[File], column: str, missing: str | None = None) -> NDArray[Any]:
-    """Return a column of integers or text over all files (see `File.values`)."""
-    from pyarrow import types
-
-    parts = []
-    for file in files:
-        values = file.values(column, missing)
-        if types.is_dictionary(values.type):
-            values = values.dictionary_decode()
-        if types.is_integer(values.type):
-            numbers = values.to_numpy(zero_copy_only=False)
-            if numbers.dtype == np.uint64 and len(numbers) and numbers.max() > np.iinfo(np.int64).max:
-                raise DataError(
-                    f'{file.place(int(numbers.argmax()))} has {numbers.max()} in column "{column}", above 63 bits.',
-                    column=column,
-                    path=file.path,
-                    row=int(numbers.argmax()),
-                )
-            parts.append(numbers.astype(np.int64))
-        elif types.is_string(values.type) or types.is_large_string(values.type):
-            parts.append(np.array(values.to_pylist(), dtype=object))
-        else:
-            raise DataError(
-                f'column "{column}" of {file.path} has {values.type}, but must have integers or text.',
-                path=file.path,
-                column=column,
-            )
+def read_values(files: Sequence[RowFile], column: str, missing: str | None = None) -> NDArray[Any]:
+    """Return a column of integers or text over all files (see `RowFile.read_values`)."""
+    parts = [file.read_values(column, missing) for file in files]
     if len({part.dtype.kind for part in parts}) > 1:
-        raise DataError(
-            f'column "{column}" has integers in some files of {files[0].path.parent} and text in others.',
-            path=files[0].path.parent,
-            column=column,
-        )
+        if files[0].numbered:
+            folder = files[0].path.parent
+            reason = f'column "{column}" has integers in some files of {folder} and text in others.'
+            raise DataError(reason, column=column, path=folder)
+        parts = [np.array([*map(str, part.tolist())], dtype=object) for part in parts]
     return np.concatenate(parts)
 
 
-def encode_values(values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return the index of each value among the sorted distinct values, and these."""
+def encode_values(values: NDArray[Any], by_number: bool = False) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return the index of each value among the sorted distinct values, and these.
+
+    Args:
+        values: Integers, or text as objects [N].
+        by_number: Whether texts that are all digits are in the order of their numbers.
+    """
     if values.dtype.kind == "O":  # text: NumPy's text arrays reserve the longest length in every row
         texts = sorted(set(values.tolist()))
+        if by_number and all(re.fullmatch(r"-?\d+", text) for text in texts):
+            texts.sort(key=int)
         codes = {text: number for number, text in enumerate(texts)}
         return np.array([codes[text] for text in values.tolist()], dtype=np.int64), tuple(texts)
     names, indices = np.unique(values, return_inverse=True)
     return indices.astype(np.int64), tuple(str(name) for name in names)
 
 
-def find_long_texts(values: NDArray[Any], files: Sequence[RowFile]) -> Iterator[tuple[RowFile, int]]:
-    """Yield the file and the row of each text that is too long for a label."""
-    if values.dtype.kind != "O":
-        return
-    start = 0
-    for file in files:
-        for row, text in enumerate(values[start : start + file.rows]):
-            if len(text) > LONGEST:
-                yield file, row
-        start += file.rows
-
-
-def read_labels(files: Sequence[File], column: str) -> tuple[NDArray[np.int64], int, tuple[str, ...]]:
+def read_labels(files: Sequence[RowFile], column: str) -> tuple[NDArray[np.int64], int, tuple[str, ...]]:
     """Return a column of labels over all files, the number of classes and their names or ().
 
     Raises:
         DataError: A label is missing, withheld (-1) or out of range.
     """
-    values = read_values(files, column)
-    for file, row in find_long_texts(values, files):
-        raise DataError(
-            f"row {row} of {file.path} has a text of more than {LONGEST} characters as its {column}.",
-            path=file.path,
-            row=row,
-        )
-    if values.dtype.kind == "O":
-        y, names = encode_values(values)
+    values, numbered = read_values(files, column), files[0].numbered
+    if values.dtype.kind == "O" or not numbered:
+        y, names = encode_values(values, by_number=not numbered)
         return y, len(names), names
     names = files[0].class_names(column)
-    classes = len(names) or int(values.max(initial=0)) + 1
-    if not names:
-        check_class_count(values, files, column)
-    start = 0
+    limit, start = len(names) or MAX_CLASSES, 0
     for file in files:
         part = values[start : start + file.rows]
         start += file.rows
-        wrong = np.flatnonzero((part < 0) | (part >= classes))
+        wrong = np.flatnonzero((part < 0) | (part >= limit))
         if len(wrong):
             raise DataError(
-                f"row {wrong[0]} of {file.path} has {column} {part[wrong[0]]}; labels must be in 0..{classes - 1} "
+                f"row {wrong[0]} of {file.path} has {column} {part[wrong[0]]}; labels must be in 0..{limit - 1:,} "
                 "(-1 usually means that the labels of a test set are withheld).",
                 path=file.path,
                 row=wrong[0],
             )
-    return values, classes, names
+    return values, len(names) or int(values.max(initial=0)) + 1, names

@@ -133,7 +133,7 @@ def make_data(
 # ---- tables of text, with the same questions asked of them as of Parquet files ---------------------------------------
 
 
-def _open_rows(path: Path, header: bool) -> "parquet.File | Cells":
+def _open_rows(path: Path, header: bool) -> parquet.RowFile:
     """Open the rows of a file by its suffix.
 
     Args:
@@ -158,6 +158,7 @@ class Cells(parquet.RowFile):
     """The columns of one file, in memory."""
 
     advice = ", or header = false if its first line is not a header"
+    numbered = False
 
     def __init__(self, path: Path, cells: dict[str, list[Any]]) -> None:
         self.path, self._cells = path, cells
@@ -165,11 +166,7 @@ class Cells(parquet.RowFile):
         self.rows = len(next(iter(cells.values()), []))
 
     def texts(self, column: str) -> list[str]:
-        """Return a column as text.
-
-        Raises:
-            DataError: A row is empty, or its value is not a single one.
-        """
+        """Return a column of text (see `parquet.RowFile.texts`)."""
         self.column(column, (), "the column's name:")
         for row, value in enumerate(self._cells[column]):
             if not isinstance(value, str | int) or isinstance(value, bool):
@@ -187,6 +184,18 @@ class Cells(parquet.RowFile):
                     column=column,
                 )
         return [str(value) for value in self._cells[column]]
+
+    def read_values(self, column: str, missing: str | None = None) -> NDArray[Any]:
+        """Return a column: integers if all values are integers as they are written (not 007), else text."""
+        cells = [text.strip() for text in self.texts(column)]
+        if "" in cells:
+            row = cells.index("")
+            raise DataError(
+                f'row {row} of {self.path} has no value in column "{column}".', path=self.path, row=row, column=column
+            )
+        if all(re.fullmatch(r"-?(?:0|[1-9]\d{0,17})", cell) for cell in cells):
+            return np.array([int(cell) for cell in cells], dtype=np.int64)
+        return np.array(cells, dtype=object)
 
     def is_empty(self, column: str) -> bool:
         """Return whether no row has a value in a column."""
@@ -263,7 +272,7 @@ def read_rows(
     all_tables = [table for split_tables in tables.values() for table in split_tables]
     if not sum(table.rows for table in tables.get("train", ())):
         raise DataError(f"{first.path} has no rows to train on: it is empty, or all labels are -1.", path=first.path)
-    y, classes, class_names = _read_labels(all_tables, label)
+    y, classes, class_names = parquet.read_labels(all_tables, label)
     return Rows(
         x=Texts(
             [table.path for table in all_tables],
@@ -274,7 +283,7 @@ def read_rows(
         sizes={split: sum(table.rows for table in split_tables) for split, split_tables in tables.items()},
         classes=classes,
         class_names=class_names,
-        groups=None if groups is None else _encode_values(_read_values(all_tables, groups))[0],
+        groups=None if groups is None else parquet.encode_values(parquet.read_values(all_tables, groups), True)[0],
         notes=(_describe_columns(name, first.columns, columns, label, groups),),
     )
 
@@ -323,58 +332,13 @@ def find_text_files(name: str, path: Path | None) -> dict[str, list[Path]]:
     return find_parquet_files(name, None) if path is None else find_tables(path, SUFFIXES[1:])
 
 
-def _join_columns(table: parquet.File | Cells, columns: Sequence[str]) -> list[str]:
+def _join_columns(table: parquet.RowFile, columns: Sequence[str]) -> list[str]:
     return [" ".join(cells) for cells in zip(*(table.texts(column) for column in columns), strict=True)]
 
 
-def _read_values(every: Sequence[parquet.File | Cells], column: str) -> NDArray[Any]:
-    """Return a column over all files: integers if all values are integers as they are written (not 007), else text."""
-    parquet_files = [rows for rows in every if isinstance(rows, parquet.File)]
-    if parquet_files:
-        return parquet.read_values(parquet_files, column)
-    cells = [text.strip() for rows in every for text in rows.texts(column)]
-    for rows in every:
-        for row, text in enumerate(rows.texts(column)):
-            if not text.strip():
-                raise DataError(
-                    f'row {row} of {rows.path} has no value in column "{column}".',
-                    path=rows.path,
-                    row=row,
-                    column=column,
-                )
-    if all(re.fullmatch(r"-?(?:0|[1-9]\d{0,17})", cell) for cell in cells):
-        return np.array([int(cell) for cell in cells], dtype=np.int64)
-    return np.array(cells, dtype=object)
-
-
-def _read_labels(every: Sequence[parquet.File | Cells], column: str) -> tuple[NDArray[np.int64], int, tuple[str, ...]]:
-    """Return labels, the number of classes and their names; in CSV and JSON, classes are the distinct values."""
-    parquet_files = [rows for rows in every if isinstance(rows, parquet.File)]
-    if parquet_files:
-        return parquet.read_labels(parquet_files, column)
-    values = _read_values(every, column)
-    for rows, row in parquet.find_long_texts(values, every):
-        raise DataError(
-            f"row {row} of {rows.path} has a text of more than {parquet.LONGEST} characters as its label.",
-            path=rows.path,
-            row=row,
-        )
-    y, names = _encode_values(values)
-    return y, len(names), names
-
-
-def _encode_values(values: NDArray[Any]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Return the index of each value among the distinct values, and these: digits in the order of their numbers."""
-    if values.dtype.kind != "O" or not all(re.fullmatch(r"-?\d+", value) for value in values):
-        return parquet.encode_values(values)
-    names = tuple(sorted(set(values), key=lambda value: (int(value), value)))
-    codes = {name: code for code, name in enumerate(names)}
-    return np.array([codes[value] for value in values], dtype=np.int64), names
-
-
-def _has_withheld_labels(rows: parquet.File | Cells, label: str) -> bool:
+def _has_withheld_labels(rows: parquet.RowFile, label: str) -> bool:
     """Return whether all labels of a file are -1, as in test sets of competitions."""
-    values = _read_values([rows], label)
+    values = rows.read_values(label)
     return values.dtype.kind == "i" and bool((values == _WITHHELD).all())
 
 
@@ -417,7 +381,7 @@ def prepare_texts(path: Path, facts: Data, settings: Mapping[str, Any], halves: 
     return make_new_data(facts, name, x, labels, halves, notes=tuple(notes), file_names=names)
 
 
-def _find_text_column(table: parquet.File | Cells, usual: Sequence[str]) -> str:
+def _find_text_column(table: parquet.RowFile, usual: Sequence[str]) -> str:
     for name in usual:
         if name in table.columns:
             return name
@@ -429,13 +393,13 @@ def _find_text_column(table: parquet.File | Cells, usual: Sequence[str]) -> str:
     )
 
 
-def _encode_labels(trained: Data, table: parquet.File | Cells, column: str) -> NDArray[np.int64] | None:
+def _encode_labels(trained: Data, table: parquet.RowFile, column: str) -> NDArray[np.int64] | None:
     """Return a column as classes of the training set; None if all labels are empty or withheld."""
     if (isinstance(table, Cells) and table.is_empty(column)) or _has_withheld_labels(table, column):
         return None
     codes = _number_classes(trained)
-    values = _read_values([table], column).tolist()
-    names = table.class_names(column) if isinstance(table, parquet.File) and isinstance(values[0], int) else ()
+    values = table.read_values(column).tolist()
+    names = table.class_names(column) if isinstance(values[0], int) else ()
     cells = [names[value] if names and 0 <= value < len(names) else str(value) for value in values]
     for row, cell in enumerate(cells):
         if cell not in codes:
