@@ -73,6 +73,17 @@ def find_split(levels: Any, targets: Targets) -> Mode | None:
     return split
 
 
+def may_split(levels: Any) -> bool:
+    """Return whether `fleet.split` decides how a method's `levels` hook splits levels."""
+    function, keywords = (levels.func, levels.keywords) if isinstance(levels, partial) else (levels, {})
+    return function is split_levels and keywords.get("mode") is None
+
+
+def keeps_early_exits(levels: Any) -> bool:
+    """Return whether levels of a `levels` hook that is made of `split_levels` have the shallower levels' exits too."""
+    return not isinstance(levels, partial) or levels.keywords.get("exits", "all") == "all"
+
+
 def smallest_width(problem: Problem, targets: Targets) -> list[Level]:
     """Return the smallest of the width-only levels, as the only one."""
     return split_levels(problem, targets, "width")[:1]

@@ -30,6 +30,31 @@ class Residual(nn.Module):
         return self.fc(self.layers(self.stem(x)).mean((2, 3)))
 
 
+class GroupedStage(nn.Module):
+    def __init__(self, channels: int, pools: bool) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(channels, 24, 3, padding=1), nn.GroupNorm(4, 24)
+        self.pools = pools
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.conv(x)))
+        return F.max_pool2d(x, 2) if self.pools else x
+
+
+class Grouped(nn.Module):
+    """Four stages of four groups of six channels, so that there are four widths."""
+
+    def __init__(self, channels: int = 1, pools: bool = False, classes: int = 4) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList([GroupedStage(24 if i else channels, pools and i < 2) for i in range(4)])
+        self.fc = nn.Linear(24, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for stage in self.stages:
+            x = stage(x)
+        return self.fc(x.mean((2, 3)))
+
+
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

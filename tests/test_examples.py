@@ -360,7 +360,11 @@ def test_an_experiment_resolves(path, monkeypatch):
         assembly = assemble(load_experiment(table))
         own = {"exclusivefl": "cannot take part"} | dict.fromkeys(["fedavg", "fedsgd"], "that fits the smallest budget")
         method = table.get("method", {}).get("name")
-        planned = ("Levels keep whole early blocks", "No level has an early exit") if method == "fleetfit" else ()
+        planned = (
+            ("Levels keep whole early blocks", "No level has an early exit", "Not within their", "Levels with")
+            if method == "fleetfit"
+            else ()
+        )
         private = ("Differential privacy of clients", "The noise is loud") if "privacy" in table else ()
         expected = (
             "Accuracy here is",

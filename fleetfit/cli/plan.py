@@ -68,7 +68,7 @@ class PlanView:
     plan: "Plan"
     title: str
     models: tuple["TimedModel", ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
     latencies: tuple["Latency", ...] = ()
     latency_notes: tuple[str, ...] = ()
     splits: "Mapping[Mode, Sequence[SplitLevel]]" = field(default_factory=dict)
@@ -181,12 +181,17 @@ def plan_run_file(file: Path | None, overrides: Sequence[str]) -> list[PlanView]
     experiment = load_experiment(file, overrides)
     if file is not None and experiment.compare.is_set:
         return [
-            PlanView(assembly.plan, _make_title(assembly, rows), _list_models(assembly))
+            PlanView(
+                assembly.plan,
+                _make_title(assembly, rows),
+                _list_models(assembly),
+                [note for note in assembly.notes if note not in set(map(str, assembly.unused))],  # another row's keys
+            )
             for rows, assembly in list_plans(file, overrides)
         ]
     assembly = assemble(experiment, say=output.print_sentence)
     check_requested_keys(assembly.unused, experiment)
-    notes = (*dropped_key_notes(experiment), *map(str, assembly.unused))
+    notes = (*dropped_key_notes(experiment), *assembly.notes)
     splits = compare_splits(assembly) if takes_levels(assembly) and len(assembly.plan.levels) > 1 else {}
     return [PlanView(assembly.plan, _make_title(assembly), _list_models(assembly), notes, splits=splits)]
 
@@ -223,6 +228,7 @@ def _make_timed(
 def plan_model(options: PlanOptions, overrides: Sequence[str]) -> PlanView:
     """Return the plan for a model and budgets."""
     from fleetfit.config.assemble.model import build_architecture
+    from fleetfit.config.assemble.splits import describe_levels
     from fleetfit.cost import Conditions, get_cost_kind
     from fleetfit.planner import Mode, get_sizes, make_plan
 
@@ -268,7 +274,7 @@ def plan_model(options: PlanOptions, overrides: Sequence[str]) -> PlanView:
     title = f"{options.model}, samples of {' x '.join(map(str, shape))}, {options.classes} classes"
     submodels = [(get_sizes(architecture, level.shape), level.exits) for level in plan.levels[:-1]]
     submodels.append((architecture.sizes(1.0), (architecture.blocks,)))  # the last level is counted as this
-    return PlanView(plan, title, _make_timed(architecture, submodels, shape), notes)
+    return PlanView(plan, title, _make_timed(architecture, submodels, shape), (*notes, *describe_levels(plan)))
 
 
 def get_default_shape(model: str) -> tuple[int, ...]:

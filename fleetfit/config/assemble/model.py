@@ -162,8 +162,7 @@ def describe_derivation(problem: Problem, levels: Sequence[Level], split: str | 
     is_said = split == "auto" and derived.blocks == 1  # that it has one exit
     if split not in (None, "width") and is_cut_in_width and not is_said:
         sentences.append(
-            f'The levels differ in width alone: no exits of this model fit the budgets, as the split "{split}" wants. '
-            'Name other exits in [model] derive, or split by "width".'
+            f'The levels differ in width alone: no exits of this model fit the budgets, as the split "{split}" wants.'
         )
     return sentences
 

@@ -15,7 +15,7 @@ from fleetfit.config.assemble.rounds import (
     compute_cohort_size,
     configure_links,
 )
-from fleetfit.config.assemble.splits import describe_split
+from fleetfit.config.assemble.splits import describe_misses, describe_split
 from fleetfit.config.assemble.trust import (
     apply_attack,
     apply_privacy,
@@ -114,12 +114,14 @@ def _assemble(
             "level.",
             key="fleet.groups",
         )
+    plan = build_plan(truth, planned.budgets, planned.targets)
     notes = [
         *describe_data_files(experiment, population.data, population.count),
         *absent,
         *describe_derivation(planned.problem, planned.levels, find_split(method.levels, planned.targets)),
         *describe_task(planned.problem),
         *planned.method.describe(planned.problem, planned.levels),
+        *describe_misses(planned, plan, on_a_fleet),
         *describe_split(truth, planned),
         *further,
         *describe_start(planned.problem),
@@ -142,7 +144,6 @@ def _assemble(
     notes += describe_attackers(attackers)
     if simulation is None:  # devices evaluate only the levels that they afford
         settings = replace(settings, scope=replace(settings.scope, whole=False, beyond=False))
-    plan = build_plan(truth, planned.budgets, planned.targets)
     notes += describe_single_level(experiment, federation, plan)
     recorded = record_choices(
         experiment, planned.budgets.conditions.measured, planned.computing, settings,

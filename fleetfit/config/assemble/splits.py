@@ -1,6 +1,9 @@
-"""What other splits of a run's levels would cost."""
+"""What other splits of a run's levels would cost, and notes on levels that are not as the run asks."""
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from fleetfit.config.assemble.fleet import build_targets, find_profile
 from fleetfit.config.assemble.levels import PlannedProblem
@@ -8,11 +11,12 @@ from fleetfit.config.assembly import Assembly
 from fleetfit.config.schema import Experiment
 from fleetfit.cost import Conditions, compute_cost, submodel_cost
 from fleetfit.errors import PlanError
-from fleetfit.levels import find_split
-from fleetfit.planner import LevelShape, Mode, SplitLevel, find_shapes, get_sizes
+from fleetfit.levels import find_split, keeps_early_exits, may_split
+from fleetfit.planner import LevelShape, Mode, Plan, SplitLevel, Targets, find_shapes, get_sizes
 from fleetfit.training.clock import STEP
 from fleetfit.values import Federation, Problem
 
+_TOLERANCES = (0.2, 0.3, 0.5)  # tried where no level fits
 _NOTED = 1.05  # how much more work than "both" a note names
 SPLITS: tuple[Mode, ...] = ("depth_first", "both", "width", "depth")
 
@@ -77,3 +81,89 @@ def describe_split(federation: Federation, planned: PlannedProblem) -> list[str]
         f'Levels keep whole early blocks: training takes {ratio:.3g} times the multiply-adds of fleet.split = "both". '
         "`fleetfit plan` shows what each level costs."
     ]
+
+
+def describe_levels(plan: Plan) -> list[str]:
+    """Name the levels whose costs are not within their tolerance, and those that are equal."""
+    missed = [level for level in plan.levels if not _is_near(level.share, level.target, level.tolerance)]
+    equal: dict[tuple[object, ...], list[str]] = {}
+    for level in plan.levels:
+        equal.setdefault((level.exits, level.parameters, level.multiply_adds), []).append(level.name)
+    costs = [f"level {one.name} takes {one.share:.3g} for a budget of {one.target:.3g}" for one in missed]
+    notes = [f"Not within their tolerance, as shares of the full model's {plan.cost}: {', '.join(costs)}."] * bool(
+        costs
+    )
+    return notes + [f"Levels {' and '.join(names)} are equal." for names in equal.values() if len(names) > 1]
+
+
+def describe_misses(planned: PlannedProblem, plan: Plan, on_a_fleet: bool) -> list[str]:
+    """Note levels that miss their budgets, are equal or have no early exit, with a key that was tried and helps.
+
+    Args:
+        planned: The problem and its levels.
+        plan: The plan of the levels.
+        on_a_fleet: The budgets are those of nodes, so that no key changes their cost or tolerance.
+    """
+    hook, targets = planned.method.levels, planned.targets
+    if find_split(hook, targets) is None or targets.splits or len(plan.levels) < 2:
+        return []
+    misses = describe_levels(plan)
+    if misses:
+        key = _find_remedy(planned, on_a_fleet, _meets_budgets)
+        advice = f"Within their tolerance: {key}" if key else "Set budgets near these shares, and one for equal levels"
+        misses.append(f"{advice}.")
+    notes = [" ".join(misses)] * bool(misses)
+    wants_exits = keeps_early_exits(hook) and (may_split(hook) or find_split(hook, targets) != "width")
+    if wants_exits and all(len(level.submodel.exits) == 1 for level in planned.levels):
+        key = _find_remedy(planned, on_a_fleet, _has_early_exits)
+        notes += [f"Levels with early exits: {key}."] * bool(key)
+    return notes
+
+
+def _is_near(share: float, target: float, tolerance: float) -> bool:
+    return abs(share / target - 1) <= tolerance + 1e-6
+
+
+def _meets_budgets(shapes: Sequence[LevelShape], targets: Targets) -> bool:
+    return all(map(_is_near, [shape.share for shape in shapes], targets.ratios, targets.tolerances))
+
+
+def _has_early_exits(shapes: Sequence[LevelShape], targets: Targets) -> bool:
+    return len(shapes[-1].exits) > 1
+
+
+def _find_remedy(
+    planned: PlannedProblem, on_a_fleet: bool, helps: Callable[[Sequence[LevelShape], Targets], bool]
+) -> str | None:
+    """Return the first keys of `[fleet]` with which the planner finds levels that help; None if none do."""
+    problem = planned.problem
+    for keys, targets, split in _list_remedies(planned, on_a_fleet):
+        try:
+            if helps(find_shapes(problem.architecture, problem.input_shape, targets, split), targets):
+                return keys
+        except PlanError:
+            continue
+    return None
+
+
+def _list_remedies(planned: PlannedProblem, on_a_fleet: bool) -> Iterator[tuple[str, Targets, Mode]]:
+    """Yield keys of `[fleet]` to try, and the targets and the split that they make."""
+    fleet, budgets, blocks = planned.experiment.fleet, planned.budgets, planned.problem.architecture.blocks
+    hook, targets = planned.method.levels, planned.targets
+    split: Mode = find_split(hook, targets) or "both"
+    exact: Mode = "both" if may_split(hook) else split
+    change = "" if exact == split else 'fleet.split = "both"'
+    if change:
+        yield change, targets, exact
+    is_absolute = any(not isinstance(group.budget, int | float) or group.budget > 1 for group in fleet.groups)
+    if on_a_fleet or is_absolute or budgets.further:
+        return
+    if targets.cost == "parameters":
+        yield 'fleet.cost = "multiply_adds"', replace(targets, cost="multiply_adds"), split
+    if any(group.tolerance is not None for group in fleet.groups):
+        return
+    for tolerance in _TOLERANCES:
+        if tolerance > fleet.tolerance:
+            wider = replace(budgets, tolerances=np.full_like(budgets.tolerances, tolerance))
+            keys = " and ".join(filter(None, (f"fleet.tolerance = {tolerance}", change)))
+            yield keys, build_targets(fleet, wider, blocks), exact
