@@ -90,7 +90,7 @@ def test_accuracies_that_do_not_exist(done: ff.Run) -> None:
         done.accuracy("global", level=2)
 
 
-def test_a_levels_model_is_a_plain_module_that_scores_what_the_run_says(done: ff.Run) -> None:
+def test_the_model_of_a_level_is_a_plain_module(done: ff.Run) -> None:
     run = ff.load(done.folder)
     data, parts = run.assembly.data, run.assembly.simulation.parts
     mine = [c for c in range(8) if run.assembly.federation.level_of[c] == 1]
@@ -198,7 +198,7 @@ def test_a_finished_run_is_not_run_again(done: ff.Run) -> None:
     assert (done.folder / "metrics.jsonl").read_text() == before
 
 
-def test_a_run_killed_before_its_summary_is_finished_without_another_round(tmp_path: Path, done: ff.Run) -> None:
+def test_resume_after_the_last_round_only_writes_the_summary(tmp_path: Path, done: ff.Run) -> None:
     with pytest.raises(Stop):
         ff.run(SMALL, out=tmp_path / "run", on_round=cut_after(3))
     run = ff.resume(tmp_path / "run", on_round=cut_after(3))
@@ -393,7 +393,7 @@ def test_a_folder_with_other_runs_is_refused(tmp_path: Path, file: Path) -> None
         ff.compare(file, out=tmp_path / "out", overrides=["local.lr=0.05"])
 
 
-def test_tuning_looks_at_validation_data_only_and_says_what_each_row_got(tmp_path: Path, file: Path) -> None:
+def test_tuning_uses_validation_data_only(tmp_path: Path, file: Path) -> None:
     file.write_text(COMPARE + "[compare.tune]\nlocal.lr = [0.000001, 0.1]\n")
     comparison = ff.compare(file, out=tmp_path / "out")
     assert comparison.tuned == {("Scale", ""): "lr = 0.1", ("fedavg", ""): "lr = 0.1"}
@@ -452,7 +452,7 @@ data.partition.alpha = 0.5
 """
 
 
-def test_settings_with_names_printed_numbers_and_rounds_to_targets(tmp_path: Path, file: Path) -> None:
+def test_named_settings_printed_numbers_and_targets(tmp_path: Path, file: Path) -> None:
     file.write_text(PRINTED)
     comparison = ff.compare(file, out=tmp_path / "out")
     shown = ("global", "full", "rounds to 5%", "rounds to 99.9%")
@@ -488,7 +488,7 @@ model.head = "norm"
 """
 
 
-def test_rows_with_classifiers_of_different_kinds_are_refused_unless_the_file_says_so() -> None:
+def test_rows_with_different_classifiers_need_permission() -> None:
     table = tomllib.loads(HEADS.replace("DIFFERS", "8 clients"))
     with raises(ConfigError, '"ScaleFL" pooler, "ReeFL" norm', key="model.head"):
         plan_comparison(table)
@@ -501,7 +501,7 @@ def test_rows_with_classifiers_of_different_kinds_are_refused_unless_the_file_sa
         plan_comparison(tuned)
 
 
-def test_printed_numbers_belong_to_the_settings_that_the_file_wrote(tmp_path: Path) -> None:
+def test_printed_numbers_belong_to_settings_of_the_file(tmp_path: Path) -> None:
     table = tomllib.loads(PRINTED)
     fewer = {"setting": table["compare"]["setting"][1:], "columns": ["full"]}
     plan = plan_comparison(table, compare=fewer)

@@ -447,9 +447,7 @@ def test_reports_that_are_gone_are_missed(
 
 
 @pytest.mark.parametrize(("first", "then", "every"), [(1, 2, 1), (2, 5, 1), (3, 4, 2)])
-def test_a_finished_run_whose_file_asks_for_more_rounds_trains_them(
-    first: int, then: int, every: int, tmp_path: Path
-) -> None:
+def test_a_finished_run_trains_further_rounds_of_its_file(first: int, then: int, every: int, tmp_path: Path) -> None:
     """With a constant rate it ends in the bits of the run that had them from the start; fewer rounds change nothing."""
     tables = {**TINY, "checkpoint": {"every": every}, "local": {**TINY["local"], "schedule": {"kind": "constant"}}}
     run = ff.run({**tables, "rounds": first}, out=tmp_path / "run", progress=False)

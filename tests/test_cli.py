@@ -190,9 +190,7 @@ def test_a_core_package_that_the_demo_leaves_out_is_a_sentence(
     assert result.err.count("\n") == 1 and "internal error" not in result.err
 
 
-def test_seeds_without_the_package_of_intervals_are_refused_before_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seeds_without_scipy_are_refused_before_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.special", None)
     Path(tmp_path, "c.toml").write_text('rounds = 1\n[compare.grid]\nseed = [0, 1]\n[[compare.row]]\nlabel = "a"\n')
     result = run_verb("compare", tmp_path / "c.toml", "--out", tmp_path / "c", code=2)
@@ -410,7 +408,7 @@ def test_shells_complete_verbs_and_kinds() -> None:
         assert (process.returncode, process.stdout.split(), process.stderr) == (0, expected, "")
 
 
-def test_what_the_package_logs_is_a_sentence_from_the_level_asked_for() -> None:
+def test_log_records_are_printed_from_the_chosen_level() -> None:
     logger = logging.getLogger("fleetfit")
     for options, lines in (((), {"a warning"}), (("--log", "info"), {"a warning", "some news"})):
         run_verb(*options, "list", "options")

@@ -63,7 +63,7 @@ def configs(comparison: ff.Comparison) -> dict[tuple[str, str], dict[str, Any]]:
 # ---- who wins ----------------------------------------------------------------------------------------------------
 
 
-def test_an_override_changes_what_rows_share_and_the_table_says_so(tmp_path: Path) -> None:
+def test_an_override_of_shared_keys_is_noted_in_the_table(tmp_path: Path) -> None:
     comparison = compared(tmp_path, ROWS + SETTINGS, "rounds=1", "local.lr=0.05")
     rounds = {row: table["rounds"] for (row, _), table in configs(comparison).items()}
     assert rounds == {"Scale": 3, "fedavg": 1}, "a row keeps its own value"
@@ -188,7 +188,7 @@ def test_keys_of_a_method_that_no_row_has_are_a_note(tmp_path: Path) -> None:
     assert "method.beta of the file has no effect: every row names another component." in comparison.table.notes
 
 
-def test_another_comparison_in_the_same_folder_is_told_apart_by_its_keys(tmp_path: Path) -> None:
+def test_another_comparison_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     compared(tmp_path, ROWS, "cohort.count=3")
     folder = tmp_path / "out" / "scale" / "seed-0"
     with raises(RunError, "cohort.count is 3 there and 2 here", "local.lr is 0.1 there and 0.05 here", path=folder):
@@ -326,7 +326,7 @@ def test_rows_and_settings_on_different_data_are_refused(tmp_path: Path, more: s
 # ---- folders -------------------------------------------------------------------------------------------------------
 
 
-def test_labels_are_folders_inside_of_the_comparisons_and_ordinary_ones_stay_what_they_were(tmp_path: Path) -> None:
+def test_labels_become_safe_folder_names(tmp_path: Path) -> None:
     labels = [
         "..",
         "...",

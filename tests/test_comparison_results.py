@@ -103,7 +103,7 @@ def test_each_run_has_its_numbers_in_percent(tmp_path: Path, monkeypatch: pytest
     assert str(tmp_path) not in text, "paths of a machine do not belong into what is committed"
 
 
-def test_rounds_to_a_target_are_among_the_numbers_where_they_are_reached(tmp_path: Path) -> None:
+def test_rounds_to_a_reached_target_are_stored(tmp_path: Path) -> None:
     compared(tmp_path, "[compare]\ntarget = [0.01, 1.0]\n")
     for run in stored(tmp_path)["runs"]:
         assert run["final"]["rounds_to_1"] == 1.0

@@ -138,7 +138,7 @@ def test_what_cannot_be_tuned_is_said_before_anything_is_trained(place: Path, te
     assert not (place / "out").exists()
 
 
-def test_one_row_without_validation_data_is_found_before_the_others_are_trained(place: Path) -> None:
+def test_missing_validation_data_is_reported_before_training(place: Path) -> None:
     text = '[[compare.row]]\nlabel = "bare"\nmethod.name = "fedavg"\ndata.none = true\n'
     with raises(ConfigError, 'row "bare"', key="compare.tune"):
         compared(place, text + TUNE)

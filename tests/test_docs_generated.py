@@ -29,7 +29,7 @@ def test_the_page_of_hooks_is_as_the_code_says(generate: dict[str, Any]) -> None
     assert (DOCS / "hooks.md").read_text() == generate["hooks_page"](), RENEW
 
 
-def test_the_keys_of_methods_options_and_choices_are_as_the_code_says(generate: dict[str, Any]) -> None:
+def test_the_page_of_methods_matches_the_code(generate: dict[str, Any]) -> None:
     page = (DOCS / "methods.md").read_text()
     assert generate["methods_page"](page) == page, RENEW
 
@@ -110,7 +110,7 @@ def test_keys_of_a_partition_are_in_the_table_of_partitions(key: str, kind: str,
     assert json.dumps(default) in row and kind in row
 
 
-def test_every_hook_is_there_with_its_arguments_and_what_fedavg_does() -> None:
+def test_every_hook_has_its_arguments_and_default() -> None:
     page = (DOCS / "hooks.md").read_text()
     parts = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE))
     assert list(parts)[: len(HOOKS)] == list(HOOKS)

@@ -169,7 +169,7 @@ with files.hold_lock(Path(sys.argv[1])):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="is_held has no answer there")
-def test_a_lock_is_seen_without_write_permission_and_ends_with_its_process(tmp_path: Path) -> None:
+def test_a_lock_needs_no_permission_and_ends_with_its_process(tmp_path: Path) -> None:
     path = tmp_path / ".lock"
     command = [sys.executable, "-c", HOLDS, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:

@@ -304,9 +304,7 @@ def test_a_profile_is_old_or_new(command: Caller, trained: Path, tmp_path: Path)
     assert [p.name for p in tmp_path.iterdir()] == ["budget.toml"]
 
 
-def test_a_run_killed_before_its_folder_leaves_nothing_after_the_next(
-    command: Caller, trained: Path, tmp_path: Path
-) -> None:
+def test_the_next_run_removes_an_abandoned_folder(command: Caller, trained: Path, tmp_path: Path) -> None:
     """The part of a folder that a killed process left goes with the next one that makes the same folder."""
     place = tmp_path / "killed-2"
     place.mkdir()

@@ -91,7 +91,7 @@ def sentence(err: str) -> str:
 # ---- unexpected exceptions -----------------------------------------------------------------------------------------
 
 
-def test_a_fault_of_fleetfit_is_a_sentence_that_asks_for_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_asks_for_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
     from fleetfit.cli import listing
 
     def broken(kind: str) -> None:

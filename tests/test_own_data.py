@@ -217,7 +217,7 @@ def test_a_run_that_goes_on_with_the_same_data_says_nothing(
     assert not any("changed" in note for note in resumed.summary["notes"]) and not caplog.text
 
 
-def test_what_a_folder_of_an_earlier_version_had_as_data_is_not_known(tmp_path: Path) -> None:
+def test_damaged_facts_on_data_give_no_note(tmp_path: Path) -> None:
     table = written(tmp_path / "t.csv", range(150))
     folder = begun(table, tmp_path / "run")
     written(table, range(0, 150, 2))
@@ -259,7 +259,7 @@ def test_a_comparison_that_goes_on_with_other_data_says_so(tmp_path: Path, jobs:
     assert note in ff.load_comparison(tmp_path / "both").table.notes
 
 
-def test_a_comparison_says_which_of_its_runs_went_on_with_other_data(tmp_path: Path) -> None:
+def test_a_comparison_names_runs_with_changed_data(tmp_path: Path) -> None:
     table, file = written(tmp_path / "iris.csv", range(150)), tmp_path / "one.toml"
     file.write_text(
         f'rounds = 2\n[data]\npath = "{table}"\n[model]\nname = "mlp"\nhidden = 16\nlayers = 4\n'
@@ -319,7 +319,7 @@ def test_tokens_in_memory_have_a_vocabulary(tmp_path: Path) -> None:
         ff.run(model=Bag(), data={**data, "vocabulary": -1}, out=tmp_path / "wrong")
 
 
-def test_other_samples_in_memory_are_prepared_as_those_of_the_run(tmp_path: Path) -> None:
+def test_samples_in_memory_are_prepared_as_in_training(tmp_path: Path) -> None:
     """Nothing is fitted to them: neither means nor the order of classes; all of them are for testing."""
     names = IRIS.target_names[IRIS.target]
     run = ff.run(data=(IRIS.data, names), out=tmp_path / "run", **{**QUICK, "rounds": 3})
@@ -754,7 +754,7 @@ def of_folders(place: Path, test: str | None) -> Path:
     [(of_arrays, ["_test", "_validation"]), (of_images, ["test", "valid"]), (of_texts, ["test", "validation"]),
      (of_lines, ["dev", "test"]), (of_folders, ["test", "val"])],
 )  # fmt: skip
-def test_other_data_are_tested_on_their_own_test_set_and_else_on_all_of_them(
+def test_other_data_are_tested_on_their_test_set_or_all_rows(
     tmp_path: Path, called: Called, make: Callable[[Path, str | None], Path], tests: list[str]
 ) -> None:
     """A test set is what the readers take for one; training samples used to be scored among those for testing."""

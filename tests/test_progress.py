@@ -54,7 +54,7 @@ def described(rounds: int = 4) -> Any:
 # ---- lines -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_line_per_round_and_one_of_the_levels_where_it_was_evaluated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_round_has_a_line_and_each_evaluation_one_of_levels(capsys: pytest.CaptureFixture[str]) -> None:
     """3 s a round: after two of four rounds 6 s are left. Bytes are those of all rounds, both ways."""
     shown = progress.RoundProgress("", described())
     shown(report(1, failures=[]))
@@ -68,7 +68,7 @@ def test_a_line_per_round_and_one_of_the_levels_where_it_was_evaluated(capsys: p
     ]
 
 
-def test_clients_that_were_measured_and_clients_that_trained_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+def test_measured_and_trained_clients_are_distinguished(capsys: pytest.CaptureFixture[str]) -> None:
     """Also in a notebook; the last evaluation is of all clients."""
     shown = progress.RoundProgress("", described())
     shown(report(1, evaluate={**EVALUATED, "partial": {"clients": 11, "samples": 150}}))
@@ -93,7 +93,7 @@ def test_what_is_withheld_is_not_shown(capsys: pytest.CaptureFixture[str]) -> No
     assert not re.search("loss|cohort|sent|client|level", html)
 
 
-def test_a_bar_keeps_the_accuracy_with_the_round_in_which_it_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_keeps_the_last_accuracy_and_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """In 80 columns nothing is wrapped: what is too long is cut."""
     monkeypatch.setattr(sys, "stdout", Terminal())
     shown = progress.RoundProgress("a title that is much longer than anybody wants to read " * 2, described())
@@ -114,7 +114,7 @@ def test_a_bar_keeps_the_accuracy_with_the_round_in_which_it_was_measured(monkey
     ]  # fmt: skip
 
 
-def test_runs_at_the_same_time_have_a_line_each_and_what_is_left_of_all_stands_once() -> None:
+def test_parallel_runs_have_a_line_each_and_one_remaining_time() -> None:
     bar = progress.make_bars()
     one, other = (
         progress.RoundProgress(f"[{i}/2] a row, seed {i}", described(), bar, lambda: "9 s left of all") for i in (1, 2)
@@ -162,9 +162,7 @@ def test_counted_work_has_a_bar_in_a_terminal(monkeypatch: pytest.MonkeyPatch) -
 ROUND = re.compile(r"round (\d)/3")
 
 
-def test_a_script_has_lines_on_stderr_and_none_where_it_wants_none(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_prints_progress_on_stderr_unless_disabled(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ff.run(QUICK, out=tmp_path / "quiet", progress=False)
     assert capfd.readouterr() == ("", "")
     run = ff.run(overrides=["rounds=3", "data.partition.clients=8"], local={"max_steps": 1}, out=tmp_path / "shown")
@@ -288,7 +286,7 @@ def test_a_script_that_gets_ctrl_c_exits_with_130(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_error_in_ipython_is_its_message_and_the_traceback_comes_on_request(tmp_path: Path) -> None:
+def test_ipython_prints_an_error_without_traceback(tmp_path: Path) -> None:
     pytest.importorskip("IPython")
     cells = ["import fleetfit as ff", "ff.run(rounds='many')", "print('====')", "%env FLEETFIT_TRACEBACK=1", "%tb"]
     script = ("from IPython.core.interactiveshell import InteractiveShell\nshell = InteractiveShell.instance()\n"
@@ -299,7 +297,7 @@ def test_an_error_in_ipython_is_its_message_and_the_traceback_comes_on_request(t
     assert "'many'" in again and "load.py" in again
 
 
-def test_errors_have_no_traceback_in_a_notebook_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_prints_a_traceback_on_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (RunError("three 3"), ff.ConfigError("four", key="rounds"), ff.MissingExtra("x", "Five")):
         with pytest.raises(ff.FleetFitError) as caught:
             raise error
@@ -340,9 +338,7 @@ def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
     return display_cell
 
 
-def test_a_notebook_shows_progress_in_one_output_that_is_written_anew(
-    cell: Cell, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_notebook_updates_one_output(cell: Cell, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ff.run(QUICK, out=tmp_path / "run")
     assert cell.handles == 1 and len(cell.shown) == 4
     assert "round 0/3" in cell.shown[0] and 'value="3" max="3"' in cell.shown[-1] and "by level: 1 " in cell.shown[-1]

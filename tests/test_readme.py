@@ -295,7 +295,7 @@ def test_the_page_on_own_architectures_can_be_followed(tmp_path, monkeypatch, ca
         torch.testing.assert_close(variables["again"](variables["images"]), variables["logits"])
 
 
-def test_the_environment_of_the_page_on_own_models_is_that_of_the_readme():
+def test_the_page_on_own_models_uses_the_readmes_environment():
     """The only commands that are not run: they need a network."""
     _, first = steps(OWN_MODEL)[0]
     assert [line.split()[0] for line in first.splitlines()] == ["python3", ".", "pip", "mkdir", "cd"]

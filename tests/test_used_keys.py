@@ -664,7 +664,7 @@ def test_the_order_of_overrides_does_not_matter() -> None:
     assert '"beta"' in get_message(lambda: assemble(load_experiment(TINY, ["method.beta=0.3", "method.name=fedavg"])))
 
 
-def test_options_and_hooks_of_a_file_stay_when_an_override_names_another_method() -> None:
+def test_options_and_hooks_survive_an_override_of_the_method() -> None:
     base = laid(TINY, {"method": {"name": "scalefl", "beta": 0.2, "hooks": {"channels": "rolling"},
                                   "plus": {"fedprox": {"mu": 0.3}}}})  # fmt: skip
     for experiment in (load_experiment(base, ["method.name=fedavg"]), load_experiment(base, method="fedavg")):

@@ -159,9 +159,7 @@ def test_the_array_that_somebody_names_is_looked_at(save: Callable[..., str]) ->
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint16, np.bool_])
-def test_whole_numbers_are_numbers_where_nothing_says_that_they_are_tokens(
-    save: Callable[..., str], tmp_path: Path, dtype: Any
-) -> None:
+def test_whole_numbers_are_numbers_unless_they_are_tokens(save: Callable[..., str], tmp_path: Path, dtype: Any) -> None:
     x, y = RNG.integers(0, 2 if dtype == np.bool_ else 90, (60, 3)).astype(dtype), np.arange(60) % 2
     file = save(x=x, y=y)
     assert arrays(file).x.dtype == torch.float32

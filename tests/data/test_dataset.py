@@ -172,7 +172,7 @@ def test_other_tasks_may_have_other_labels() -> None:
     assert torch.equal(data.batch(torch.tensor([3]))[1], data.y[3:4])
 
 
-def test_targets_of_a_regression_have_mean_0_and_variance_1_over_the_training_split() -> None:
+def test_training_targets_of_a_regression_are_standardised() -> None:
     y = 5 + 3 * torch.rand(20, 2)
     y[:, 1] = 7.0  # constant: left at 0, not divided by 0
     data = small(y=y, task="regression", classes=2)

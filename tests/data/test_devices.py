@@ -87,7 +87,7 @@ def test_folders_of_classes_stay_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["png", "txt"])
-def test_folders_within_folders_without_a_common_name_are_refused(suffix: str, tmp_path: Path) -> None:
+def test_nested_folders_without_a_common_name_are_refused(suffix: str, tmp_path: Path) -> None:
     for name in ("dog/poodle", "dog/beagle", "cat/siamese"):
         for number in range(3):
             path = tmp_path / "pets" / name / f"{number}.{suffix}"

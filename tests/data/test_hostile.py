@@ -122,7 +122,7 @@ def test_a_picture_that_claims_a_huge_size_is_refused(tmp_path: Path, write: Wri
             images(str(tmp_path / "bomb"))
 
 
-def test_pictures_of_a_known_set_are_looked_at_before_room_is_made(tmp_path: Path, write: Write) -> None:
+def test_pictures_of_a_built_in_set_are_checked_first(tmp_path: Path, write: Write) -> None:
     for split in ("train", "test"):
         write(tmp_path / "cifar10" / f"{split}.parquet", [png_of(8000, 8000)] * 100, [0] * 100, image="img")
     with raises(DataError, "cifar10", 200, "8000x8000"):

@@ -338,7 +338,7 @@ def test_the_vocabulary_is_that_of_the_training_part(tmp_path: Path) -> None:
         (True, {"kind": "iid", "clients": 5}, "iid", 5),
     ],
 )
-def test_a_partition_without_a_kind_has_the_one_that_fits_the_files(
+def test_the_default_partition_fits_the_files(
     tmp_path: Path, several: bool, settings: dict[str, Any], kind: str, clients: int
 ) -> None:
     for number in range(3 if several else 1):

@@ -98,7 +98,7 @@ def test_a_tone_is_where_and_as_loud_as_it_should_be() -> None:
     assert FORM.transform(torch.zeros(1, RATE)).unique().tolist() == [0]
 
 
-def test_short_sounds_are_padded_long_ones_cut_and_channels_joined() -> None:
+def test_sounds_are_padded_cut_and_mixed_to_one_channel() -> None:
     short, long = tone(500, 0.5, RATE // 2), tone(500, 0.5, 2 * RATE)
     stereo = np.stack([tone(500, 0.5), tone(500, 0.5)], 1)
     target = np.full((4, 1, 64, 101), 9, dtype=np.uint8)

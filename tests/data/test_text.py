@@ -191,7 +191,7 @@ def test_numbers_are_classes_in_numeric_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl"])
-def test_digits_with_zeros_in_front_are_classes_and_groups_of_their_own(suffix: str, tmp_path: Path) -> None:
+def test_digits_with_leading_zeros_are_distinct(suffix: str, tmp_path: Path) -> None:
     labels, authors = ["007", "7", "42"] * 4, ["01", "1", "001", "10"] * 3
     path = tmp_path / f"t.{suffix}"
     if suffix == "jsonl":

@@ -93,9 +93,7 @@ def test_accuracy_is_drawn_at_the_rounds_that_were_evaluated() -> None:
     "rows", [{"a": 1}, {"a": 2, "b": 1}, {f"a long name of a row, number {i}": 1 for i in range(9)}]
 )
 @pytest.mark.parametrize("costs", [("multiply_adds", "simulated_s"), ()])
-def test_the_note_on_a_part_of_the_clients_and_the_legend_have_places_of_their_own(
-    rows: dict[str, int], costs: tuple[str, ...]
-) -> None:
+def test_the_note_on_clients_does_not_cover_the_legend(rows: dict[str, int], costs: tuple[str, ...]) -> None:
     """Also in a figure of one panel, where the note has several lines."""
     metrics = [report(1, 0.4), report(2, 0.5)]
     metrics[0]["evaluate"]["partial"] = {"clients": 11, "samples": 150}
@@ -176,7 +174,7 @@ def test_a_mean_stands_only_where_all_seeds_were_measured() -> None:
     assert list(lines_of(figure.axes[0])["a"].get_xdata()) == [2]
 
 
-def test_a_comparison_draws_the_tables_accuracies_and_its_targets() -> None:
+def test_a_comparison_draws_accuracies_and_targets() -> None:
     figure = draw_accuracy({"a": ONE}, ["global"], {"global": [0.9], "local": [0.1]})
     (axes,) = figure.axes
     target, curve = axes.lines
@@ -219,7 +217,7 @@ def test_bytes_are_added_up_over_all_rounds() -> None:
         assert list(axes.lines[0].get_xdata()) == pytest.approx([3.0, 4.5])  # MB after rounds 2 and 3, 1.5 each
 
 
-def test_seconds_and_multiply_adds_are_added_up_in_a_unit_that_suits_them() -> None:
+def test_cumulative_costs_have_a_suitable_unit() -> None:
     """90 s a round: 3 and 4.5 min after rounds 2 and 3; 4 and 6 thousand million multiply-adds."""
     _, axes = cost_axes({"a": TWO}, "simulated time (min)")
     assert list(axes.lines[0].get_xdata()) == pytest.approx([3.0, 4.5])
@@ -270,7 +268,7 @@ def test_a_private_run_has_what_the_server_measures() -> None:
     assert shape.get_title() == "level 2\nwithheld", "which is not that there are none"
 
 
-def test_a_comparison_of_private_runs_has_what_the_server_measures() -> None:
+def test_a_private_comparison_draws_server_measurements() -> None:
     drawn = figures.draw_comparison(rows_of({"a": [make_run_record({**SUMMARY, "privacy": PRIVACY}, METRICS)]}))
     assert [axes.get_title("left") for axes in drawn["accuracy"].axes] == ["avg accuracy", "full accuracy"]
 
@@ -286,7 +284,7 @@ def test_shapes_have_the_levels_width_and_depth() -> None:
     assert "of 2 seeds" in words_of(seeds)
 
 
-def test_a_dots_area_follows_the_count_and_no_samples_have_no_dot() -> None:
+def test_the_area_of_a_dot_follows_the_count() -> None:
     dots = figures.draw_class_counts([[4, 0], [1, 2]], "digits").axes[0].collections[0]
     assert [tuple(map(int, point)) for point in dots.get_offsets()] == [(0, 0), (1, 0), (1, 1)]
     sizes = dots.get_sizes()
@@ -351,7 +349,7 @@ def _labels(figure: Any) -> str:
     return " ".join([*labels, words_of(figure)])
 
 
-def test_the_score_of_a_regression_is_called_r2_and_may_be_below_zero() -> None:
+def test_a_regression_draws_r2_which_may_be_negative() -> None:
     """A run that says so, and one that does not; axes show numbers below zero."""
     summary = {**SUMMARY, "score": "R2"}
     alone = _labels(figures.draw_run_accuracy(make_run_record(summary, METRICS)))

@@ -56,7 +56,7 @@ def test_the_same_data_are_taken_where_there_are_some() -> None:
 
 
 @pytest.mark.parametrize(("split", "words"), [("validation", "validation data"), ("train", "training data")])
-def test_exits_are_said_to_be_on_the_data_that_they_were_measured_on(split: str, words: str) -> None:
+def test_an_explanation_names_the_data_of_the_exits(split: str, words: str) -> None:
     exits, _ = explain_order([summary(exits=[0.7, 0.6], split=split)])
     assert f"on all clients' {words}." in exits
 

@@ -129,7 +129,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> ff.Comparison:
 # ---- one run ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_writes_a_page_that_loads_nothing_and_runs_its_own_scripts_only(finished: Path) -> None:
+def test_a_page_loads_nothing_and_runs_only_its_own_scripts(finished: Path) -> None:
     text = (finished / "report.html").read_text(encoding="utf-8")
     reader = Reader(text)
     assert len(text.encode()) < 3_000_000
@@ -537,7 +537,7 @@ def test_a_line_of_many_points_keeps_its_ends() -> None:
     assert (points[0], points[-1]) == (line[0], line[-1])
 
 
-def test_plots_of_accuracy_have_one_vertical_axis_and_others_their_own() -> None:
+def test_only_plots_of_accuracy_share_a_vertical_axis() -> None:
     low = plots.Line(Series("a", {0: [Point(1, 1.0, 20.0), Point(2, 2.0, 30.0)]}), 0)
     high = plots.Line(Series("b", {0: [Point(1, 1.0, 80.0)]}), 1)
     hidden = plots.Line(Series("c", {0: [Point(1, 1.0, 1.0)]}), 2, hidden=True)
@@ -552,7 +552,7 @@ def test_plots_of_accuracy_have_one_vertical_axis_and_others_their_own() -> None
     assert "range" not in loss.layout["yaxis"]
 
 
-def test_clients_stand_in_order_by_their_true_ranks_and_the_worst_tenth_is_shaded(copied: Path) -> None:
+def test_clients_are_sorted_and_the_worst_tenth_is_shaded(copied: Path) -> None:
     reports = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
     many = {str(k): (k % 1000) / 1000 for k in range(5000)}
     reports[-1]["evaluate"]["static"]["per_client"] = {"local": many, "global": many}
@@ -568,9 +568,7 @@ def test_clients_stand_in_order_by_their_true_ranks_and_the_worst_tenth_is_shade
     assert "shapes" not in read(page.write_report(copied)).plots["clients"]["layout"]
 
 
-def test_a_damaged_last_line_is_said_on_the_page_and_in_the_terminal(
-    copied: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_last_line_is_reported(copied: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A line that is not ended may still be being written."""
     whole = (copied / "metrics.jsonl").read_text()
     (copied / "metrics.jsonl").write_text(whole + '{"broken')

@@ -57,7 +57,7 @@ def list_requests(browser: Any) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_asks_nothing_of_other_machines_and_complains_of_nothing(browser: Any, address: str, page: str) -> None:
+def test_a_page_loads_nothing_remote_and_logs_no_error(browser: Any, address: str, page: str) -> None:
     list_requests(browser), browser.get_log("browser")
     browser.get(f"{address}/{page}.html")
     until(lambda: browser.execute_script("return document.readyState") == "complete", page)

@@ -222,7 +222,7 @@ def test_the_smallest_model_is_in_no_difference_but_as_reference() -> None:
     assert [one.row for one in paired_differences(comparison, ["local"], "S")] == ["A", "B"]
 
 
-def test_the_smallest_model_is_as_good_if_no_interval_leaves_room_for_more() -> None:
+def test_the_smallest_model_is_as_good_if_no_interval_is_above() -> None:
     """A less S is 1, 0, 2: mean 1, s = 1, t(2) = 4.3027, so that the half width is 4.3027 / sqrt(3) = 2.4842: open.
 
     B less S is 3.0, 3.1, 3.2: mean 3.1, s = 0.1, half width 0.2484: above zero. C less S is 0.1, 0, 0.2: as good.
@@ -242,7 +242,7 @@ def test_the_smallest_model_is_as_good_if_no_interval_leaves_room_for_more() -> 
     assert "open" not in sentence  # equal, without an interval
 
 
-def test_the_smallest_model_is_judged_by_each_setting_and_both_accuracies() -> None:
+def test_the_smallest_model_is_judged_by_setting_and_accuracy() -> None:
     """Without an interval a higher mean counts; `global` 0.1 above is enough."""
     both = {(("A"), "x"): {0: {"local": 50.0, "global": 60.1}}, ("S", "x"): {0: {"local": 55.0, "global": 60.0}}}
     assert explain_smallest(with_smallest(both)) == []
@@ -252,5 +252,5 @@ def test_the_smallest_model_is_judged_by_each_setting_and_both_accuracies() -> N
     assert "1 seed)" in sentence and "open" in sentence
 
 
-def test_a_row_without_a_common_seed_tells_nothing_of_the_smallest_model() -> None:
+def test_a_row_without_a_common_seed_gives_no_verdict() -> None:
     assert explain_smallest(with_smallest({("A", ""): local([1.0]), ("S", ""): local([2.0], start=1)})) == []

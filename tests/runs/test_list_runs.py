@@ -294,7 +294,7 @@ def test_a_run_goes_on_to_the_same_end_from_what_is_left(own: Path, stored: Path
     assert done.summary["global"] == ff.load(stored / "whole").summary["global"]
 
 
-def test_the_last_one_goes_only_when_it_is_asked_for_and_it_is_said(own: Path) -> None:
+def test_the_last_checkpoint_goes_only_on_request(own: Path) -> None:
     _, out, _ = fleetfit(own, "--clear-checkpoints", "--last", "--yes")
     assert "have no trained model. Numbers and plots stay." in out and "cannot be resumed" not in out
     assert checkpoints(own / "whole") == [] == checkpoints(own / "compared/fedavg/seed-0")
