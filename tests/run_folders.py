@@ -100,7 +100,7 @@ def checkpoints(folder: Path) -> list[Path]:
 Parts = tuple[dict[str, torch.Tensor], Any]
 
 
-def parts_of(file: Path) -> Parts:
+def read_parts(file: Path) -> Parts:
     """Return a checkpoint's tensors by their places, and its structure with these names where the tensors stand.
 
     Read with the library of the format: flat tensors by type, and marks that say how each is cut up.
@@ -136,7 +136,7 @@ def parts_of(file: Path) -> Parts:
     return named, walk(structure, "")
 
 
-def written(file: Path, tensors: Mapping[str, torch.Tensor], structure: Any) -> None:
+def write_parts(file: Path, tensors: Mapping[str, torch.Tensor], structure: Any) -> None:
     """Write a checkpoint without a checksum; each tensor has its own mark, and no state is made of them."""
     parts: dict[str, list[torch.Tensor]] = {}
     used: set[str] = set()
@@ -164,8 +164,8 @@ def written(file: Path, tensors: Mapping[str, torch.Tensor], structure: Any) -> 
     save_file(flat, file, {"fleetfit": "checkpoint", "format": "2", "nest": text})
 
 
-def changed(file: Path, change: Callable[[dict[str, torch.Tensor], Any], None]) -> None:
+def change_parts(file: Path, change: Callable[[dict[str, torch.Tensor], Any], None]) -> None:
     """Change the tensors or the structure of a checkpoint in place."""
-    tensors, structure = parts_of(file)
+    tensors, structure = read_parts(file)
     change(tensors, structure)
-    written(file, tensors, structure)
+    write_parts(file, tensors, structure)

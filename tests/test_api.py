@@ -172,7 +172,7 @@ class Stop(Exception):
     """Raised by a test in the middle of a run."""
 
 
-def cut_after(rounds: int) -> Any:
+def make_interrupt(rounds: int) -> Any:
     def on_round(report: Mapping[str, Any]) -> None:
         if report["round"] == rounds:
             raise Stop
@@ -183,7 +183,7 @@ def cut_after(rounds: int) -> Any:
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_run_that_was_cut_off_ends_as_an_unbroken_one(tmp_path: Path, done: ff.Run, every: int) -> None:
     with pytest.raises(Stop):
-        ff.run(SMALL, out=tmp_path / "run", checkpoint={"every": every}, on_round=cut_after(1))
+        ff.run(SMALL, out=tmp_path / "run", checkpoint={"every": every}, on_round=make_interrupt(1))
     assert not ff.load(tmp_path / "run").finished
     run = ff.resume(tmp_path / "run")
     assert states_equal(run, done)
@@ -194,14 +194,14 @@ def test_a_run_that_was_cut_off_ends_as_an_unbroken_one(tmp_path: Path, done: ff
 
 def test_a_finished_run_is_not_run_again(done: ff.Run) -> None:
     before = (done.folder / "metrics.jsonl").read_text()
-    assert ff.resume(done.folder, on_round=cut_after(1)).finished
+    assert ff.resume(done.folder, on_round=make_interrupt(1)).finished
     assert (done.folder / "metrics.jsonl").read_text() == before
 
 
 def test_resume_after_the_last_round_only_writes_the_summary(tmp_path: Path, done: ff.Run) -> None:
     with pytest.raises(Stop):
-        ff.run(SMALL, out=tmp_path / "run", on_round=cut_after(3))
-    run = ff.resume(tmp_path / "run", on_round=cut_after(3))
+        ff.run(SMALL, out=tmp_path / "run", on_round=make_interrupt(3))
+    run = ff.resume(tmp_path / "run", on_round=make_interrupt(3))
     assert run.finished
     assert run.accuracy() == done.accuracy()
 
@@ -225,7 +225,7 @@ def test_client_memory_and_server_memory_are_in_the_checkpoint(tmp_path: Path) -
     section = {**SMALL, "method": {"name": f"{method}:counting"}, "cohort": {"count": 8}}
     whole = ff.run(section, out=tmp_path / "whole")
     with pytest.raises(Stop):
-        ff.run(section, out=tmp_path / "cut", on_round=cut_after(2))
+        ff.run(section, out=tmp_path / "cut", on_round=make_interrupt(2))
     run = ff.resume(tmp_path / "cut")
     assert states_equal(run, whole)
     a, b = (RunFolder.open(r.folder).load_checkpoint() for r in (run, whole))
@@ -363,7 +363,7 @@ def test_finished_runs_are_not_run_again_and_cut_off_ones_go_on(tmp_path: Path, 
     file.write_text(COMPARE + "[compare.grid]\nseed = [0, 1]\n")
 
     def stopping(title: str, number: int, count: int, run: ff.Run) -> Any:
-        return cut_after(1) if number == 2 else None
+        return make_interrupt(1) if number == 2 else None
 
     with pytest.raises(Stop):
         ff.compare(file, out=tmp_path / "out", on_run=stopping)

@@ -57,7 +57,7 @@ class Heard(ff.Callback):
         return [value["round"] for what, value in self.all if what == "round"]
 
 
-def written(folder: Path) -> list[dict[str, Any]]:
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Return the lines of `metrics.jsonl`, read without the package."""
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -80,7 +80,7 @@ def test_callbacks_get_the_folder_s_values_in_order(kind: str, tmp_path: Path) -
     further |= {"model": {**TINY["model"], "norm": False}, "local": {"epochs": 1, "lr": 0.1}}
     recorder = Heard()
     run = ff.run({**QUICK, **further}, out=tmp_path / "run", callbacks=[recorder])
-    lines = written(run.folder)
+    lines = read_metrics(run.folder)
     assert [what for what, _ in recorder.all] == ["start", "round", "round", "evaluate", "round", "evaluate", "end"]
     assert [value for what, value in recorder.all if what == "round"] == lines
     assert [value for what, value in recorder.all if what == "evaluate"] == lines[1:]
@@ -102,7 +102,7 @@ def test_a_run_that_is_told_of_has_the_same_bits(tmp_path: Path) -> None:
     watched = ff.run(QUICK, out=tmp_path / "told", callbacks=[meddles, recorder])
     alone = ff.run(QUICK, out=tmp_path / "alone")
     assert have_same_state(watched, alone)
-    assert [value for what, value in recorder.all if what == "round"] == written(watched.folder)
+    assert [value for what, value in recorder.all if what == "round"] == read_metrics(watched.folder)
     assert watched.columns == alone.columns
     assert (watched.folder / "config.toml").read_text() == (alone.folder / "config.toml").read_text()
     assert not (alone.folder / "callbacks.json").exists()
@@ -175,7 +175,7 @@ def test_rounds_that_are_done_again_are_not_told_again(tmp_path: Path) -> None:
     run = ff.resume(tmp_path / "run", callbacks=[second])
     assert first.rounds == [1, 2, 3] and first.all[-1] == ("end", None)
     assert second.all[0][1].done == 2 and second.rounds == [4, 5]
-    assert [v for what, v in second.all if what == "evaluate"] == written(run.folder)[3:]
+    assert [v for what, v in second.all if what == "evaluate"] == read_metrics(run.folder)[3:]
 
 
 def test_missed_reports_come_first_on_resume(tmp_path: Path) -> None:
@@ -417,7 +417,7 @@ def test_tensorboard_has_every_number_once(tmp_path: Path) -> None:
     run = ff.resume(tmp_path / "run")
     events = EventAccumulator(str(run.folder / "tensorboard")).Reload()
     expected: dict[str, list[tuple[int, float]]] = {}
-    for line in written(run.folder):
+    for line in read_metrics(run.folder):
         for place, value in ff.scalars(line).items():
             expected.setdefault(place, []).append((line["round"], value))
     assert sorted(events.Tags()["scalars"]) == sorted(expected)
@@ -479,7 +479,7 @@ def test_wandb_has_every_number_and_resumes_its_run(tmp_path: Path, capfd: pytes
     first, second = (read_offline(place) for place in sorted((run.folder / "wandb").glob("offline-run-*")))
     assert first["id"] == second["id"] and first["group"] == second["group"] == "mine" and first["name"] == "run"
     assert first["config"]["method"]["name"] == "scalefl" and first["config"]["rounds"] == 3
-    steps = {line["round"]: ff.scalars(line) for line in written(run.folder)}
+    steps = {line["round"]: ff.scalars(line) for line in read_metrics(run.folder)}
     assert list(first["history"]) == [1, 2] and list(second["history"]) == [3]
     for step, values in (first["history"] | second["history"]).items():
         assert values == pytest.approx(steps[step])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from run_folders import METHODS, TINY, changed, checkpoints, parts_of, settings, stopped_run, written
+from run_folders import METHODS, TINY, change_parts, checkpoints, read_parts, settings, stopped_run, write_parts
 from sampling import some_quick
 from support import raises
 from support.bits import have_same_state
@@ -37,13 +37,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return run
 
 
-def copied(source: Path, target: Path) -> Path:
+def copy_folder(source: Path, target: Path) -> Path:
     """Return a copy of a folder."""
     shutil.copytree(source, target / "copy")
     return target / "copy"
 
 
-def only_newest(folder: Path) -> Path:
+def remove_older_checkpoints(folder: Path) -> Path:
     """Remove all checkpoints but the newest, and return it."""
     *others, newest = checkpoints(folder)
     for other in others:
@@ -51,7 +51,7 @@ def only_newest(folder: Path) -> Path:
     return newest
 
 
-def without_times(folder: Path) -> list[dict[str, Any]]:
+def read_metrics_without_times(folder: Path) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in line.items() if key not in ("seconds", "seconds_of")} for line in lines]
 
@@ -71,14 +71,14 @@ def test_a_resumed_run_has_the_files_of_the_unbroken_one(
     assert [p.name for p in checkpoints(folder)] == [p.name for p in checkpoints(unbroken)]
     for ours, theirs in zip(checkpoints(folder), checkpoints(unbroken), strict=True):
         assert ours.read_bytes() == theirs.read_bytes(), ours.name
-    assert without_times(folder) == without_times(unbroken)
+    assert read_metrics_without_times(folder) == read_metrics_without_times(unbroken)
     for file in ("config.toml", "plan.toml", "fleet.json"):
         assert (folder / file).read_bytes() == (unbroken / file).read_bytes()
 
 
 def test_the_methods_here_remember(finished: Callable[[str], Path]) -> None:
     """What these runs keep: states under prefixes, memories of clients that are states, tables, running losses."""
-    names = {name for run in METHODS for name in parts_of(checkpoints(finished(run))[-1])[0]}
+    names = {name for run in METHODS for name in read_parts(checkpoints(finished(run))[-1])[0]}
     for start in ("server/state/level1/", "server/state/exit1/", "server/memory/h/", "server/memory/choice/",
                   "server/memory/adaptivefl/", "server/memory/movement/", "statistics/2/"):  # fmt: skip
         assert any(name.startswith(start) for name in names), start
@@ -112,7 +112,7 @@ def sentence(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 def test_without_a_checkpoint_there_is_no_model(
     verb: str, how: str, finished: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = copied(finished("scalefl, directions"), tmp_path)
+    folder = copy_folder(finished("scalefl, directions"), tmp_path)
     for path in checkpoints(folder):
         if how == "emptied":
             path.write_bytes(b"")
@@ -146,14 +146,14 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_again(
 # ---- what does not fit ---------------------------------------------------------------------------------------------
 
 
-def transposed(name: str) -> Change:
+def transpose(name: str) -> Change:
     def change(tensors: dict[str, torch.Tensor], structure: Any) -> None:
         tensors[name] = tensors[name].t().contiguous()
 
     return change
 
 
-def replaced(name: str, value: Callable[[torch.Tensor], torch.Tensor]) -> Change:
+def replace(name: str, value: Callable[[torch.Tensor], torch.Tensor]) -> Change:
     def change(tensors: dict[str, torch.Tensor], structure: Any) -> None:
         tensors[name] = value(tensors[name])
 
@@ -204,34 +204,34 @@ def shorter(tensor: torch.Tensor) -> torch.Tensor:
     return tensor[:-1]
 
 
-def client_of(folder: Path, end: str) -> str:
+def find_client_tensor(folder: Path, end: str) -> str:
     """Return the name of the first tensor of a client that ends like this."""
-    return min(n for n in parts_of(checkpoints(folder)[-1])[0] if n.startswith("clients/") and n.endswith(end))
+    return min(n for n in read_parts(checkpoints(folder)[-1])[0] if n.startswith("clients/") and n.endswith(end))
 
 
 WEIGHT = "server/state/blocks.0.0.weight"
 STATES = {
-    "transposed": ("scalefl, directions", transposed(WEIGHT), "has shape"),
-    "shorter": ("scalefl, directions", replaced("server/state/stem.bias", shorter), "has shape"),
-    "another dtype": ("scalefl, directions", replaced(WEIGHT, torch.Tensor.double), "is torch.float64"),
-    "not a number": ("scalefl, directions", replaced(WEIGHT, nan), "not finite"),
-    "infinite": ("scalefl, directions", replaced(WEIGHT, lambda t: t / 0), "not finite"),
+    "transposed": ("scalefl, directions", transpose(WEIGHT), "has shape"),
+    "shorter": ("scalefl, directions", replace("server/state/stem.bias", shorter), "has shape"),
+    "another dtype": ("scalefl, directions", replace(WEIGHT, torch.Tensor.double), "is torch.float64"),
+    "not a number": ("scalefl, directions", replace(WEIGHT, nan), "not finite"),
+    "infinite": ("scalefl, directions", replace(WEIGHT, lambda t: t / 0), "not finite"),
     "missing": ("scalefl, directions", missing(WEIGHT), "is missing"),
     "surplus": ("scalefl, directions", surplus("stem.more", "server", "state"), "not a tensor of this model"),
     "under a prefix": ("scalefl, directions", surplus("a/stem.bias", "server", "state"), "is missing"),
-    "of a level": ("decoupled", transposed("server/state/level1/blocks.0.0.weight"), "has shape"),
+    "of a level": ("decoupled", transpose("server/state/level1/blocks.0.0.weight"), "has shape"),
     "of no level": ("decoupled", surplus("level9/stem.bias", "server", "state"), "not one of the 3 levels"),
     "not of the level": ("decoupled", surplus("level1/heads.2.bias", "server", "state"), "level1/heads.2.bias"),
     "missing of a level": ("decoupled", missing("server/state/level1/stem.bias"), "is missing"),
-    "of an exit": ("inclusivefl with fedadam", replaced("server/state/exit1/blocks.0.0.bias", shorter), "has shape"),
+    "of an exit": ("inclusivefl with fedadam", replace("server/state/exit1/blocks.0.0.bias", shorter), "has shape"),
     "missing of an exit": ("inclusivefl with fedadam", missing("server/state/exit1/blocks.0.0.bias"), "is missing"),
-    "the optimiser's": ("inclusivefl with fedadam", replaced("server/memory/first/stem.bias", nan), "not finite"),
-    "movements": ("inclusivefl with fedadam", replaced("server/memory/movement/1/0.bias", shorter), "0.bias"),
-    "h": ("feddyn, lost by compression, losses", replaced("server/memory/h/stem.bias", shorter), "has shape"),
-    "statistics": ("decoupled", replaced("statistics/0/blocks.0.1.mean", shorter), "has shape"),
-    "variances": ("decoupled", replaced("statistics/0/blocks.0.1.var", lambda t: t - 1e9), "below 0"),
-    "tables": ("adaptivefl", replaced("server/memory/adaptivefl/curiosity", shorter), "adaptivefl"),
-    "directions": ("scalefl, directions", replaced("server/memory/choice/directions", shorter), "direction"),
+    "the optimiser's": ("inclusivefl with fedadam", replace("server/memory/first/stem.bias", nan), "not finite"),
+    "movements": ("inclusivefl with fedadam", replace("server/memory/movement/1/0.bias", shorter), "0.bias"),
+    "h": ("feddyn, lost by compression, losses", replace("server/memory/h/stem.bias", shorter), "has shape"),
+    "statistics": ("decoupled", replace("statistics/0/blocks.0.1.mean", shorter), "has shape"),
+    "variances": ("decoupled", replace("statistics/0/blocks.0.1.var", lambda t: t - 1e9), "below 0"),
+    "tables": ("adaptivefl", replace("server/memory/adaptivefl/curiosity", shorter), "adaptivefl"),
+    "directions": ("scalefl, directions", replace("server/memory/choice/directions", shorter), "direction"),
 }  # fmt: skip
 
 
@@ -240,8 +240,8 @@ def test_what_does_not_fit_is_named(
     what: str, finished: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name, change, reason = STATES[what]
-    folder = copied(finished(name), tmp_path)
-    changed(only_newest(folder), change)
+    folder = copy_folder(finished(name), tmp_path)
+    change_parts(remove_older_checkpoints(folder), change)
     message = sentence(capsys, "eval", folder)
     assert "every checkpoint in" in message and reason in message and "/" in message.partition("safetensors: ")[2], (
         message
@@ -253,9 +253,9 @@ def test_what_does_not_fit_is_named(
 def test_memories_that_are_states_fit_their_sub_models(
     end: str, value: Any, finished: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = copied(finished("feddyn, lost by compression, losses"), tmp_path)
-    name = client_of(folder, end)
-    changed(only_newest(folder), replaced(name, value))
+    folder = copy_folder(finished("feddyn, lost by compression, losses"), tmp_path)
+    name = find_client_tensor(folder, end)
+    change_parts(remove_older_checkpoints(folder), replace(name, value))
     (folder / "summary.json").unlink()
     assert f'"{name}"' in sentence(capsys, "resume", folder)
 
@@ -263,14 +263,14 @@ def test_memories_that_are_states_fit_their_sub_models(
 def test_running_losses_belong_to_exits(
     finished: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = copied(finished("reefl"), tmp_path)
-    name = client_of(folder, "/losses")
-    changed(only_newest(folder), replaced(name, lambda t: torch.cat([t, t])))
+    folder = copy_folder(finished("reefl"), tmp_path)
+    name = find_client_tensor(folder, "/losses")
+    change_parts(remove_older_checkpoints(folder), replace(name, lambda t: torch.cat([t, t])))
     assert "losses is not one number for each of its exits" in sentence(capsys, "eval", folder)
 
 
 BASES = {
-    "transposed": (transposed, "has shape"), "not a number": (lambda name: replaced(name, nan), "not finite"),
+    "transposed": (transpose, "has shape"), "not a number": (lambda name: replace(name, nan), "not finite"),
     "missing": (missing, "is missing"), "surplus": (lambda name: surplus("more"), "not a tensor of this model"),
     "gone": (None, "is missing"),
 }  # fmt: skip
@@ -281,13 +281,15 @@ def test_what_is_never_trained_fits_too(
     what: str, finished: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make, reason = BASES[what]
-    folder = copied(finished("lora"), tmp_path)
+    folder = copy_folder(finished("lora"), tmp_path)
     file = folder / "base.safetensors"
-    name = min(n for n, tensor in parts_of(file)[0].items() if tensor.dim() == 2 and tensor.shape[0] != tensor.shape[1])
+    name = min(
+        n for n, tensor in read_parts(file)[0].items() if tensor.dim() == 2 and tensor.shape[0] != tensor.shape[1]
+    )
     if make is None:
         file.unlink()
     else:
-        changed(file, make(name))
+        change_parts(file, make(name))
     message = sentence(capsys, "eval", folder)
     assert "base.safetensors" in message and reason in message
 
@@ -317,9 +319,9 @@ NESTS: dict[str, Any] = {
 def test_a_structure_of_wrong_types_is_a_sentence(
     what: str, finished: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = copied(finished("scalefl, directions"), tmp_path)
-    newest = only_newest(folder)
-    written(newest, parts_of(newest)[0], NESTS[what])
+    folder = copy_folder(finished("scalefl, directions"), tmp_path)
+    newest = remove_older_checkpoints(folder)
+    write_parts(newest, read_parts(newest)[0], NESTS[what])
     assert "every checkpoint in" in sentence(capsys, "eval", folder)
 
 
@@ -347,12 +349,12 @@ def test_a_value_of_a_wrong_type_is_a_sentence(
     what: str, finished: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name, change, message = VALUES[what]
-    folder = copied(finished(name), tmp_path)
-    newest = only_newest(folder)
-    tensors, structure = parts_of(newest)
+    folder = copy_folder(finished(name), tmp_path)
+    newest = remove_older_checkpoints(folder)
+    tensors, structure = read_parts(newest)
     change(structure)
     text = json.dumps(structure)
-    written(newest, {n: t for n, t in tensors.items() if json.dumps(n) in text}, structure)
+    write_parts(newest, {n: t for n, t in tensors.items() if json.dumps(n) in text}, structure)
     assert message in sentence(capsys, "eval", folder)
 
 
@@ -364,14 +366,14 @@ def test_a_value_of_a_wrong_type_is_a_sentence(
 def test_a_memory_names_a_sub_model_of_this_model(
     key: str, value: Any, finished: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = copied(finished("feddyn, lost by compression, losses"), tmp_path)
-    newest = only_newest(folder)
+    folder = copy_folder(finished("feddyn, lost by compression, losses"), tmp_path)
+    newest = remove_older_checkpoints(folder)
 
     def change(tensors: dict[str, torch.Tensor], structure: Any) -> None:
         memory = structure["clients"][min(structure["clients"])]["memory"]
         memory["lost by compression"][key] = value
 
-    changed(newest, change)
+    change_parts(newest, change)
     assert "lost by compression" in sentence(capsys, "eval", folder)
 
 
@@ -382,7 +384,7 @@ def test_files_without_a_checksum_are_read(finished: Callable[[str], Path], tmp_
     unbroken, folder = finished("decoupled"), tmp_path / "run"
     stopped_run(settings("decoupled"), folder, after=2)
     for path in checkpoints(folder):
-        changed(path, lambda tensors, structure: None)
+        change_parts(path, lambda tensors, structure: None)
     assert b"sha256" not in checkpoints(folder)[-1].read_bytes()
     ff.resume(folder)
     assert checkpoints(folder)[-1].read_bytes() == checkpoints(unbroken)[-1].read_bytes()
@@ -393,7 +395,7 @@ def test_one_flipped_bit_is_found_wherever_it_is(
     place: float, finished: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And the state before is used, with a line that says so."""
-    folder = copied(finished("decoupled"), tmp_path)
+    folder = copy_folder(finished("decoupled"), tmp_path)
     newest = checkpoints(folder)[-1]
     content = bytearray(newest.read_bytes())
     content[int(place * len(content)) if isinstance(place, float) else place] ^= 4
@@ -417,11 +419,11 @@ def test_a_run_goes_on_from_the_last_good_checkpoint(
     assert "Using the state after round 1." in caplog.text
     unbroken = finished("decoupled")
     assert checkpoints(folder)[-1].read_bytes() == checkpoints(unbroken)[-1].read_bytes()
-    assert without_times(folder) == without_times(unbroken)
+    assert read_metrics_without_times(folder) == read_metrics_without_times(unbroken)
 
 
 def test_swapped_checkpoints_are_told_apart(finished: Callable[[str], Path], tmp_path: Path) -> None:
-    folder = copied(finished("decoupled"), tmp_path)
+    folder = copy_folder(finished("decoupled"), tmp_path)
     first, second = checkpoints(folder)
     a, b = first.read_bytes(), second.read_bytes()
     first.write_bytes(b)
@@ -434,7 +436,7 @@ def test_reports_that_are_gone_are_missed(
     finished: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A checkpoint whose rounds have no reports is not gone on from: the summary would count too little."""
-    folder = copied(finished("decoupled"), tmp_path)
+    folder = copy_folder(finished("decoupled"), tmp_path)
     (folder / "summary.json").unlink()
     lines = (folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (folder / "metrics.jsonl").write_bytes(lines[0])

@@ -52,7 +52,9 @@ def comparison(place: Path) -> ff.Comparison:
     return ff.compare(place / "three.toml", out=place / "out")
 
 
-def expected(comparison: ff.Comparison, row: str, against: str, setting: str, kind: str) -> tuple[float, float, float]:
+def compute_difference(
+    comparison: ff.Comparison, row: str, against: str, setting: str, kind: str
+) -> tuple[float, float, float]:
     """From the runs themselves, by scipy."""
     own, other = ([100 * run.accuracy(kind) for run in comparison.runs[label, setting]] for label in (row, against))
     interval = stats.ttest_rel(own, other).confidence_interval(0.95)
@@ -68,7 +70,7 @@ def test_differences_are_those_of_the_runs_pair_by_pair(comparison: ff.Compariso
     ]
     for one in comparison.differences:
         assert one.seeds == (0, 1, 2)
-        mean, low, high = expected(comparison, one.row, "a scaled row", one.setting, one.column)
+        mean, low, high = compute_difference(comparison, one.row, "a scaled row", one.setting, one.column)
         assert (one.mean, one.low, one.high) == pytest.approx((mean, low, high), abs=1e-3)
 
 
@@ -93,7 +95,7 @@ def test_another_reference_is_asked_for_without_training(place: Path, comparison
     below = output[output.index("Differences from fedavg") :].splitlines()[1:]
     framed = list(takewhile(lambda line: line[:1] in "┏┃┡│└", below))
     assert len(framed) > 8 and max(map(len, framed)) <= 100
-    mean, low, high = expected(comparison, "a scaled row", "fedavg", "few of the clients", "local")
+    mean, low, high = compute_difference(comparison, "a scaled row", "fedavg", "few of the clients", "local")
     assert f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]" in output
     (place / "three.toml").write_text(TEXT + 'against = "fedavg"\n')
     again = ff.compare(place / "three.toml", out=place / "out")

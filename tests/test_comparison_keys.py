@@ -46,13 +46,13 @@ cohort.count = 2
 """
 
 
-def compared(tmp_path: Path, text: str, *overrides: str) -> ff.Comparison:
+def run_comparison(tmp_path: Path, text: str, *overrides: str) -> ff.Comparison:
     return compare_text(tmp_path, HEAD + text, "two.toml", overrides=overrides)
 
 
 def check_refused(tmp_path: Path, text: str, overrides: Sequence[str], key: str | None, *mentions: str) -> None:
     with raises(ConfigError, *mentions, **({} if key is None else {"key": key})):
-        compared(tmp_path, text, *overrides)
+        run_comparison(tmp_path, text, *overrides)
     assert not (tmp_path / "out").exists(), "nothing runs before everything is checked"
 
 
@@ -64,7 +64,7 @@ def configs(comparison: ff.Comparison) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 def test_an_override_of_shared_keys_is_noted_in_the_table(tmp_path: Path) -> None:
-    comparison = compared(tmp_path, ROWS + SETTINGS, "rounds=1", "local.lr=0.05")
+    comparison = run_comparison(tmp_path, ROWS + SETTINGS, "rounds=1", "local.lr=0.05")
     rounds = {row: table["rounds"] for (row, _), table in configs(comparison).items()}
     assert rounds == {"Scale": 3, "fedavg": 1}, "a row keeps its own value"
     assert {table["local"]["lr"] for table in configs(comparison).values()} == {0.05}
@@ -75,7 +75,9 @@ def test_an_override_of_shared_keys_is_noted_in_the_table(tmp_path: Path) -> Non
 
 def test_an_override_of_a_name_keeps_rows_what_their_labels_say(tmp_path: Path) -> None:
     """Rows that name their method keep it, with its keys; a row without a name gets the override's."""
-    comparison = compared(tmp_path, ROWS + "[[compare.row]]\nlocal.lr = 0.3\n", "method.name=heterofl", "rounds=1")
+    comparison = run_comparison(
+        tmp_path, ROWS + "[[compare.row]]\nlocal.lr = 0.3\n", "method.name=heterofl", "rounds=1"
+    )
     methods = {row: table["method"] for (row, _), table in configs(comparison).items()}
     assert {row: method["name"] for row, method in methods.items()} == {
         "Scale": "scalefl", "fedavg": "fedavg", "heterofl": "heterofl"
@@ -88,25 +90,27 @@ def test_a_setting_wins_over_a_row_and_a_row_over_the_file(tmp_path: Path) -> No
     text = (
         ROWS.replace("rounds = 3", "rounds = 1\ncohort.count = 5") + few + '[[compare.setting]]\nlabel = "as it is"\n'
     )
-    tables = configs(compared(tmp_path, text))
+    tables = configs(run_comparison(tmp_path, text))
     assert {key: (table["rounds"], table["cohort"]["count"]) for key, table in tables.items()} == {
         ("Scale", "many"): (1, 4),
         ("Scale", "as it is"): (1, 5),
         ("fedavg", "many"): (2, 4),
         ("fedavg", "as it is"): (2, 2),
     }
-    assert not any("Changed" in note for note in compared(tmp_path, text).table.notes)
+    assert not any("Changed" in note for note in run_comparison(tmp_path, text).table.notes)
 
 
 def test_an_override_of_the_comparison_itself(tmp_path: Path) -> None:
-    comparison = compared(tmp_path, ROWS, "compare.columns=['full']", "seed=3", "rounds=1")
+    comparison = run_comparison(tmp_path, ROWS, "compare.columns=['full']", "seed=3", "rounds=1")
     assert comparison.table.columns == ("method", "full")
     assert {group[0].experiment.seed for group in comparison.runs.values()} == {3}
 
 
 def test_options_and_hooks_that_all_rows_share_reach_every_row(tmp_path: Path) -> None:
     """A row that names its method keeps the file's `plus` and `hooks`; they used to go with the file's method."""
-    tables = configs(compared(tmp_path, "method.plus.fedprox.mu = 0.3\nmethod.hooks.channels = 'rolling'\n" + ROWS))
+    tables = configs(
+        run_comparison(tmp_path, "method.plus.fedprox.mu = 0.3\nmethod.hooks.channels = 'rolling'\n" + ROWS)
+    )
     for table in tables.values():
         assert table["method"]["plus"] == {"fedprox": {"mu": 0.3}}
         assert table["method"]["hooks"] == {"channels": "rolling"}
@@ -174,7 +178,7 @@ def test_what_would_be_ignored_is_refused_before_anything_runs(
 def test_a_key_that_one_run_uses_is_used(tmp_path: Path) -> None:
     """`temperature` beside `beta = 0` in one row; the other has the distillation. What none uses is a note."""
     rows = "[[compare.row]]\nlabel = 'on'\n[[compare.row]]\nlabel = 'off'\nmethod.beta = 0.0\n"
-    comparison = compared(tmp_path, "method.temperature = 5.0\ncohort.late = 'drop'\n" + rows)
+    comparison = run_comparison(tmp_path, "method.temperature = 5.0\ncohort.late = 'drop'\n" + rows)
     assert [note for note in comparison.table.notes if "not used" in note] == [
         "[cohort] late is not used here: deadline_s is not set."
     ]
@@ -184,15 +188,15 @@ def test_a_key_that_one_run_uses_is_used(tmp_path: Path) -> None:
 
 def test_keys_of_a_method_that_no_row_has_are_a_note(tmp_path: Path) -> None:
     rows = "[[compare.row]]\nmethod.name = 'fedavg'\n[[compare.row]]\nmethod.name = 'heterofl'\n"
-    comparison = compared(tmp_path, "method.beta = 0.3\n" + rows)
+    comparison = run_comparison(tmp_path, "method.beta = 0.3\n" + rows)
     assert "method.beta of the file has no effect: every row names another component." in comparison.table.notes
 
 
 def test_another_comparison_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    compared(tmp_path, ROWS, "cohort.count=3")
+    run_comparison(tmp_path, ROWS, "cohort.count=3")
     folder = tmp_path / "out" / "scale" / "seed-0"
     with raises(RunError, "cohort.count is 3 there and 2 here", "local.lr is 0.1 there and 0.05 here", path=folder):
-        compared(tmp_path, ROWS, "local.lr=0.05")
+        run_comparison(tmp_path, ROWS, "local.lr=0.05")
 
 
 # ---- other verbs -------------------------------------------------------------------------------------------------
@@ -281,7 +285,7 @@ data.seed = 1
 
 @pytest.mark.parametrize(("split", "words"), [("test", "test"), ("validation", "validation"), ("train", "training")])
 def test_the_table_says_on_which_data_it_was_measured(tmp_path: Path, split: str, words: str) -> None:
-    comparison = compared(tmp_path, ROWS, f"evaluate.split={split}", "rounds=1")
+    comparison = run_comparison(tmp_path, ROWS, f"evaluate.split={split}", "rounds=1")
     note = f"Accuracy in percent on {words} data; 1 seed."
     assert comparison.table.notes[0] == note and note in (tmp_path / "out" / "table.md").read_text()
     several = make_runs_page(
@@ -341,7 +345,7 @@ def test_labels_become_safe_folder_names(tmp_path: Path) -> None:
         "Scale FL, v1.0",
     ]
     rows = "".join(f'[[compare.row]]\nlabel = "{label}"\nmethod.name = "fedavg"\n' for label in labels)
-    comparison = compared(tmp_path, rows, "rounds=1")
+    comparison = run_comparison(tmp_path, rows, "rounds=1")
     places = [runs[0].folder.relative_to(tmp_path / "out").parts for runs in comparison.runs.values()]
     assert len(set(places)) == len(labels) and all(len(parts) == 2 for parts in places)
     names = [parts[0] for parts in places]
@@ -362,7 +366,7 @@ def test_a_row_without_a_label_is_called_after_its_method(tmp_path: Path) -> Non
 
 def test_a_row_called_tune_keeps_apart_from_the_runs_that_tune(tmp_path: Path) -> None:
     rows = '[[compare.row]]\nlabel = "tune"\nmethod.name = "fedavg"\n[[compare.row]]\nmethod.name = "scalefl"\n'
-    comparison = compared(tmp_path, rows + "[compare.tune]\nlocal.lr = [0.1, 0.05]\n", "rounds=1")
+    comparison = run_comparison(tmp_path, rows + "[compare.tune]\nlocal.lr = [0.1, 0.05]\n", "rounds=1")
     assert len(list((tmp_path / "out" / "tune").rglob("summary.json"))) == 4
     assert len(ff.load_comparison(tmp_path / "out").runs) == len(comparison.runs) == 2
     one = next(one for one in ff.list_runs(tmp_path) if one.kind == "comparison")
@@ -373,7 +377,7 @@ def test_long_settings_have_folders_and_pictures(tmp_path: Path, runs_draw: None
     """Lists of tables make labels that no file system takes."""
     long = f'[{{ budget = 0.4, name = "{"small " * 30}" }}, {{ budget = 1.0, name = "{"large " * 30}" }}]'
     grid = f"[compare.grid]\nfleet.groups = [{long}, {long.replace('0.4', '0.5')}]\n"
-    comparison = compared(tmp_path, ROWS + grid, "rounds=1", "evaluate.every=1")
+    comparison = run_comparison(tmp_path, ROWS + grid, "rounds=1", "evaluate.every=1")
     assert len({runs[0].folder for runs in comparison.runs.values()}) == 4
     assert len(list((tmp_path / "out" / "plots").glob("accuracy-*.png"))) == 2
 

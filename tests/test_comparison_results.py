@@ -38,11 +38,11 @@ seed = [0, 1]
 """
 
 
-def compared(place: Path, text: str, **more: Any) -> ff.Comparison:
+def run_comparison(place: Path, text: str, **more: Any) -> ff.Comparison:
     return compare_text(place, HEAD + text, "two.toml", **more)
 
 
-def stored(place: Path) -> Any:
+def read_stored_results(place: Path) -> Any:
     return json.loads((place / "out" / "results.json").read_text())
 
 
@@ -55,7 +55,7 @@ class Stop(Exception):
 
 def test_each_run_has_its_numbers_in_percent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    comparison = compared(tmp_path, SETTINGS + "[compare]\ntarget = 0.2\n")
+    comparison = run_comparison(tmp_path, SETTINGS + "[compare]\ntarget = 0.2\n")
     text = (tmp_path / "out" / "results.json").read_text()
     document = json.loads(text)
     assert (document["format"], document["name"], document["file"], document["against"]) == (
@@ -104,8 +104,8 @@ def test_each_run_has_its_numbers_in_percent(tmp_path: Path, monkeypatch: pytest
 
 
 def test_rounds_to_a_reached_target_are_stored(tmp_path: Path) -> None:
-    compared(tmp_path, "[compare]\ntarget = [0.01, 1.0]\n")
-    for run in stored(tmp_path)["runs"]:
+    run_comparison(tmp_path, "[compare]\ntarget = [0.01, 1.0]\n")
+    for run in read_stored_results(tmp_path)["runs"]:
         assert run["final"]["rounds_to_1"] == 1.0
         assert "rounds_to_100" not in run["final"], "absent, not a number that stands for none"
 
@@ -116,16 +116,16 @@ def test_paths_are_as_the_file_has_them(tmp_path: Path) -> None:
     text = HEAD.replace('"tiny:tiny_data"', '"own.py:tiny_data"').replace("cohort.count = 2", "cohort.count = 1")
     (tmp_path / "two.toml").write_text(text.replace("rounds = 3", "rounds = 1") + 'model.name = "own.py:tiny"\n')
     ff.compare(tmp_path / "two.toml", out=tmp_path / "out")
-    document = stored(tmp_path)
+    document = read_stored_results(tmp_path)
     assert document["settings_of_file"]["data"]["name"] == "own.py:tiny_data"
     assert document["runs"][1]["overrides"] == {"method.name": "fedavg", "model.name": "own.py:tiny"}
     assert str(tmp_path) not in (tmp_path / "out" / "results.json").read_text()
 
 
 def test_it_reads_back_as_it_was(tmp_path: Path) -> None:
-    compared(tmp_path, SETTINGS)
+    run_comparison(tmp_path, SETTINGS)
     results = read_results(tmp_path / "out" / "results.json")
-    document = stored(tmp_path)
+    document = read_stored_results(tmp_path)
     assert isinstance(results, ComparisonResults)
     assert [run.final for run in results.runs] == [run["final"] for run in document["runs"]]
     assert [(run.row, run.setting, run.seed) for run in results.runs] == [
@@ -149,29 +149,29 @@ def test_what_is_interrupted_has_what_is_finished(tmp_path: Path, jobs: int) -> 
         return stop if number == 3 else None
 
     with pytest.raises(Stop):
-        compared(tmp_path, "[compare.grid]\nseed = [0, 1]\n", jobs=jobs, on_run=stopping)
-    done = [(run["row"], run["seed"]) for run in stored(tmp_path)["runs"]]
+        run_comparison(tmp_path, "[compare.grid]\nseed = [0, 1]\n", jobs=jobs, on_run=stopping)
+    done = [(run["row"], run["seed"]) for run in read_stored_results(tmp_path)["runs"]]
     first = [("Scale", 0), ("Scale", 1)]  # two at a time: the third begins when either has ended
     assert done and set(done) <= set(first) and (done == first or jobs == 2)
     seen: list[int] = []
 
     def counting(title: str, number: int, count: int, run: ff.Run) -> None:
-        seen.append(len(stored(tmp_path)["runs"]))
+        seen.append(len(read_stored_results(tmp_path)["runs"]))
 
-    compared(tmp_path, "[compare.grid]\nseed = [0, 1]\n", on_run=counting)
+    run_comparison(tmp_path, "[compare.grid]\nseed = [0, 1]\n", on_run=counting)
     assert seen == ([2, 2, 2, 3] if jobs == 1 else seen), "never fewer than before"
     assert min(seen) >= len(done)
-    assert [(run["row"], run["seed"]) for run in stored(tmp_path)["runs"]] == [
+    assert [(run["row"], run["seed"]) for run in read_stored_results(tmp_path)["runs"]] == [
         ("Scale", 0), ("Scale", 1), ("fedavg", 0), ("fedavg", 1)
     ]  # fmt: skip
 
 
 def test_a_finished_comparison_is_only_written_anew(tmp_path: Path) -> None:
     """With another reference row; the run folders stay as they are, to the byte and the second."""
-    compared(tmp_path, "")
+    run_comparison(tmp_path, "")
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("seed-0/**/*") if p.is_file()}
     text = (tmp_path / "out" / "results.json").read_text()
-    compared(tmp_path, "", against="fedavg")
+    run_comparison(tmp_path, "", against="fedavg")
     assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("seed-0/**/*") if p.is_file()}
     again = (tmp_path / "out" / "results.json").read_text()
     assert again == text.replace('"against": "Scale"', '"against": "fedavg"') != text
@@ -183,7 +183,7 @@ def test_only_the_comparison_draws_and_with_all_seeds(
     drawn: list[Any] = []
     monkeypatch.setattr(figures, "draw_run", lambda run: drawn.append(run) or {})
     monkeypatch.setattr(figures, "draw_comparison", lambda rows, *more: drawn.append(rows) or {})
-    comparison = compared(tmp_path, "[compare.grid]\nseed = [0, 1]\n")
+    comparison = run_comparison(tmp_path, "[compare.grid]\nseed = [0, 1]\n")
     (rows,) = drawn
     assert {(row.row, row.setting): [seed for seed, _ in row.runs] for row in rows} == {
         ("Scale", ""): [0, 1], ("fedavg", ""): [0, 1]
@@ -197,17 +197,17 @@ def test_only_the_comparison_draws_and_with_all_seeds(
 
 def test_a_copy_is_kept_under_the_name_of_the_file(tmp_path: Path) -> None:
     folder = tmp_path / "experiments" / "results"
-    compared(tmp_path, "", record=folder)
+    run_comparison(tmp_path, "", record=folder)
     assert [path.name for path in folder.iterdir()] == ["two.json"]
     assert (folder / "two.json").read_text() == (tmp_path / "out" / "results.json").read_text()
-    compared(tmp_path, "", record=folder, against="fedavg")
+    run_comparison(tmp_path, "", record=folder, against="fedavg")
     assert read_results(folder / "two.json").against == "fedavg", "and written anew"
 
 
 def test_what_is_no_record_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "two.json").write_text('{"mine": 1}')
     with raises(ConfigError, "name", key="record", path=tmp_path / "two.json"):
-        compared(tmp_path, "", record=tmp_path)
+        run_comparison(tmp_path, "", record=tmp_path)
     assert (tmp_path / "two.json").read_text() == '{"mine": 1}'
     assert not (tmp_path / "out").exists(), "and it is said before anything is trained"
 
@@ -228,15 +228,15 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path, name: str) -> Non
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_text("")
     with raises(RunError, path=tmp_path / "out"):
-        compared(tmp_path, "")
+        run_comparison(tmp_path, "")
     assert [path.name for path in (tmp_path / "out").iterdir()] == [name]
 
 
 def test_a_reference_row_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with raises(ConfigError, '"fedavgg"', '"fedavg"', key="against"):
-        compared(tmp_path, "", against="fedavgg")
+        run_comparison(tmp_path, "", against="fedavgg")
     with raises(ConfigError, '"x"', "Scale, fedavg", key="compare.against"):
-        compared(tmp_path, '[compare]\nagainst = "x"\n')
+        run_comparison(tmp_path, '[compare]\nagainst = "x"\n')
     assert not (tmp_path / "out").exists()
 
 
@@ -283,15 +283,15 @@ def test_what_is_no_json_is_a_sentence(tmp_path: Path, text: str) -> None:
 
 def test_a_folder_of_an_earlier_version_has_less(tmp_path: Path) -> None:
     """Its runs do not say the processor or the commit, and may not tell seconds apart."""
-    compared(tmp_path, "")
+    run_comparison(tmp_path, "")
     for path in (tmp_path / "out").rglob("environment.json"):
         content = json.loads(path.read_text())
         path.write_text(json.dumps({key: content[key] for key in ("python", "torch", "processors", "sha256")}))
     for path in (tmp_path / "out").rglob("summary.json"):
         content = json.loads(path.read_text())
         path.write_text(json.dumps({key: value for key, value in content.items() if key != "seconds_of"}))
-    compared(tmp_path, "")
-    document = stored(tmp_path)
+    run_comparison(tmp_path, "")
+    document = read_stored_results(tmp_path)
     assert document["commit"] is None and document["versions"]["fleetfit"] == "unknown"
     assert all("training_seconds" not in run for run in document["runs"])
     assert read_results(tmp_path / "out" / "results.json").runs[0].training_seconds is None

@@ -13,7 +13,7 @@ from fleetfit.api.comparison.plan import PlannedRun
 from fleetfit.api.progress import ComparisonProgress
 
 
-def planned(row: str, number: int = 0, rounds: int = 10, tried: Any = None) -> PlannedRun:
+def make_planned_run(row: str, number: int = 0, rounds: int = 10, tried: Any = None) -> PlannedRun:
     place = Path(f"{'tune/' if tried else ''}{row}/{number}")
     return PlannedRun(row, "", number, {"rounds": rounds}, place, f"{row}, {number}", tried)
 
@@ -27,7 +27,7 @@ def add_rounds(eta: Eta, run: PlannedRun, seconds: Sequence[float], first: int =
 
 
 def test_nothing_is_known_before_the_first_round() -> None:
-    runs = [planned("A", 0), planned("A", 1)]
+    runs = [make_planned_run("A", 0), make_planned_run("A", 1)]
     eta = Eta(runs)
     assert eta.progress == ComparisonProgress(
         runs=2, tuning=0, finished=0, jobs=1, seconds_left=None, rows=1, rows_measured=0
@@ -38,7 +38,7 @@ def test_nothing_is_known_before_the_first_round() -> None:
 
 def test_each_row_has_its_own_mean() -> None:
     """A: 10, 2 and 3 s, so 5 s a round; B: 1 s. The second seed of A counts as its first."""
-    runs = [planned("A", 0), planned("B", 0), planned("A", 1)]
+    runs = [make_planned_run("A", 0), make_planned_run("B", 0), make_planned_run("A", 1)]
     eta = Eta(runs)
     add_rounds(eta, runs[0], [10.0, 2.0, 3.0])
     add_rounds(eta, runs[1], [1.0, 1.0])
@@ -46,7 +46,7 @@ def test_each_row_has_its_own_mean() -> None:
 
 
 def test_a_row_without_rounds_takes_the_mean_of_the_others() -> None:
-    runs = [planned("A"), planned("B"), planned("C", rounds=3)]
+    runs = [make_planned_run("A"), make_planned_run("B"), make_planned_run("C", rounds=3)]
     eta = Eta(runs)
     add_rounds(eta, runs[0], [3.0] * 10)
     eta.add_finished(runs[0])
@@ -58,7 +58,7 @@ def test_a_row_without_rounds_takes_the_mean_of_the_others() -> None:
 
 @pytest.mark.parametrize(("count", "expected"), [(4, 80.0), (1, 40.0)])
 def test_jobs_share_all_runs_but_not_the_longest(count: int, expected: float) -> None:
-    runs = [planned("A", i) for i in range(count + 1)]
+    runs = [make_planned_run("A", i) for i in range(count + 1)]
     eta = Eta(runs, jobs=2)
     add_rounds(eta, runs[0], [4.0] * 10)
     eta.add_finished(runs[0])
@@ -66,7 +66,7 @@ def test_jobs_share_all_runs_but_not_the_longest(count: int, expected: float) ->
 
 
 def test_runs_that_tune_count_too() -> None:
-    runs = [planned("A", 0, tried=(("local.lr", 0.1),)), planned("A", 0)]
+    runs = [make_planned_run("A", 0, tried=(("local.lr", 0.1),)), make_planned_run("A", 0)]
     eta = Eta(runs)
     add_rounds(eta, runs[0], [4.0] * 10)
     eta.add_finished(runs[0])
@@ -77,7 +77,7 @@ def test_runs_that_tune_count_too() -> None:
 
 def test_a_resumed_run_has_its_last_rounds_left() -> None:
     """Its checkpoint is of round 3, so round 4 is repeated."""
-    run = planned("A")
+    run = make_planned_run("A")
     eta = Eta([run])
     add_rounds(eta, run, [2.0] * 4)
     assert eta.progress.seconds_left == 6 * 2.0

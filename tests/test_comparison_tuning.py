@@ -50,7 +50,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def compared(place: Path, text: str, out: str = "out", **more: Any) -> ff.Comparison:
+def run_comparison(place: Path, text: str, out: str = "out", **more: Any) -> ff.Comparison:
     return compare_text(place, HEAD + text, "tuned.toml", out, **more)
 
 
@@ -58,7 +58,7 @@ def compared(place: Path, text: str, out: str = "out", **more: Any) -> ff.Compar
 
 
 def test_every_row_gets_the_same_grid_and_every_file_lists_it(place: Path) -> None:
-    comparison = compared(place, TUNE)
+    comparison = run_comparison(place, TUNE)
     grid = [{"local.lr": lr, "local.weight_decay": decay} for lr in (0.00001, 0.05, 0.1) for decay in (0.0, 0.0005)]
     assert [(one.row, one.setting) for one in comparison.tuning] == [("Scale", ""), ("fedavg", "")]
     for one in comparison.tuning:
@@ -81,7 +81,7 @@ def test_every_row_gets_the_same_grid_and_every_file_lists_it(place: Path) -> No
 
 
 def test_scores_are_accuracies_on_validation_data(place: Path) -> None:
-    comparison = compared(place, "[compare.tune]\nlocal.lr = [0.1, 0.05]\n")
+    comparison = run_comparison(place, "[compare.tune]\nlocal.lr = [0.1, 0.05]\n")
     for tried in comparison.tuning[0].candidates:
         (folder,) = (place / "out" / "tune" / "scale").glob(f"lr-{tried.values['local.lr']}/seed-*")
         summary = json.loads((folder / "summary.json").read_text())
@@ -91,15 +91,15 @@ def test_scores_are_accuracies_on_validation_data(place: Path) -> None:
 
 def test_test_data_have_no_say(place: Path) -> None:
     """With other test labels the final numbers are others, and what is tried and chosen is the same."""
-    one = compared(place, TUNE)
-    other = compared(place, TUNE, "other", overrides=["data.shift=2"])
+    one = run_comparison(place, TUNE)
+    other = run_comparison(place, TUNE, "other", overrides=["data.shift=2"])
     assert one.tuning == other.tuning
     assert one.table.rows != other.table.rows
 
 
 def test_seeds_are_those_of_no_run_unless_they_are_given(place: Path) -> None:
     text = "[compare.grid]\nseed = [0, 3]\n[compare.tune]\nlocal.lr = [0.1, 0.05]\n"
-    comparison = compared(place, text)
+    comparison = run_comparison(place, text)
     assert {tried.seed for one in comparison.tuning for tried in one.candidates} == {4}
     seeds = [json.loads(path.read_text())["seed"] for path in (place / "out" / "tune").rglob("summary.json")]
     assert seeds == [4] * 4
@@ -107,7 +107,9 @@ def test_seeds_are_those_of_no_run_unless_they_are_given(place: Path) -> None:
 
 
 def test_several_seeds_choose_by_their_mean(place: Path) -> None:
-    comparison = compared(place, "[compare.tune]\nlocal.lr = [0.1, 0.02, 0.3]\n[compare]\ntune_seeds = [8, 5, 11]\n")
+    comparison = run_comparison(
+        place, "[compare.tune]\nlocal.lr = [0.1, 0.02, 0.3]\n[compare]\ntune_seeds = [8, 5, 11]\n"
+    )
     for one in comparison.tuning:
         means: dict[float, float] = {}
         for lr in (0.1, 0.02, 0.3):
@@ -134,14 +136,14 @@ def test_several_seeds_choose_by_their_mean(place: Path) -> None:
 )
 def test_what_cannot_be_tuned_is_said_before_anything_is_trained(place: Path, text: str, mention: str) -> None:
     with raises(ConfigError, mention):
-        compared(place, text)
+        run_comparison(place, text)
     assert not (place / "out").exists()
 
 
 def test_missing_validation_data_is_reported_before_training(place: Path) -> None:
     text = '[[compare.row]]\nlabel = "bare"\nmethod.name = "fedavg"\ndata.none = true\n'
     with raises(ConfigError, 'row "bare"', key="compare.tune"):
-        compared(place, text + TUNE)
+        run_comparison(place, text + TUNE)
     assert not (place / "out").exists()
 
 
@@ -164,16 +166,16 @@ def test_tuning_that_was_cut_off_goes_on(place: Path, jobs: int) -> None:
         return stop
 
     with pytest.raises(Stop):
-        compared(place, text, jobs=jobs, on_run=stopping)
+        run_comparison(place, text, jobs=jobs, on_run=stopping)
     was: dict[str, bool] = {}
 
     def on_run(title: str, number: int, count: int, run: ff.Run) -> None:
         was[title] = run.finished
 
-    again = compared(place, text, jobs=jobs, on_run=on_run)
+    again = run_comparison(place, text, jobs=jobs, on_run=on_run)
     assert not was["tuning, fedavg, lr = 0.05"]
     assert jobs > 1 or was["tuning, Scale, lr = 0.1"]  # side by side, it may have been cut off, too
-    whole = compared(place, text, "whole")
+    whole = run_comparison(place, text, "whole")
     assert again.tuning == whole.tuning and again.table == whole.table
 
 

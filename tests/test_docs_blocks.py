@@ -55,12 +55,12 @@ class Block:
         return f"{self.page}-{file_name(self.text) or self.text.strip().splitlines()[0][:30]}"
 
 
-def blocks_of(page: str, markdown: str) -> list[Block]:
+def find_blocks(page: str, markdown: str) -> list[Block]:
     return [Block(page, language, re.sub(rf"^{indent}", "", text, flags=re.MULTILINE), why or None)
             for why, indent, language, text in FENCE.findall(markdown)]  # fmt: skip
 
 
-BLOCKS = [block for path in PAGES for block in blocks_of(path.stem, path.read_text())]
+BLOCKS = [block for path in PAGES for block in find_blocks(path.stem, path.read_text())]
 
 
 def is_run_elsewhere(block: Block) -> bool:
@@ -134,7 +134,7 @@ def known_commands() -> dict[str, set[str]]:
     return options
 
 
-def problem_of(line: str, commands: dict[str, set[str]]) -> str | None:
+def find_command_error(line: str, commands: dict[str, set[str]]) -> str | None:
     """Return what is wrong with a command of `fleetfit`, or None."""
     words = shlex.split(line, comments=True)[1:]
     verb = " ".join(words[:2]) if " ".join(words[:2]) in commands else words[0] if words else ""
@@ -152,14 +152,14 @@ def test_commands_have_verbs_and_options_that_exist() -> None:
     typed = [line.removeprefix("$ ") for line in lines if re.match(r"(\$ )?fleetfit ", line)]
     assert len(typed) > 40
     checked = [line for line in typed if "typo" not in line]
-    assert not {line: problem for line in checked if (problem := problem_of(line, commands))}
-    assert problem_of("fleetfit nothing", commands) == "there is no verb nothing"
-    assert problem_of("fleetfit run a.toml --nothing", commands) == "run has no --nothing"
+    assert not {line: problem for line in checked if (problem := find_command_error(line, commands))}
+    assert find_command_error("fleetfit nothing", commands) == "there is no verb nothing"
+    assert find_command_error("fleetfit run a.toml --nothing", commands) == "run has no --nothing"
 
 
 def test_a_mark_belongs_to_the_block_below_it() -> None:
     page = "<!-- not run: it needs a network -->\n```sh\nflwr\n```\n\n```sh\nfleetfit list data\n```\n"
-    assert [block.why_not for block in blocks_of("p", page)] == ["it needs a network", None]
+    assert [block.why_not for block in find_blocks("p", page)] == ["it needs a network", None]
     marks = sum(path.read_text().count("<!-- not run:") for path in PAGES)
     assert marks == sum(block.why_not is not None for block in BLOCKS), "a mark that stands before no block"
 

@@ -119,7 +119,7 @@ def flowers(path: Path, words: tuple[str, ...] = ("colour", "red", "blue", "spec
     return path
 
 
-def described(table: Path, **further: Any) -> dict[str, Any]:
+def make_settings(table: Path, **further: Any) -> dict[str, Any]:
     return {
         "name": "flowers", "seed": 1, "rounds": 3, "data": {"path": str(table), "partition": {"clients": 4}},
         "model": {"name": "mlp", "hidden": 8, "layers": 3},
@@ -133,7 +133,7 @@ def described(table: Path, **further: Any) -> dict[str, Any]:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a finished run, the same as it was after its second round, one of nodes, and a comparison."""
     root = tmp_path_factory.mktemp("hostile")
-    tables = described(flowers(root / "flowers.csv"))
+    tables = make_settings(flowers(root / "flowers.csv"))
     run = ff.run(tables, out=root / "finished")
     run.calibrate()
     (run.folder / "report.html").unlink()
@@ -156,7 +156,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     nodes = {"run": "0", "data": data, "planned": [member], "members": [{**member, "node": "1"}]}
     (root / "nodes/nodes.json").write_text(json.dumps(nodes))
     rows = [{"label": "first", "method": {"name": "scalefl"}}, {"label": "second", "method": {"name": "heterofl"}}]
-    compared = {**described(root / "flowers.csv", rounds=2), "compare": {"row": rows}}
+    compared = {**make_settings(root / "flowers.csv", rounds=2), "compare": {"row": rows}}
     del compared["method"]
     (root / "rows.toml").write_text(tomli_w.dumps(compared))
     (root / "above").mkdir()
@@ -183,7 +183,7 @@ def call(arguments: list[str]) -> str:
     return out.getvalue() + err.getvalue()
 
 
-def filled(words: list[str], **places: Path) -> list[str]:
+def fill_in_paths(words: list[str], **places: Path) -> list[str]:
     for name, place in places.items():
         words = [word.replace(name, str(place)) for word in words]
     return words
@@ -198,7 +198,7 @@ def ask(root: Path, at: Path, kind: str, verb: str, change: Callable[[Path], Non
         change(folder)
         contents = {path: path.read_bytes() for path in folder.rglob("*.*") if path.is_file()}
         verbs = COMPARED if kind == "above/compared" else VERBS
-        call(filled(verbs[verb], FOLDER=folder, OUT=out, ROWS=root / "rows.toml"))
+        call(fill_in_paths(verbs[verb], FOLDER=folder, OUT=out, ROWS=root / "rows.toml"))
         check_files(out)
         for path in folder.rglob("*.*"):  # what is as the stranger wrote it says nothing of FleetFit
             if path.is_file() and contents.get(path) == path.read_bytes():
@@ -209,7 +209,7 @@ def ask(root: Path, at: Path, kind: str, verb: str, change: Callable[[Path], Non
         shutil.rmtree(out)
 
 
-def made_hostile(file: str, place: Place, text: str, behind: bool) -> Callable[[Path], None]:
+def make_hostile_change(file: str, place: Place, text: str, behind: bool) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         document = read_nest(folder / file)
         put(document, place, text, behind)
@@ -218,7 +218,7 @@ def made_hostile(file: str, place: Place, text: str, behind: bool) -> Callable[[
     return change
 
 
-def place_of(file: str, verb: str) -> tuple[str, str]:
+def find_place(file: str, verb: str) -> tuple[str, str]:
     """Return which folder a verb is called on, and how a file of a finished run is called there."""
     if verb == "go on" and file not in ("summary.json", "nodes.json"):
         return "stopped", file.replace("000003", "000002")
@@ -233,7 +233,7 @@ def try_places(root: Path, at: Path, of: list[tuple[str, str, str, Place]]) -> N
     for number, (kind, file, verb, place) in enumerate(of):
         text, behind = TEXTS[number % len(TEXTS)], number // len(TEXTS) % 2 == 0
         try:
-            ask(root, at, kind, verb, made_hostile(file, place, text, behind))
+            ask(root, at, kind, verb, make_hostile_change(file, place, text, behind))
         except AssertionError as error:
             raise AssertionError(f"{verb} with {file}, {place}, {text[:20]!r}, behind={behind}: {error}") from error
 
@@ -243,7 +243,7 @@ def test_some_places_of_a_run_reach_no_terminal(root: Path, tmp_path: Path, file
     """Each verb gets a place of each file, and another one than the verb before."""
     of = []
     for number, verb in enumerate(VERBS):
-        kind, name = place_of(file, verb)
+        kind, name = find_place(file, verb)
         places = list(one_of_each(places_in(read_nest(root / kind / name))))
         of.append((kind, name, verb, places[7 * (number + 1) % len(places)]))
     try_places(root, tmp_path, of)
@@ -266,7 +266,7 @@ def test_no_place_of_a_run_reaches_a_terminal(root: Path, tmp_path: Path, file: 
     """Each place with each fourth verb in turn: those of the next place are others."""
     of = []
     for number, verb in enumerate(VERBS):
-        kind, name = place_of(file, verb)
+        kind, name = find_place(file, verb)
         places = list(one_of_each(places_in(read_nest(root / kind / name))))[part::4]
         of += [(kind, name, verb, place) for at, place in enumerate(places) if (at + part + number) % 4 == 0]
     try_places(root, tmp_path, of)
@@ -290,7 +290,7 @@ def test_no_place_of_a_comparison_reaches_a_terminal(root: Path, tmp_path: Path,
 @pytest.mark.parametrize("name", [TITLE + "run", C1 + TURNED, BACK + COLOUR], ids=["title", "turned", "back"])
 def test_names_of_folders_reach_no_terminal(root: Path, tmp_path: Path, verb: str, name: str) -> None:
     shutil.copytree(root / "finished", tmp_path / name / "run")
-    call(filled(VERBS[verb], FOLDER=tmp_path / name / "run", OUT=tmp_path / name))
+    call(fill_in_paths(VERBS[verb], FOLDER=tmp_path / name / "run", OUT=tmp_path / name))
     check_files(tmp_path)
 
 
@@ -301,7 +301,7 @@ def test_the_place_of_a_plug_in_reaches_no_terminal(root: Path, tmp_path: Path, 
     file.parent.mkdir()
     file.write_text("from fleetfit.methods.scalefl import scalefl as made\n")
     plug = ["--set", f"method.name={file}:made"]
-    call([*filled(VERBS["profile"], FOLDER=root / "finished", OUT=tmp_path), *plug])
+    call([*fill_in_paths(VERBS["profile"], FOLDER=root / "finished", OUT=tmp_path), *plug])
     check_files(tmp_path)
     assert "plug.py:made" in (tmp_path / "budget.toml").read_text()
     assert tomllib.loads((tmp_path / "budget.toml").read_text())["budget"]
@@ -312,7 +312,7 @@ def test_names_in_data_reach_no_terminal(tmp_path: Path, text: str) -> None:
     """Columns, categories, classes and the file itself are named by a stranger; the run and its export work."""
     words = tuple(f"{name}{text}" for name in ("colour", "red", "blue", "species", "first", "second"))
     table = flowers(tmp_path / f"t{text.replace('/', '')}.csv", words)
-    (tmp_path / "run.toml").write_text(tomli_w.dumps(described(table, rounds=1)), encoding="utf-8")
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(make_settings(table, rounds=1)), encoding="utf-8")
     folder, device = tmp_path / "run", tmp_path / "device"
     assert "accuracy" in call(["run", str(tmp_path / "run.toml"), "--out", str(folder)])
     assert "Written" in call(["export", str(folder), "--no-onnx", "--out", str(device)])
@@ -360,7 +360,7 @@ ERRORS = ("ValueError", "KeyError", "ff.ConfigError", "SystemExit")
 @pytest.mark.parametrize("error", ERRORS)
 def test_what_a_plug_in_raises_reaches_no_terminal(root: Path, tmp_path: Path, error: str, plug: str) -> None:
     """Each error of each hook with two of the texts, which take turns: each text comes from each hook."""
-    (tmp_path / "run.toml").write_text(tomli_w.dumps(described(root / "flowers.csv", rounds=1)))
+    (tmp_path / "run.toml").write_text(tomli_w.dumps(make_settings(root / "flowers.csv", rounds=1)))
     for number in range(ERRORS.index(error), len(TEXTS), len(ERRORS)):
         text = TEXTS[number]
         file, folder = tmp_path / f"plug{number}.py", tmp_path / f"run{number}"
@@ -403,12 +403,12 @@ def test_what_is_typed_reaches_no_terminal(text: str) -> None:
 # ---- from Python -----------------------------------------------------------------------------------------------------
 
 
-def opened(root: Path, at: Path, file: str, place: Place, text: str, behind: bool) -> list[str]:
+def collect_messages(root: Path, at: Path, file: str, place: Place, text: str, behind: bool) -> list[str]:
     """Open a changed folder from Python; return all that is said: errors, log records and warnings."""
-    kind = "above/compared" if file in OF_A_COMPARISON else place_of(file, "eval")[0]
+    kind = "above/compared" if file in OF_A_COMPARISON else find_place(file, "eval")[0]
     folder = at / "opened"
     shutil.copytree(root / kind, folder)
-    made_hostile(file, place, text, behind)(folder)
+    make_hostile_change(file, place, text, behind)(folder)
     messages: list[str] = []
 
     class Kept(logging.Handler):
@@ -440,10 +440,10 @@ def opened(root: Path, at: Path, file: str, place: Place, text: str, behind: boo
 @pytest.mark.parametrize("file", OF_A_RUN + OF_A_COMPARISON)
 def test_what_python_is_told_is_printable(root: Path, tmp_path: Path, file: str, part: int) -> None:
     """Each third place, with one text after the other."""
-    kind = "above/compared" if file in OF_A_COMPARISON else place_of(file, "eval")[0]
+    kind = "above/compared" if file in OF_A_COMPARISON else find_place(file, "eval")[0]
     places = list(one_of_each(places_in(read_nest(root / kind / file))))[part::3]
     for number, (place, text) in enumerate(zip(places, itertools.cycle(TEXTS), strict=False)):
-        for message in opened(root, tmp_path, file, place, text, number // len(TEXTS) % 2 == 0):
+        for message in collect_messages(root, tmp_path, file, place, text, number // len(TEXTS) % 2 == 0):
             check_text(
                 message, 10**8 if message.startswith("{") else LONGEST_HTML if message.startswith("<") else LONGEST
             )

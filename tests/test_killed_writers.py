@@ -145,7 +145,7 @@ def test_every_verb_is_known_as_one_that_writes_or_that_does_not() -> None:
     assert sorted((command.commands.keys() - {"flower"}) | inner) == sorted([*VERBS, *ELSEWHERE, *READERS])
 
 
-def prepared(verb: str, trained: Path, place: Path) -> list[str]:
+def prepare_place(verb: str, trained: Path, place: Path) -> list[str]:
     """Make what a verb works on, and return its arguments."""
     place.mkdir()
     words = {**VERBS, **READERS}[verb]
@@ -178,28 +178,28 @@ def test_killed_while_it_writes(verb: str, command: Caller, trained: Path, tmp_p
     if verb in RANDOM:
         pytest.importorskip("cryptography", reason="the extra `flower` is not installed")
     unbroken = tmp_path / "unbroken"
-    writes = command(unbroken, 0, prepared(verb, trained, unbroken))
+    writes = command(unbroken, 0, prepare_place(verb, trained, unbroken))
     assert writes > 0, "it writes nothing for certain"
-    expected = found_of(verb, unbroken)
+    expected = read_outcome(verb, unbroken)
     for at in moments(verb, writes):
         place = tmp_path / f"killed-{at}"
-        arguments = prepared(verb, trained, place)
+        arguments = prepare_place(verb, trained, place)
         assert command(place, at, arguments) == -1, f"killed at write {at} of {writes}"
-        half_done(verb, place)
-        if verb.startswith("flower") and found_of(verb, place, parts=True) == expected:
+        check_written_files(verb, place)
+        if verb.startswith("flower") and read_outcome(verb, place, parts=True) == expected:
             continue  # it was whole, and is not written over
         command(place, 0, again(verb, arguments, place))
-        assert found_of(verb, place) == expected, f"killed at write {at} of {writes}"
+        assert read_outcome(verb, place) == expected, f"killed at write {at} of {writes}"
 
 
-def found_of(verb: str, place: Path, parts: bool = False) -> Any:
+def read_outcome(verb: str, place: Path, parts: bool = False) -> Any:
     """Return what a verb left, in a form in which two calls are equal; `parts`: part files are passed over."""
     if verb not in RANDOM:
         return result(place, parts)
     return sorted(p.name for p in place.rglob("*") if p.is_file() and not (parts and p.name.endswith(".part")))
 
 
-def half_done(verb: str, place: Path) -> None:
+def check_written_files(verb: str, place: Path) -> None:
     """Whatever a killed call has left under its own name is whole."""
     if verb == "predict":
         assert not (place / "predictions.csv").exists() or len((place / "predictions.csv").read_text()) > 100
@@ -210,7 +210,7 @@ def half_done(verb: str, place: Path) -> None:
 @pytest.mark.parametrize("verb", READERS)
 def test_what_reads_writes_nothing(verb: str, command: Caller, trained: Path, tmp_path: Path) -> None:
     place = tmp_path / "here"
-    arguments = prepared(verb, trained, place)
+    arguments = prepare_place(verb, trained, place)
     before = {path: path.stat().st_mtime_ns for path in place.rglob("*")}
     assert command(place, 0, arguments) == 0
     assert {path: path.stat().st_mtime_ns for path in place.rglob("*")} == before

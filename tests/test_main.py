@@ -221,7 +221,7 @@ def test_a_terminal_without_our_characters_gets_others() -> None:
 # ---- Ctrl-C --------------------------------------------------------------------------------------------------------
 
 
-def interrupted(marker: str, *arguments: object) -> tuple[int, list[str]]:
+def interrupt_import(marker: str, *arguments: object) -> tuple[int, list[str]]:
     """Send Ctrl-C as soon as a module has been imported; return the exit code and what was said."""
     command = [sys.executable, "-X", "importtime", "-m", "fleetfit", *arguments]
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
@@ -239,7 +239,7 @@ def interrupted(marker: str, *arguments: object) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize("marker", ["fleetfit.cli.arguments", "typer", "numpy", "torch.types"])
 def test_ctrl_c_while_importing_is_one_line(marker: str, tmp_path: Path) -> None:
-    code, lines = interrupted(marker, "run", *SMALL, "--out", tmp_path / "run")
+    code, lines = interrupt_import(marker, "run", *SMALL, "--out", tmp_path / "run")
     assert code in (130, -signal.SIGINT), "a shell shows 130 for both"
     assert lines == ["fleetfit: stopped."]
     assert not any(tmp_path.iterdir())

@@ -37,7 +37,7 @@ QUICK: dict[str, Any] = {"rounds": 2, "model": {"name": "mlp", "hidden": 16, "la
 Called = Callable[..., str]
 
 
-def written(path: Path, rows: range, label: bool = True) -> Path:
+def write_iris(path: Path, rows: range, label: bool = True) -> Path:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow([*IRIS.feature_names, *(["species"] if label else [])])
@@ -54,7 +54,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def done(place: Path) -> ff.Run:
-    table = written(place / "iris.csv", range(150))
+    table = write_iris(place / "iris.csv", range(150))
     return ff.run({"data": {"path": str(table)}}, out=place / "run", **QUICK)
 
 
@@ -93,7 +93,7 @@ def test_short_texts_are_learned_by_default(tmp_path: Path) -> None:
 
 def test_new_rows_are_prepared_as_in_training(done: ff.Run, called: Called, place: Path) -> None:
     """Predictions of the command line are those of the model for numbers computed here from the training rows."""
-    rows = written(place / "new.csv", range(150), label=False)
+    rows = write_iris(place / "new.csv", range(150), label=False)
     output = called("predict", done.folder, "--data", rows, "--out", place / "found.csv")
     assert "without labels" in output
     with (place / "found.csv").open() as file:
@@ -106,7 +106,7 @@ def test_new_rows_are_prepared_as_in_training(done: ff.Run, called: Called, plac
 
 
 def test_other_verbs_take_a_path(done: ff.Run, called: Called, place: Path) -> None:
-    few = written(place / "few.csv", range(0, 150, 3))
+    few = write_iris(place / "few.csv", range(0, 150, 3))
     columns = json.loads(called("eval", done.folder, "--data", few, "--json"))
     assert columns["data"] == "few" and columns["static"]["full"] > 0.7
     assert "accuracy" in called("predict", done.folder, "--data", few)
@@ -118,7 +118,7 @@ def test_other_verbs_take_a_path(done: ff.Run, called: Called, place: Path) -> N
     for name in ("columns.json", "data.json"):
         assert (place / "device" / name).read_text() == (done.folder / name).read_text()
     assert "columns.json" in (place / "device" / "README.md").read_text()
-    message = called("eval", done.folder, "--data", written(place / "bare.csv", range(9), label=False), code=2)
+    message = called("eval", done.folder, "--data", write_iris(place / "bare.csv", range(9), label=False), code=2)
     assert "bare" in message and "predict" in message
     assert "no such file or folder" in called("predict", done.folder, "--data", "nowhere/a.csv", code=2)
 
@@ -129,7 +129,7 @@ def test_rows_without_a_label_are_left_out_of_an_evaluation(
 ) -> None:
     """Of a file and of a frame: the numbers are those of the table without such rows."""
     rows = range(45, 145, 11)
-    frame = pandas.read_csv(written(place / "gaps.csv", rows))
+    frame = pandas.read_csv(write_iris(place / "gaps.csv", rows))
     labelled = frame.drop(index=[*gaps])
     frame.loc[[*gaps], "species"] = None
     frame.to_csv(place / "gaps.csv", index=False)
@@ -147,7 +147,7 @@ def test_rows_without_a_label_are_left_out_of_an_evaluation(
 
 
 def test_a_split_without_samples_is_no_table_of_dashes(tmp_path: Path, called: Called) -> None:
-    table = written(tmp_path / "all.csv", range(150))
+    table = write_iris(tmp_path / "all.csv", range(150))
     run = ff.run({"data": {"path": str(table), "validation": 0.0}}, out=tmp_path / "run", **QUICK)
     for verb in ("predict", "eval"):
         assert "all has no validation samples." in called(verb, run.folder, "--split", "validation", code=2), verb
@@ -155,10 +155,10 @@ def test_a_split_without_samples_is_no_table_of_dashes(tmp_path: Path, called: C
 
 
 def test_a_run_keeps_its_numbers_when_the_table_changes(tmp_path: Path) -> None:
-    table = written(tmp_path / "t.csv", range(150))
+    table = write_iris(tmp_path / "t.csv", range(150))
     run = ff.run({"data": {"path": str(table)}}, out=tmp_path / "run", **{**QUICK, "rounds": 1})
     before = ff.load(run.folder).assembly.data
-    written(table, range(0, 150, 2))
+    write_iris(table, range(0, 150, 2))
     after = ff.load(run.folder).assembly.data
     assert after.columns == before.columns != ""  # type: ignore[union-attr]
     assert torch.equal(after.x[0], before.x[0])  # type: ignore[union-attr, index]
@@ -172,14 +172,14 @@ def cut_off(report: Any) -> None:
     raise Stop
 
 
-def begun(table: Path, out: Path, **more: Any) -> Path:
+def begin_run(table: Path, out: Path, **more: Any) -> Path:
     """Begin a run on a table, and cut it off after its first round."""
     with pytest.raises(Stop):
         ff.run({"data": {"path": str(table)}, **more}, out=out, on_round=cut_off, **QUICK)
     return out
 
 
-def data_noted(folder: Path) -> dict[str, Any]:
+def read_environment(folder: Path) -> dict[str, Any]:
     environment: dict[str, Any] = json.loads((folder / "environment.json").read_text())
     return environment
 
@@ -194,10 +194,10 @@ def data_noted(folder: Path) -> dict[str, Any]:
 def test_a_run_that_goes_on_with_other_data_says_so(
     tmp_path: Path, called: Called, caplog: pytest.LogCaptureFixture, rows: range, says: str
 ) -> None:
-    table = written(tmp_path / "t.csv", range(150))
-    folder, other = begun(table, tmp_path / "run"), begun(table, tmp_path / "other")
-    assert data_noted(folder)["data"]["splits"] == {"train": 108, "validation": 12, "test": 30}
-    written(table, rows)
+    table = write_iris(tmp_path / "t.csv", range(150))
+    folder, other = begin_run(table, tmp_path / "run"), begin_run(table, tmp_path / "other")
+    assert read_environment(folder)["data"]["splits"] == {"train": 108, "validation": 12, "test": 30}
+    write_iris(table, rows)
     resumed = ff.resume(folder, progress=False)
     (note,) = (
         note for note in resumed.summary["notes"] if note.startswith("The data have changed since this run began")
@@ -210,7 +210,7 @@ def test_a_run_that_goes_on_with_other_data_says_so(
 def test_a_run_that_goes_on_with_the_same_data_says_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, label: str
 ) -> None:
-    table = written(tmp_path / "t.csv", range(150))
+    table = write_iris(tmp_path / "t.csv", range(150))
     with pytest.raises(Stop):
         ff.run({"data": {"path": str(table), "label": label}}, out=tmp_path / "run", on_round=cut_off, **QUICK)
     resumed = ff.resume(tmp_path / "run")
@@ -218,16 +218,16 @@ def test_a_run_that_goes_on_with_the_same_data_says_nothing(
 
 
 def test_damaged_facts_on_data_give_no_note(tmp_path: Path) -> None:
-    table = written(tmp_path / "t.csv", range(150))
-    folder = begun(table, tmp_path / "run")
-    written(table, range(0, 150, 2))
-    for text in (json.dumps({**data_noted(folder), "data": 3}), "[]", "{"):
+    table = write_iris(tmp_path / "t.csv", range(150))
+    folder = begin_run(table, tmp_path / "run")
+    write_iris(table, range(0, 150, 2))
+    for text in (json.dumps({**read_environment(folder), "data": 3}), "[]", "{"):
         (folder / "environment.json").write_text(text)
         assert not any("changed" in note for note in ff.load(folder).notes), text
 
 
 def test_nothing_is_written_of_data_that_are_withheld(tmp_path: Path) -> None:
-    table = written(tmp_path / "t.csv", range(150))
+    table = write_iris(tmp_path / "t.csv", range(150))
     withheld: dict[str, dict[str, Any]] = {
         "private": {"privacy": {"clip": 0.5, "noise": 1.0, "delta": 0.01, "key_file": str(tmp_path / "keys" / "key")},
                     "method": {"name": "fedavg"}},
@@ -236,19 +236,19 @@ def test_nothing_is_written_of_data_that_are_withheld(tmp_path: Path) -> None:
     }  # fmt: skip
     for name, sections in withheld.items():
         run = ff.run({"data": {"path": str(table)}, **sections}, out=tmp_path / name, **{**QUICK, "rounds": 1})
-        assert ("data" in data_noted(run.folder)) == (name == "open"), name
+        assert ("data" in read_environment(run.folder)) == (name == "open"), name
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_comparison_that_goes_on_with_other_data_says_so(tmp_path: Path, jobs: int) -> None:
-    table, file = written(tmp_path / "iris.csv", range(150)), tmp_path / "both.toml"
+    table, file = write_iris(tmp_path / "iris.csv", range(150)), tmp_path / "both.toml"
     file.write_text(
         f'rounds = 1\n[data]\npath = "{table}"\n[model]\nname = "mlp"\nhidden = 16\nlayers = 4\n'
         '[[compare.row]]\nmethod.name = "fedavg"\n[[compare.row]]\nmethod.name = "heterofl"\n'
     )
     first = ff.compare(file, out=tmp_path / "both", jobs=jobs)
     shutil.rmtree(tmp_path / "both" / "fedavg")
-    written(table, range(0, 150, 2))
+    write_iris(table, range(0, 150, 2))
     notes: list[str] = []
     again = ff.compare(file, out=tmp_path / "both", jobs=jobs, on_run=lambda *event: notes.extend(event[3].notes))
     change = "The data have changed since heterofl, seed 0: samples 150 then, 75 now"
@@ -260,14 +260,14 @@ def test_a_comparison_that_goes_on_with_other_data_says_so(tmp_path: Path, jobs:
 
 
 def test_a_comparison_names_runs_with_changed_data(tmp_path: Path) -> None:
-    table, file = written(tmp_path / "iris.csv", range(150)), tmp_path / "one.toml"
+    table, file = write_iris(tmp_path / "iris.csv", range(150)), tmp_path / "one.toml"
     file.write_text(
         f'rounds = 2\n[data]\npath = "{table}"\n[model]\nname = "mlp"\nhidden = 16\nlayers = 4\n'
         '[[compare.row]]\nmethod.name = "fedavg"\n'
     )
     with pytest.raises(Stop):
         ff.compare(file, out=tmp_path / "one", on_run=lambda *_: cut_off)
-    written(table, range(0, 150, 2))
+    write_iris(table, range(0, 150, 2))
     for _ in range(2):  # also when it is finished
         comparison = ff.compare(file, out=tmp_path / "one")
         (note,) = (note for note in comparison.table.notes if "changed" in note)
@@ -523,7 +523,7 @@ def node(place: Path, data: str) -> Path:
 
 
 def test_nodes_take_the_same_numbers_or_are_refused(done: ff.Run, tmp_path: Path) -> None:
-    mine = written(tmp_path / "mine.csv", range(0, 150, 2))
+    mine = write_iris(tmp_path / "mine.csv", range(0, 150, 2))
     with raises(ConfigError, "columns.json", key="data.columns"):
         load_data(read_settings(node(tmp_path, f'path = "{mine}"')))
     (tmp_path / "columns.json").write_text((done.folder / "columns.json").read_text())
@@ -708,7 +708,7 @@ def test_a_comparison_on_a_table_goes_on(place: Path, done: ff.Run, tmp_path: Pa
 # ---- which samples of other data are for testing ---------------------------------------------------------------------
 
 
-def of_arrays(place: Path, test: str | None) -> Path:
+def write_arrays(place: Path, test: str | None) -> Path:
     rng = np.random.default_rng(0)
     parts = {"_train": 40, test: 10} if test else {"": 50}
     inputs = {f"X{part}": rng.normal(size=(count, 4)) for part, count in parts.items()}
@@ -716,7 +716,7 @@ def of_arrays(place: Path, test: str | None) -> Path:
     return place / "rows.npz"
 
 
-def of_parquet(place: Path, test: str | None, column: str, values: Callable[[int], list[Any]]) -> Path:
+def write_parquet(place: Path, test: str | None, column: str, values: Callable[[int], list[Any]]) -> Path:
     (place / "data").mkdir()
     for part, count in {"train": 40, test: 10}.items() if test else [("train", 50)]:
         rows = datasets.Dataset.from_dict({column: values(count), "label": [i % 2 for i in range(count)]})
@@ -724,22 +724,22 @@ def of_parquet(place: Path, test: str | None, column: str, values: Callable[[int
     return place
 
 
-def of_images(place: Path, test: str | None) -> Path:
-    return of_parquet(place, test, "image", lambda count: [Image.new("L", (9, 9), 2 * i) for i in range(count)])
+def write_images(place: Path, test: str | None) -> Path:
+    return write_parquet(place, test, "image", lambda count: [Image.new("L", (9, 9), 2 * i) for i in range(count)])
 
 
-def of_texts(place: Path, test: str | None) -> Path:
-    return of_parquet(place, test, "text", lambda count: [f"a {['good', 'bad'][i % 2]} film" for i in range(count)])
+def write_texts(place: Path, test: str | None) -> Path:
+    return write_parquet(place, test, "text", lambda count: [f"a {['good', 'bad'][i % 2]} film" for i in range(count)])
 
 
-def of_lines(place: Path, test: str | None) -> Path:
+def write_lines(place: Path, test: str | None) -> Path:
     for part, count in {"train": 40, test: 10}.items() if test else [("train", 50)]:
         rows = [{"text": f"a {['good', 'bad'][i % 2]} film", "label": i % 2} for i in range(count)]
         (place / f"{part}.jsonl").write_text("\n".join(map(json.dumps, rows)))
     return place
 
 
-def of_folders(place: Path, test: str | None) -> Path:
+def write_class_folders(place: Path, test: str | None) -> Path:
     """Class folders, one of which begins like the folder of a test set."""
     for part, count in {"train/": 40, f"{test}/": 10}.items() if test else [("", 50)]:
         for i in range(count):
@@ -751,8 +751,8 @@ def of_folders(place: Path, test: str | None) -> Path:
 
 @pytest.mark.parametrize(
     ("make", "tests"),
-    [(of_arrays, ["_test", "_validation"]), (of_images, ["test", "valid"]), (of_texts, ["test", "validation"]),
-     (of_lines, ["dev", "test"]), (of_folders, ["test", "val"])],
+    [(write_arrays, ["_test", "_validation"]), (write_images, ["test", "valid"]), (write_texts, ["test", "validation"]),
+     (write_lines, ["dev", "test"]), (write_class_folders, ["test", "val"])],
 )  # fmt: skip
 def test_other_data_are_tested_on_their_test_set_or_all_rows(
     tmp_path: Path, called: Called, make: Callable[[Path, str | None], Path], tests: list[str]
@@ -764,7 +764,7 @@ def test_other_data_are_tested_on_their_test_set_or_all_rows(
         (tmp_path / f"{make.__name__} {test}").mkdir()
         places[test] = make(tmp_path / f"{make.__name__} {test}", test)
     for trained_on in (None, tests[0]):
-        more = {"model": small, "fleet": {"tolerance": 0.5}} if make in (of_texts, of_lines) else {}
+        more = {"model": small, "fleet": {"tolerance": 0.5}} if make in (write_texts, write_lines) else {}
         folder = tmp_path / f"run {trained_on}"
         ff.run({"data": {"path": str(places[trained_on])}, "rounds": 1, **more}, out=folder)
         for test, place in places.items():

@@ -47,7 +47,7 @@ WITHHELD = {"train": {"loss": None, "clients": None}, "failures": [], "bytes_dow
             "privacy": {"epsilon": 2.5, "delta": 0.001}}  # fmt: skip
 
 
-def described(rounds: int = 4) -> Any:
+def make_description(rounds: int = 4) -> Any:
     return types.SimpleNamespace(rounds=rounds, evaluate=types.SimpleNamespace(norms=["static"]))
 
 
@@ -56,7 +56,7 @@ def described(rounds: int = 4) -> Any:
 
 def test_each_round_has_a_line_and_each_evaluation_one_of_levels(capsys: pytest.CaptureFixture[str]) -> None:
     """3 s a round: after two of four rounds 6 s are left. Bytes are those of all rounds, both ways."""
-    shown = progress.RoundProgress("", described())
+    shown = progress.RoundProgress("", make_description())
     shown(report(1, failures=[]))
     shown(report(2, evaluate=EVALUATED))
     shown(report(4, train={"loss": None, "clients": 1}))
@@ -70,7 +70,7 @@ def test_each_round_has_a_line_and_each_evaluation_one_of_levels(capsys: pytest.
 
 def test_measured_and_trained_clients_are_distinguished(capsys: pytest.CaptureFixture[str]) -> None:
     """Also in a notebook; the last evaluation is of all clients."""
-    shown = progress.RoundProgress("", described())
+    shown = progress.RoundProgress("", make_description())
     shown(report(1, evaluate={**EVALUATED, "partial": {"clients": 11, "samples": 150}}))
     first = capsys.readouterr().out.splitlines()[0]
     accuracies = "local 50.00%  global 25.00% (on 11 clients)"
@@ -83,7 +83,7 @@ def test_measured_and_trained_clients_are_distinguished(capsys: pytest.CaptureFi
 
 
 def test_what_is_withheld_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = progress.RoundProgress("a", described())
+    shown = progress.RoundProgress("a", make_description())
     columns = {"local": None, "global": None, "avg": 0.5, "full": 0.25,
                "levels": {"1": {"local": None}, "2": {"local": None}}}  # fmt: skip
     shown(report(1, **WITHHELD, evaluate={"static": columns}))
@@ -96,7 +96,7 @@ def test_what_is_withheld_is_not_shown(capsys: pytest.CaptureFixture[str]) -> No
 def test_a_bar_keeps_the_last_accuracy_and_its_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """In 80 columns nothing is wrapped: what is too long is cut."""
     monkeypatch.setattr(sys, "stdout", Terminal())
-    shown = progress.RoundProgress("a title that is much longer than anybody wants to read " * 2, described())
+    shown = progress.RoundProgress("a title that is much longer than anybody wants to read " * 2, make_description())
     bar = shown._bars
     assert bar is not None
     shown(report(1))
@@ -117,7 +117,8 @@ def test_a_bar_keeps_the_last_accuracy_and_its_round(monkeypatch: pytest.MonkeyP
 def test_parallel_runs_have_a_line_each_and_one_remaining_time() -> None:
     bar = progress.make_bars()
     one, other = (
-        progress.RoundProgress(f"[{i}/2] a row, seed {i}", described(), bar, lambda: "9 s left of all") for i in (1, 2)
+        progress.RoundProgress(f"[{i}/2] a row, seed {i}", make_description(), bar, lambda: "9 s left of all")
+        for i in (1, 2)
     )
     one(report(1))
     other(report(2, evaluate=EVALUATED))

@@ -216,7 +216,7 @@ def steps(markdown: str) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w*)\n(.*?)^```", markdown, re.DOTALL | re.MULTILINE)
 
 
-def spoken(text: str) -> str:
+def normalise_output(text: str) -> str:
     """Return what a command prints without line breaks, and without what another machine rounds otherwise."""
     return re.sub(r"\d+e[-+]\d+", "#", " ".join(text.split()))
 
@@ -225,7 +225,7 @@ def parse_commands(block: str) -> Iterator[tuple[list[str], list[str]]]:
     """Yield each command of a console block, and the stretches that it must print in this order."""
     for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
         command, _, printed = part.partition("\n")
-        stretches = [spoken(stretch) for stretch in re.split(r"^\.\.\.$", printed, flags=re.MULTILINE)]
+        stretches = [normalise_output(stretch) for stretch in re.split(r"^\.\.\.$", printed, flags=re.MULTILINE)]
         yield shlex.split(command)[1:], [stretch for stretch in stretches if stretch]
 
 
@@ -261,12 +261,12 @@ def follow(markdown: str, folder: Path, read: typing.Callable[[], typing.Any]) -
             exec(compile(body, "page", "exec"), variables)
         elif language == "text":
             parts = re.split(r"^\.\.\.$", body, flags=re.MULTILINE)
-            check_printed(spoken(read().out), [spoken(part) for part in parts])
+            check_printed(normalise_output(read().out), [normalise_output(part) for part in parts])
         elif language == "console":
             for arguments, stretches in parse_commands(body):
                 assert exit_code(arguments) == (2 if fails(stretches) else 0), arguments
                 printed = read()
-                check_printed(spoken(printed.out + printed.err), stretches)
+                check_printed(normalise_output(printed.out + printed.err), stretches)
         else:
             assert language == "sh", f"a block of {language or 'no language'} cannot be run"
             for arguments in commands(f"```sh\n{body}```\n"):
@@ -328,7 +328,7 @@ def test_the_methods_on_the_page_are_those_in_the_repository(path):
     assert len(source.splitlines()) < 100
 
 
-def trained_with(hooks: dict[str, str]) -> Round:
+def train_with_hooks(hooks: dict[str, str]) -> Round:
     """Train for three rounds with some hooks set."""
     federation, simulation = tiny_federation({"name": "fedavg", "hooks": hooks})
     *_, last = run(federation, local_engine(simulation), Settings(3, plain(lr=0.2, epochs=2)), start(federation))
@@ -336,7 +336,7 @@ def trained_with(hooks: dict[str, str]) -> Round:
     return last
 
 
-def recorded(federation: Federation, simulation: Simulation) -> list[typing.Any]:
+def record_replies(federation: Federation, simulation: Simulation) -> list[typing.Any]:
     """Return the replies of a round."""
     engine = RecordingEngine(simulation)
     run_round(federation, engine, Settings(1, plain()), start(federation))
@@ -346,23 +346,23 @@ def recorded(federation: Federation, simulation: Simulation) -> list[typing.Any]
 def test_the_smallest_example_of_each_hook_does_what_it_says(tmp_path):
     write_files(ADD_A_METHOD, tmp_path)
     named = {hook: f"{tmp_path / 'hooks.py'}:{hook}" for hook in HOOKS}
-    plain = trained_with({}).server
+    plain = train_with_hooks({}).server
     same = set()
     for hook in HOOKS:
-        after = trained_with({hook: named[hook]}).server
+        after = train_with_hooks({hook: named[hook]}).server
         if plain.state.keys() == after.state.keys() and all(
             torch.equal(tensor, after.state[name]) for name, tensor in plain.state.items()
         ):
             same.add(hook)
     # no loss is beyond 10, all have samples, what these remember and note changes no weights; a run asks for levels
     assert same == {"aggregate", "receive", "remember", "note", "observe", "levels"}
-    assert trained_with({"observe": named["observe"]}).server.memory == {"updates": 12}
-    assert "classifier.fc.weight" in trained_with({"model": named["model"]}).server.state
+    assert train_with_hooks({"observe": named["observe"]}).server.memory == {"updates": 12}
+    assert "classifier.fc.weight" in train_with_hooks({"model": named["model"]}).server.state
     method = build({"name": "fedavg", "hooks": named})
     targets = Targets((0.3, 0.6, 1.0), (0.25, 0.25, 0.25))
     assert [level.submodel.exits for level in method.levels(tiny_problem(), targets)] == [(3,)] * 3
     federation, simulation = tiny_federation({"name": "fedavg"})
-    update = next(reply for reply in recorded(federation, simulation) if isinstance(reply, ff.Update))
+    update = next(reply for reply in record_replies(federation, simulation) if isinstance(reply, ff.Update))
     length = math.sqrt(sum(float((tensor**2).sum()) for tensor in update.state.values()))
     assert method.note(federation, start(federation), update)["length"] == pytest.approx(length)
     memory = None
@@ -376,7 +376,7 @@ def test_the_second_pass_of_a_loss_is_counted(tmp_path):
     works = []
     for loss in ({}, {"loss": f"{tmp_path / 'consistent.py'}:consistent"}):
         federation, simulation = tiny_federation({"name": "fedavg", "hooks": loss})
-        works.append([reply.multiply_adds for reply in recorded(federation, simulation)])
+        works.append([reply.multiply_adds for reply in record_replies(federation, simulation)])
     assert works[1] == [2 * work for work in works[0]]
 
 
@@ -390,7 +390,7 @@ def test_a_page_that_says_something_else_is_seen(tmp_path, monkeypatch, capsys):
 
 
 def test_what_check_model_may_say_is_in_the_code():
-    source = spoken(" ".join(path.read_text() for path in (ROOT / "fleetfit").rglob("*.py")))
+    source = normalise_output(" ".join(path.read_text() for path in (ROOT / "fleetfit").rglob("*.py")))
     joined = re.sub(r'" f?"', "", source)  # sentences go over several lines of code
     for page in (OWN_MODEL, OWN_ARCHITECTURE):
         rows = tables_of_markdown(page, "it says")

@@ -114,7 +114,7 @@ def nothing_goes_on() -> Iterator[None]:
         process.wait(LIMIT_S)
 
 
-def started(*arguments: Any) -> subprocess.Popen[bytes]:
+def start_command(*arguments: Any) -> subprocess.Popen[bytes]:
     """Start the command line as a process of its own, in a process group of its own."""
     process = subprocess.Popen(
         [sys.executable, "-c", "from fleetfit.cli import main; main()", *map(str, arguments), "--quiet"],
@@ -128,19 +128,19 @@ def started(*arguments: Any) -> subprocess.Popen[bytes]:
 
 
 def rounds_reach(folder: Path, rounds: int) -> bool:
-    return rounds_done(folder) >= rounds
+    return count_rounds(folder) >= rounds
 
 
-def finished(*arguments: Any) -> None:
-    process = started(*arguments)
+def run_command(*arguments: Any) -> None:
+    process = start_command(*arguments)
     output, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, output.decode()
 
 
-def killed(seconds: float, *arguments: Any) -> bool:
+def kill_after(seconds: float, *arguments: Any) -> bool:
     """Run for so long, then kill -9; tell whether it was still running. The process alone dies, as in a crash: engine
     processes must notice by themselves."""
-    process = started(*arguments)
+    process = start_command(*arguments)
     try:
         process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -160,7 +160,7 @@ def final(folder: Path) -> tuple[dict[str, torch.Tensor], Any, list[Any]]:
     return tensors, structure, [{k: v for k, v in line.items() if k not in ("seconds", "seconds_of")} for line in lines]
 
 
-def same(folder: Path, unbroken: Path) -> None:
+def check_same_result(folder: Path, unbroken: Path) -> None:
     (tensors, structure, lines), (expected, expected_nest, expected_lines) = final(folder), final(unbroken)
     assert tensors.keys() == expected.keys()
     for name, tensor in expected.items():
@@ -185,7 +185,7 @@ class Unbroken:
         self.file.write_text(RUN_FILE + engine)
         self.folder = folder / "unbroken"
         began = time.perf_counter()
-        finished("run", self.file, "--out", self.folder)
+        run_command("run", self.file, "--out", self.folder)
         self.seconds = time.perf_counter() - began
 
 
@@ -194,17 +194,17 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Unbroken:
     return Unbroken(tmp_path_factory.mktemp("local"), 'name = "local"')
 
 
-def rounds_done(folder: Path) -> int:
+def count_rounds(folder: Path) -> int:
     metrics = folder / "metrics.jsonl"
     return metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
 
 
-def gone_on(run: Unbroken, folder: Path) -> None:
+def resume_or_run(run: Unbroken, folder: Path) -> None:
     """Resume; where the folder had not appeared yet, there is nothing to resume and the run is started."""
     if folder.exists():
-        finished("resume", folder)
+        run_command("resume", folder)
     else:
-        finished("run", run.file, "--out", folder)
+        run_command("run", run.file, "--out", folder)
 
 
 def test_the_run_has_memories_to_lose(unbroken: Unbroken) -> None:
@@ -220,9 +220,9 @@ def test_the_run_has_memories_to_lose(unbroken: Unbroken) -> None:
 def test_killed_at_any_moment(unbroken: Unbroken, tmp_path: Path, part: int) -> None:
     """Kills at 1/5, 2/5, ... of the wall time."""
     folder = tmp_path / "run"
-    killed(unbroken.seconds * part / 5, "run", unbroken.file, "--out", folder)
-    gone_on(unbroken, folder)
-    same(folder, unbroken.folder)
+    kill_after(unbroken.seconds * part / 5, "run", unbroken.file, "--out", folder)
+    resume_or_run(unbroken, folder)
+    check_same_result(folder, unbroken.folder)
 
 
 def test_killed_in_the_middle_again_and_again(unbroken: Unbroken, tmp_path: Path) -> None:
@@ -231,14 +231,16 @@ def test_killed_in_the_middle_again_and_again(unbroken: Unbroken, tmp_path: Path
     """
     folder, hits = tmp_path / "run", 0
     for quarter in (1, 2, 3):
-        process = started("resume", folder) if folder.exists() else started("run", unbroken.file, "--out", folder)
+        process = (
+            start_command("resume", folder) if folder.exists() else start_command("run", unbroken.file, "--out", folder)
+        )
         wait_until(functools.partial(rounds_reach, folder, quarter * ROUNDS // 4), process)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate(timeout=LIMIT_S)
-        hits += 0 < rounds_done(folder) < ROUNDS
+        hits += 0 < count_rounds(folder) < ROUNDS
     assert hits == 3
-    gone_on(unbroken, folder)
-    same(folder, unbroken.folder)
+    resume_or_run(unbroken, folder)
+    check_same_result(folder, unbroken.folder)
     resumed = json.loads((folder / "environment.json").read_text())["resumed"]
     assert len(resumed) == 3
     assert [r["round"] for r in resumed] == sorted(r["round"] for r in resumed)
@@ -249,7 +251,7 @@ def test_a_half_written_line_and_checkpoint_are_dropped(unbroken: Unbroken, tmp_
     place.
     """
     folder = tmp_path / "run"
-    process = started("run", unbroken.file, "--out", folder)
+    process = start_command("run", unbroken.file, "--out", folder)
     wait_until(lambda: rounds_reach(folder, 5), process)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=LIMIT_S)
@@ -258,20 +260,20 @@ def test_a_half_written_line_and_checkpoint_are_dropped(unbroken: Unbroken, tmp_
     newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])  # the one before it is whole
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"round": 6, "lr": 0.0')
-    gone_on(unbroken, folder)
-    same(folder, unbroken.folder)
+    resume_or_run(unbroken, folder)
+    check_same_result(folder, unbroken.folder)
 
 
 def test_with_worker_processes(unbroken: Unbroken, tmp_path: Path) -> None:
     """Once with engine processes: equal to the run on `local`, and the workers of the killed run end by themselves."""
     file, folder = tmp_path / "run.toml", tmp_path / "run"
     file.write_text(RUN_FILE + 'name = "processes"\nworkers = 2\n')
-    process = started("run", file, "--out", folder)
+    process = start_command("run", file, "--out", folder)
     wait_until(lambda: rounds_reach(folder, ROUNDS // 2), process)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate(timeout=LIMIT_S)  # returns when the workers, which hold the same pipe, are gone too
-    assert 0 < rounds_done(folder) < ROUNDS
-    finished("resume", folder)
+    assert 0 < count_rounds(folder) < ROUNDS
+    run_command("resume", folder)
     (tensors, structure, lines), (expected, expected_nest, expected_lines) = final(folder), final(unbroken.folder)
     assert tensors.keys() == expected.keys() and all(torch.equal(tensors[n], t) for n, t in expected.items())
     assert structure == expected_nest and lines == expected_lines
@@ -279,5 +281,5 @@ def test_with_worker_processes(unbroken: Unbroken, tmp_path: Path) -> None:
 
 def test_a_finished_run_is_left_as_it_is(unbroken: Unbroken) -> None:
     before = {p: p.stat().st_mtime_ns for p in unbroken.folder.rglob("*") if p.is_file() and p.name != ".lock"}
-    finished("resume", unbroken.folder)
+    run_command("resume", unbroken.folder)
     assert {p: p.stat().st_mtime_ns for p in unbroken.folder.rglob("*") if p.is_file() and p.name != ".lock"} == before

@@ -90,7 +90,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def compared(place: Path, text: str, out: str, jobs: int, **more: Any) -> ff.Comparison:
+def run_comparison(place: Path, text: str, out: str, jobs: int, **more: Any) -> ff.Comparison:
     return compare_text(place, text, out=out, jobs=jobs, **more)
 
 
@@ -107,13 +107,13 @@ def content(folder: Path) -> Mapping[str, bytes]:
 def test_side_by_side_has_the_bits_of_one_after_the_other(place: Path) -> None:
     """Three rows, two seeds, a tuned value: all tables, configurations and checkpoints."""
     text = HEAD + ROWS + "[compare.tune]\nlocal.lr = [0.1, 0.01]\n"
-    alone, beside = compared(place, text, "alone", 1), compared(place, text, "beside", 3)
+    alone, beside = run_comparison(place, text, "alone", 1), run_comparison(place, text, "beside", 3)
     assert content(alone.folder) == content(beside.folder)
     assert len(content(alone.folder)) > 40
     assert list(alone.runs) == list(beside.runs) and alone.tuned == beside.tuned
     for one, other in zip(alone.runs.values(), beside.runs.values(), strict=True):
         assert [run.columns for run in one] == [run.columns for run in other]
-    assert compared(place, text, "beside", 1).table == beside.table, "and the one goes on where the other was"
+    assert run_comparison(place, text, "beside", 1).table == beside.table, "and the one goes on where the other was"
 
 
 FAST = (
@@ -131,7 +131,7 @@ engine.precision = "bf16"
 )
 
 
-def chosen(folder: Path) -> dict[str, Mapping[str, str]]:
+def read_computing(folder: Path) -> dict[str, Mapping[str, str]]:
     """How each run of a comparison computes, by row."""
     configs = sorted(folder.rglob("config.toml"))
     return {config.parts[-3]: tomllib.loads(config.read_text())["recorded"]["computing"] for config in configs}
@@ -139,8 +139,8 @@ def chosen(folder: Path) -> dict[str, Mapping[str, str]]:
 
 def test_fast_rows_choose_alike_side_by_side_and_when_they_go_on(place: Path) -> None:
     """Stopped in the middle, they go on side by side, and finished ones are found again."""
-    alone = compared(place, FAST, "alone", 1)
-    both, tiny = chosen(alone.folder)["both-in-bf16"], chosen(alone.folder)["scalefl"]
+    alone = run_comparison(place, FAST, "alone", 1)
+    both, tiny = read_computing(alone.folder)["both-in-bf16"], read_computing(alone.folder)["scalefl"]
     assert set(both.values()) == {"bf16 channels_last"} and set(tiny.values()) == {"fp32 channels_last"}
 
     class Stopped(Exception):
@@ -153,13 +153,13 @@ def test_fast_rows_choose_alike_side_by_side_and_when_they_go_on(place: Path) ->
         return stop
 
     with pytest.raises(Stopped):
-        compared(place, FAST, "beside", 2, on_run=on_run)
-    assert chosen(place / "beside").items() <= chosen(alone.folder).items()
+        run_comparison(place, FAST, "beside", 2, on_run=on_run)
+    assert read_computing(place / "beside").items() <= read_computing(alone.folder).items()
     assert not list((place / "beside").rglob("summary.json"))
-    assert content(compared(place, FAST, "beside", 2).folder) == content(alone.folder)
-    assert compared(place, FAST, "beside", 1).table == alone.table
+    assert content(run_comparison(place, FAST, "beside", 2).folder) == content(alone.folder)
+    assert run_comparison(place, FAST, "beside", 1).table == alone.table
     plain = FAST.replace('speed = "fast"', 'memory_format = "contiguous"')
-    states = [content(comparison.folder) for comparison in (alone, compared(place, plain, "plain", 1))]
+    states = [content(comparison.folder) for comparison in (alone, run_comparison(place, plain, "plain", 1))]
     last = {name for name in states[0] if name.endswith("2.safetensors")}
     assert len(last) == 2 and all(states[0][name] != states[1][name] for name in last), "and are not plain"
 
@@ -169,10 +169,10 @@ def test_runs_go_at_the_same_time_with_one_thread_each(place: Path) -> None:
 
     Both are there now, so alone they do not wait, and give the same bits.
     """
-    beside = compared(place, two_rows("meets"), "out", 2)
+    beside = run_comparison(place, two_rows("meets"), "out", 2)
     assert {(place / f"threads of {name}").read_text() for name in ("first", "second")} == {"1"}
     assert (place / "first").read_text() != (place / "second").read_text(), "in two processes"
-    assert content(beside.folder) == content(compared(place, two_rows("meets"), "alone", 1).folder)
+    assert content(beside.folder) == content(run_comparison(place, two_rows("meets"), "alone", 1).folder)
 
 
 @pytest.mark.slow
@@ -184,7 +184,7 @@ def test_each_run_is_announced_and_its_rounds_are_told(place: Path) -> None:
         rounds = rounds_by_run.setdefault(f"{number} {title}", [])
         return lambda report: rounds.append(report["round"])
 
-    compared(place, HEAD + ROWS, "out", 2, on_run=on_run)
+    run_comparison(place, HEAD + ROWS, "out", 2, on_run=on_run)
     assert rounds_by_run == {f"{2 * i + seed + 1} {row}, seed {seed}": [1, 2, 3]
                      for i, row in enumerate(("scalefl", "heterofl", "fedavg")) for seed in (0, 1)}  # fmt: skip
 
@@ -193,11 +193,11 @@ def test_each_run_is_announced_and_its_rounds_are_told(place: Path) -> None:
 def test_a_killed_process_loses_its_own_run_alone(place: Path) -> None:
     """It is said once the others are done, and the same command goes on with it, to the bits of an unbroken run."""
     with raises(RunError, "two, seed 0", "signal 9"):
-        compared(place, two_rows("dies"), "out", 2)
+        run_comparison(place, two_rows("dies"), "out", 2)
     assert (place / "out/three/seed-0/summary.json").is_file()
     assert not (place / "out/two/seed-0/summary.json").is_file()
-    again = compared(place, two_rows("dies"), "out", 2)
-    assert content(again.folder) == content(compared(place, two_rows("dies"), "alone", 1).folder)
+    again = run_comparison(place, two_rows("dies"), "out", 2)
+    assert content(again.folder) == content(run_comparison(place, two_rows("dies"), "alone", 1).folder)
 
 
 @pytest.mark.slow
@@ -216,22 +216,22 @@ def test_an_error_of_a_run_is_told_and_says_whose(place: Path) -> None:
     )
     rows = f'[[compare.row]]\nmethod.name = "scalefl"\n[[compare.row]]\nmethod.name = "fedavg"\ndata = {bad}\n'
     with raises(RunError, "fedavg, seed 0: ", "the disk is gone.", path=place / "out/fedavg/seed-0"):
-        compared(place, HEAD + rows, "out", 2)
+        run_comparison(place, HEAD + rows, "out", 2)
 
 
 @pytest.mark.parametrize("engine", ["processes", "ray"])
 def test_an_engine_with_workers_of_its_own_is_refused(place: Path, engine: str) -> None:
     text = HEAD + ROWS.replace('method.name = "heterofl"', f'method.name = "heterofl"\nengine.name = "{engine}"')
     with raises(ConfigError, "heterofl", engine, "--jobs 1", key="engine.name"):
-        compared(place, text, "out", 2)
+        run_comparison(place, text, "out", 2)
     with raises(ConfigError, "scalefl", engine, key="engine.name"):
-        compared(place, HEAD + ROWS, "out", 2, overrides=[f"engine.name={engine}"])
+        run_comparison(place, HEAD + ROWS, "out", 2, overrides=[f"engine.name={engine}"])
     assert not (place / "out").exists()
 
 
 def test_fewer_than_one_job_is_refused(place: Path) -> None:
     with raises(ConfigError, "--jobs", 0, key="jobs"):
-        compared(place, HEAD + ROWS, "out", 0)
+        run_comparison(place, HEAD + ROWS, "out", 0)
     assert "--jobs" in run_verb("compare", place / "file.toml", "--jobs", 0, code=2).err
 
 
@@ -246,7 +246,7 @@ def test_the_command_shows_all_runs_and_one_table(place: Path) -> None:
     assert [run["row"] for run in runs] == ["scalefl"] * 2 + ["heterofl"] * 2 + ["fedavg"] * 2
 
 
-def started(place: Path) -> tuple[list[str], dict[str, Any]]:
+def prepare_command(place: Path) -> tuple[list[str], dict[str, Any]]:
     """A command that compares two rows, each of which waits in its second round, and how to start it."""
     (place / "file.toml").write_text(two_rows("waits"))
     command = [sys.executable, "-c", "from fleetfit.cli import main; main()", "compare", str(place / "file.toml"),
@@ -261,7 +261,7 @@ def both_wait(place: Path) -> bool:
     return all((place / f"waits {n}").exists() for n in (2, 3))
 
 
-def gone(place: Path, number: int) -> bool:
+def is_gone(place: Path, number: int) -> bool:
     """Whether a run's process is gone, or only its exit code is left."""
     try:
         status = Path(f"/proc/{(place / f'waits {number}').read_text()}/stat").read_text()
@@ -274,7 +274,7 @@ def gone(place: Path, number: int) -> bool:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_ctrl_c_or_a_kill_stops_all_and_loses_nothing(place: Path, how: signal.Signals) -> None:
     """Afterwards no process is left, and the same command goes on to the bits of an unbroken comparison."""
-    command, settings = started(place)
+    command, settings = prepare_command(place)
     with running(command, **settings) as process:
         wait_until(lambda: both_wait(place), process)
         process.send_signal(how)
@@ -283,9 +283,9 @@ def test_ctrl_c_or_a_kill_stops_all_and_loses_nothing(place: Path, how: signal.S
         assert process.returncode in (130, -signal.SIGINT), "a shell shows 130 for both"
         command = f"fleetfit compare {place / 'file.toml'} --out {place / 'out'} --jobs 2"
         assert err.splitlines()[-1].strip() == command
-        assert gone(place, 2) and gone(place, 3), "nothing goes on behind the back of who stopped it"
-    wait_until(lambda: gone(place, 2) and gone(place, 3))
+        assert is_gone(place, 2) and is_gone(place, 3), "nothing goes on behind the back of who stopped it"
+    wait_until(lambda: is_gone(place, 2) and is_gone(place, 3))
     assert not list((place / "out").rglob("summary.json"))
     (place / "open").touch()
-    again = compared(place, two_rows("waits"), "out", 2)
-    assert content(again.folder) == content(compared(place, two_rows("waits"), "alone", 1).folder)
+    again = run_comparison(place, two_rows("waits"), "out", 2)
+    assert content(again.folder) == content(run_comparison(place, two_rows("waits"), "alone", 1).folder)

@@ -99,21 +99,21 @@ def make_table(key: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def laid(*tables: Mapping[str, Any]) -> dict[str, Any]:
+def merge_tables(*tables: Mapping[str, Any]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for table in tables:
         for key, value in table.items():
             both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
-            merged[key] = laid(merged[key], value) if both else value
+            merged[key] = merge_tables(merged[key], value) if both else value
     return merged
 
 
-def with_made_up(place: str) -> dict[str, Any]:
+def make_tables_with_made_up(place: str) -> dict[str, Any]:
     """Return tables with a made-up key at a place."""
     if place in LISTS:
         return make_table(place.partition(" ")[0], LISTS[place])
     inner = make_table(f"{place}.{MADE_UP}" if place else MADE_UP, 1)
-    return laid(*(make_table(key, value) for key, value in PLACES[place].items()), inner)
+    return merge_tables(*(make_table(key, value) for key, value in PLACES[place].items()), inner)
 
 
 def every_section(schema: type[pydantic.BaseModel], place: str = "") -> Iterator[str]:
@@ -139,9 +139,9 @@ def test_the_places_are_all_that_the_schema_has() -> None:
 def test_a_made_up_key_is_refused_by_name(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a file, by `--set`, as a keyword, and in a row, a setting, a grid and the tuned values of a comparison."""
     monkeypatch.chdir(tmp_path)
-    made_up = with_made_up(place)
+    made_up = make_tables_with_made_up(place)
     file = tmp_path / "run.toml"
-    file.write_text(tomli_w.dumps(laid(TINY, made_up)))
+    file.write_text(tomli_w.dumps(merge_tables(TINY, made_up)))
     section = place.partition(".")[0].partition(" ")[0]
     messages = [get_message(lambda: prepare(load_experiment(file))), get_message(lambda: ff.run(TINY, **made_up))]
     if place in PLACES:
@@ -155,17 +155,17 @@ def test_a_made_up_key_is_refused_by_name(place: str, tmp_path: Path, monkeypatc
     if place == "compare":
         return
     row, setting = {"compare": {"row": [made_up]}}, {"compare": {"setting": [{"label": "a", **made_up}]}}
-    lists = with_lists(made_up)
+    lists = wrap_values_in_lists(made_up)
     for table in (row, setting, {"compare": {"grid": lists}}, {"compare": {"tune": lists}}):
-        file.write_text(tomli_w.dumps(laid(TINY, table)))
+        file.write_text(tomli_w.dumps(merge_tables(TINY, table)))
         message = get_message(lambda: ff.compare(file, out=tmp_path / "out"))
         assert MADE_UP in message, message
     assert not (tmp_path / "out").exists()
 
 
-def with_lists(table: Mapping[str, Any]) -> dict[str, Any]:
+def wrap_values_in_lists(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return the tables with a list of one value for each value."""
-    return {k: with_lists(v) if isinstance(v, Mapping) else [v] for k, v in table.items()}
+    return {k: wrap_values_in_lists(v) if isinstance(v, Mapping) else [v] for k, v in table.items()}
 
 
 @pytest.mark.parametrize("where", ["", "compare.row", "compare.setting", "compare.grid", "compare.tune"])
@@ -175,7 +175,7 @@ def test_made_up_sections_and_parts_of_a_comparison(where: str, tmp_path: Path) 
         inner = [{"label": "a", **inner}]
     elif where:
         inner = {MADE_UP: {"a": [1]}}
-    (tmp_path / "x.toml").write_text(tomli_w.dumps(laid(TINY, make_table(where, inner) if where else inner)))
+    (tmp_path / "x.toml").write_text(tomli_w.dumps(merge_tables(TINY, make_table(where, inner) if where else inner)))
     assert MADE_UP in get_message(lambda: ff.compare(tmp_path / "x.toml", out=tmp_path / "out"))
 
 
@@ -193,7 +193,10 @@ def test_made_up_keys_of_files_that_a_run_file_names(tmp_path: Path) -> None:
         )
         assert MADE_UP in get_message(lambda bad=bad: assemble(load_experiment(TINY, fleet={"levels": bad})))  # type: ignore[misc]
     node = {"name": "a", "data": {"name": "digits"}}
-    for bad in ({**node, MADE_UP: 1}, laid(node, {"data": {"partition": {"clients": 2, MADE_UP: 1}, "client": 0}})):
+    for bad in (
+        {**node, MADE_UP: 1},
+        merge_tables(node, {"data": {"partition": {"clients": 2, MADE_UP: 1}, "client": 0}}),
+    ):
         (tmp_path / "node.toml").write_text(tomli_w.dumps(bad))
 
         def loaded() -> None:
@@ -315,7 +318,7 @@ VALUES: dict[str, Any] = {
 """A value for every key of the schema, unlike its default."""
 
 PROFILE = {"multiply_adds_per_s": 1e9, "down_bytes_per_s": 1e6, "up_bytes_per_s": 1e6}
-RICH = laid(
+RICH = merge_tables(
     TINY,
     {
         "fleet": {
@@ -353,7 +356,7 @@ def test_every_key_of_the_schema_has_a_value_here() -> None:
     }
 
 
-def held(assembly: Assembly) -> dict[str, Any]:
+def describe_assembly(assembly: Assembly) -> dict[str, Any]:
     """Return all that a run holds when it is assembled, as values that can be compared."""
     a, f, s = assembly, assembly.federation, assembly.settings
     assert a.simulation is not None
@@ -398,28 +401,30 @@ def plain(value: Any) -> Any:
     return value
 
 
-def same(one: Assembly, other: Assembly) -> bool:
+def is_same_assembly(one: Assembly, other: Assembly) -> bool:
     a, b = one.federation.method, other.federation.method
     called = set(HOOKS) - (set(a.replaces) & set(b.replaces))
     compared = (*called, "needs_budgets", "own_data", "settles")
-    return held(one) == held(other) and all(is_same(getattr(a, n), getattr(b, n)) for n in compared)
+    return describe_assembly(one) == describe_assembly(other) and all(
+        is_same(getattr(a, n), getattr(b, n)) for n in compared
+    )
 
 
 def outcome(base: Mapping[str, Any], change: Mapping[str, Any], key: str, without: Assembly) -> str:
     """Return what becomes of a key: "used", "said", "refused", or "ignored"."""
     last = key.rpartition(".")[2]
     try:
-        assembly = assemble(load_experiment(laid(base, change)))
+        assembly = assemble(load_experiment(merge_tables(base, change)))
     except FleetFitError as error:
-        named = {last, *key.split("."), str(value_of(change, key))}
+        named = {last, *key.split("."), str(get_value(change, key))}
         return "refused" if any(word in str(error) for word in named) else f"refused by another name: {error}"
     if any(one.key == key or one.key.startswith(f"{key}.") or key.startswith(f"{one.key}.") for one in assembly.unused):
         assert any("is not used here: " in note for note in assembly.notes)
         return "said"
-    return "ignored" if same(assembly, without) else "used"
+    return "ignored" if is_same_assembly(assembly, without) else "used"
 
 
-def value_of(table: Any, key: str) -> Any:
+def get_value(table: Any, key: str) -> Any:
     for part in key.split("."):
         table = table[part]
     return table
@@ -458,7 +463,7 @@ def is_given(base: Any, key: str, value: Any) -> bool:
     ],
 )
 def test_every_key_beside_every_method(method: str, context: str) -> None:
-    base = laid(TINY if context == "tiny" else RICH, {"method": {"name": method}})
+    base = merge_tables(TINY if context == "tiny" else RICH, {"method": {"name": method}})
     outcomes = check(base, {key: value for key, value in VALUES.items() if key not in ("start", "data.name")})
     assert outcomes["local.lr"] == outcomes["rounds"] == outcomes["seed"] == "used"
     assert outcomes["cohort.late"] == ("said" if context == "tiny" else "used")
@@ -478,7 +483,7 @@ def test_every_option_and_choice_beside_every_method(kind: str) -> None:
     for method in METHODS:
         if method in UNFIT:
             continue
-        base = laid(TINY, {"method": {"name": method}})
+        base = merge_tables(TINY, {"method": {"name": method}})
         without = assemble(load_experiment(base))
         for name in names.list_names(kind):
             change = make_table(f"{place}.{name}", {}) if kind == "options" else make_table(place, {"name": name})
@@ -486,19 +491,19 @@ def test_every_option_and_choice_beside_every_method(kind: str) -> None:
                 continue  # which is the default
             key = f"{place}.{name}" if kind == "options" else place
             try:
-                assembly = assemble(load_experiment(laid(base, change)))
+                assembly = assemble(load_experiment(merge_tables(base, change)))
             except FleetFitError as error:
                 message = str(error)
                 named = name in message or name.rpartition("_")[2] in message
             else:
-                named = any(one.key == key for one in assembly.unused) or not same(assembly, without)
+                named = any(one.key == key for one in assembly.unused) or not is_same_assembly(assembly, without)
             assert named or name == "in_time", (method, name)  # which acts in rounds with a deadline
 
 
 def test_a_default_that_is_written_as_a_list_is_no_unused_key() -> None:
     """As every other default that a file, or the record of a run, spells out: TOML has no tuples."""
     method = {"name": "adaptivefl", "p": 1, "widths": [0.4, 0.66]}
-    assert not assemble(load_experiment(laid(TINY, {"method": method}))).unused
+    assert not assemble(load_experiment(merge_tables(TINY, {"method": method}))).unused
 
 
 @pytest.mark.parametrize("engine", names.list_names("engines"))
@@ -507,7 +512,7 @@ def test_a_key_of_another_engine_is_refused(engine: str, key: str) -> None:
     import inspect
 
     takes = inspect.signature(names.resolve("engines", engine)).parameters
-    base = laid(TINY, {"engine": {"name": engine, key: ENGINE_KEYS[key]}})
+    base = merge_tables(TINY, {"engine": {"name": engine, key: ENGINE_KEYS[key]}})
     if key in takes:
         if engine != "flower":
             assert assemble(load_experiment(base)).experiment.engine.settings[key] == ENGINE_KEYS[key]
@@ -532,7 +537,7 @@ def test_every_hyperparameter_that_another_switches_off_says_so() -> None:
         "feddf": ({"steps": 0}, {"temperature": 5.0, "lr": 0.1, "check_every": 7}, {}),
     }
     for name, (switch, idle, acting) in off.items():
-        assembly = assemble(load_experiment(laid(TINY, {"method": {"name": name, **switch, **idle, **acting}})))
+        assembly = assemble(load_experiment(merge_tables(TINY, {"method": {"name": name, **switch, **idle, **acting}})))
         assert {one.key for one in assembly.unused} == {f"method.{key}" for key in idle}, name
 
 
@@ -626,7 +631,7 @@ def test_what_is_asked_for_and_not_used_is_refused(overrides: list[str], key: st
     section, _, inner = key.partition(".")
     assert f"[{section}] {inner} is not used here: " in message
     assert not (tmp_path / "run").exists()
-    table = laid(TINY, *(laid({}, tables_of(text)) for text in overrides))
+    table = merge_tables(TINY, *(merge_tables({}, parse_tables(text)) for text in overrides))
     if key.startswith(("method.hooks", "method.plus")):
         assert f"[{section}] {inner} is not used here: " in get_message(lambda: ff.run(table, out=tmp_path / "run"))
     else:
@@ -637,7 +642,7 @@ def test_what_is_asked_for_and_not_used_is_refused(overrides: list[str], key: st
         prepared._take_engine().close()
 
 
-def tables_of(text: str) -> dict[str, Any]:
+def parse_tables(text: str) -> dict[str, Any]:
     from fleetfit.config.load import parse_override
 
     return parse_override(text)
@@ -665,7 +670,7 @@ def test_the_order_of_overrides_does_not_matter() -> None:
 
 
 def test_options_and_hooks_survive_an_override_of_the_method() -> None:
-    base = laid(TINY, {"method": {"name": "scalefl", "beta": 0.2, "hooks": {"channels": "rolling"},
+    base = merge_tables(TINY, {"method": {"name": "scalefl", "beta": 0.2, "hooks": {"channels": "rolling"},
                                   "plus": {"fedprox": {"mu": 0.3}}}})  # fmt: skip
     for experiment in (load_experiment(base, ["method.name=fedavg"]), load_experiment(base, method="fedavg")):
         assert experiment.method.hooks == {"channels": "rolling"} and experiment.method.plus == {"fedprox": {"mu": 0.3}}

@@ -310,18 +310,21 @@ def test_widar_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         widar.widar()
 
 
-def with_gap(shape: tuple[int, ...], *at: int, value: float = np.nan, dtype: str = "float32") -> np.ndarray:
+def make_values_with_gap(shape: tuple[int, ...], *at: int, value: float = np.nan, dtype: str = "float32") -> np.ndarray:
     values = RNG.random(shape).astype(dtype)
     values[at] = value
     return values
 
 
 GAPS = [
-    (with_gap((20, 4), 7, 2), "sample 7, column 2 (nan); samples: 1 of 20"),
-    (with_gap((20, 4), 19, 0, value=np.inf, dtype="float64"), "sample 19, column 0 (inf); samples: 1 of 20"),
-    (with_gap((20, 3, 5, 5), 3, 1, 4, 0, value=-np.inf), "sample 3, at [1, 4, 0] (-inf); samples: 1 of 20"),
-    (with_gap((20, 2, 7), slice(5, 9), 1, 6), "sample 5, at [1, 6] (nan); samples: 4 of 20"),
-    (with_gap((20,), 11), "sample 11 (nan); samples: 1 of 20"),
+    (make_values_with_gap((20, 4), 7, 2), "sample 7, column 2 (nan); samples: 1 of 20"),
+    (
+        make_values_with_gap((20, 4), 19, 0, value=np.inf, dtype="float64"),
+        "sample 19, column 0 (inf); samples: 1 of 20",
+    ),
+    (make_values_with_gap((20, 3, 5, 5), 3, 1, 4, 0, value=-np.inf), "sample 3, at [1, 4, 0] (-inf); samples: 1 of 20"),
+    (make_values_with_gap((20, 2, 7), slice(5, 9), 1, 6), "sample 5, at [1, 6] (nan); samples: 4 of 20"),
+    (make_values_with_gap((20,), 11), "sample 11 (nan); samples: 1 of 20"),
 ]
 
 
@@ -351,7 +354,7 @@ def test_gaps_name_array_sample_and_column(save: Callable[..., str], x: np.ndarr
 
 
 def test_targets_that_are_not_finite(save: Callable[..., str]) -> None:
-    x, y = RNG.random((20, 4)), with_gap((20, 2), 6, 1)
+    x, y = RNG.random((20, 4)), make_values_with_gap((20, 2), 6, 1)
     with raises(DataError, 6, 1, column="y", path="mine.npz"):
         arrays(save(x=x, y=y), task="regression")
     with raises(DataError, 6, 1, key="y"):

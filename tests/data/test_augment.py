@@ -10,7 +10,7 @@ from fleetfit.data.augment import AUGMENTATIONS, augment_batch, check_augmentati
 from fleetfit.errors import DataError
 
 
-def by_loops(x: torch.Tensor, draws: list[int], reach: tuple[int, int], flip: bool) -> torch.Tensor:
+def augment_by_loops(x: torch.Tensor, draws: list[int], reach: tuple[int, int], flip: bool) -> torch.Tensor:
     """Shift and mirror one pixel at a time; a draw's digits are (dy, dx, mirrored), the last in base 2 or absent."""
     out = torch.zeros_like(x)
     tall, wide = reach
@@ -48,7 +48,7 @@ def test_equals_loops(name: str, shape: tuple[int, int, int, int], seed: int) ->
     augmented = augment_batch(x, name, torch.Generator().manual_seed(seed + 1))
 
     assert augmented.dtype == x.dtype
-    assert torch.equal(augmented, by_loops(x, draws, (tall, wide), flip))
+    assert torch.equal(augmented, augment_by_loops(x, draws, (tall, wide), flip))
 
 
 def test_cifar_pads_four_pixels_and_mirrors_half() -> None:

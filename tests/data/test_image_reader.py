@@ -90,7 +90,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return places
 
 
-def all_of(data: Data) -> torch.Tensor:
+def read_all_rows(data: Data) -> torch.Tensor:
     return data.x.index_select(0, torch.arange(len(data.x)))
 
 
@@ -101,7 +101,7 @@ def test_same_pixels_as_decoded_ones(layout: str, options: dict[str, Any], reque
     lazy, eager = (images(str(folder), lazy=lazy, validation=0.25, **options) for lazy in (True, False))
     assert isinstance(lazy.x, EncodedImages) and isinstance(eager.x, torch.Tensor)
     assert lazy.x.shape == eager.x.shape and len(lazy.x) == len(eager.x) and lazy.x.dtype == torch.uint8
-    assert torch.equal(all_of(lazy), eager.x)
+    assert torch.equal(read_all_rows(lazy), eager.x)
     assert torch.equal(lazy.y, eager.y) and lazy.class_names == eager.class_names
     for split in ("train", "validation", "test"):
         assert torch.equal(lazy.split(split), eager.split(split))
@@ -124,7 +124,7 @@ def test_class_folders_are_imagenet_s(folders: Path) -> None:
     side = min(one.size)
     left, top = (one.width - side) / 2, (one.height - side) / 2
     cut = one.resize((8, 8), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
-    assert np.array_equal(all_of(data)[7].numpy(), np.asarray(cut).transpose(2, 0, 1))
+    assert np.array_equal(read_all_rows(data)[7].numpy(), np.asarray(cut).transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize("top", ["", "photos/"])
@@ -138,7 +138,7 @@ def test_zip_archive_is_read_like_its_folders(folders: Path, tmp_path: Path, top
     assert (detected["name"], detected["size"]) == ("images", detect_format(str(folders))["size"])
     data, expected = (images(str(place), size=8, lazy=lazy) for place in (tmp_path / "photos.zip", folders))
     assert data.name == "photos" and data.class_names == expected.class_names
-    assert torch.equal(all_of(data), all_of(expected)) and torch.equal(data.y, expected.y)
+    assert torch.equal(read_all_rows(data), read_all_rows(expected)) and torch.equal(data.y, expected.y)
 
 
 def write_zip(path: Path, **members: bytes) -> None:
@@ -193,31 +193,31 @@ def test_the_index_is_made_once_and_anew_when_files_come(folders: Path, monkeypa
     first = images(str(folders), size=8, lazy=True)
     with monkeypatch.context() as patch:
         patch.setattr(labelled.np, "save", None)  # what an index needs
-        assert torch.equal(all_of(images(str(folders), size=8, lazy=True)), all_of(first))
+        assert torch.equal(read_all_rows(images(str(folders), size=8, lazy=True)), read_all_rows(first))
     shutil.copy(folders / "train" / "n01" / "n01_0.JPEG", folders / "train" / "n01" / "n01_9.JPEG")
     assert len(images(str(folders), size=8, lazy=True).x) == len(first.x) + 1
 
 
 def test_rows_are_unpacked_once(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = all_of(images(str(shards), size=8, lazy=True))
+    first = read_all_rows(images(str(shards), size=8, lazy=True))
     monkeypatch.setattr(image_reader.np, "save", None)  # what unpacking needs and reading does not
-    assert torch.equal(all_of(images(str(shards), size=8, lazy=True)), first)
+    assert torch.equal(read_all_rows(images(str(shards), size=8, lazy=True)), first)
 
 
 @pytest.mark.parametrize("damage", ["images.bin", "offsets.npy", "sources.json"])
 def test_a_damaged_copy_is_made_again(shards: Path, damage: str) -> None:
-    first = all_of(images(str(shards), size=8, lazy=True))
+    first = read_all_rows(images(str(shards), size=8, lazy=True))
     copy = next(Path(os.environ["FLEETFIT_CACHE"]).iterdir())
     (copy / damage).write_bytes((copy / damage).read_bytes()[:-9])
-    assert torch.equal(all_of(images(str(shards), size=8, lazy=True)), first)
+    assert torch.equal(read_all_rows(images(str(shards), size=8, lazy=True)), first)
     assert [path.name for path in copy.parent.iterdir()] == [copy.name]
 
 
 def test_without_a_cache(shards: Path, folders: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    expected = all_of(images(str(shards), size=8, lazy=True))
+    expected = read_all_rows(images(str(shards), size=8, lazy=True))
     (tmp_path / "a file").write_text("")
     monkeypatch.setenv("FLEETFIT_CACHE", str(tmp_path / "a file"))
-    assert torch.equal(all_of(images(str(shards), size=8, lazy=True)), expected)
+    assert torch.equal(read_all_rows(images(str(shards), size=8, lazy=True)), expected)
     assert len(images(str(folders), size=8, lazy=True).x) == 18
 
 
@@ -271,18 +271,18 @@ def test_images_of_one_size_need_none(tmp_path: Path, write: Write, picture: Pic
     pixels = np.random.default_rng(0).integers(0, 256, (5, 6, 7, 3), dtype=np.uint8)
     write(tmp_path / "s" / "train.parquet", [picture(p) for p in pixels], [0, 1, 0, 1, 0])
     data = images(str(tmp_path / "s"), lazy=True, test=0.0)
-    assert np.array_equal(all_of(data).numpy(), pixels.transpose(0, 3, 1, 2))
+    assert np.array_equal(read_all_rows(data).numpy(), pixels.transpose(0, 3, 1, 2))
     write(tmp_path / "s" / "train.parquet", [picture(p) for p in (*pixels, pixels[0, :4])], [0, 1, 0, 1, 0, 1])
     data = images(str(tmp_path / "s"), lazy=True, test=0.0)
     with raises(DataError, "7x4", "7x6", key="size", row=5, path="train.parquet"):
-        all_of(data)
+        read_all_rows(data)
 
 
 def test_threads_decode_the_same(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = images(str(folders), size=16, lazy=True)
-    expected = all_of(data)
+    expected = read_all_rows(data)
     monkeypatch.setattr(image_reader, "_LARGE_BYTES", 0)
-    assert torch.equal(all_of(data), expected)
+    assert torch.equal(read_all_rows(data), expected)
 
 
 @pytest.mark.parametrize("threads", [True, False])
@@ -292,10 +292,10 @@ def test_missing_or_damaged_image_names_its_path(folders: Path, monkeypatch: pyt
     broken = folders / "train" / "n01" / "n01_2.JPEG"
     broken.write_bytes(broken.read_bytes()[:200])
     with raises(DataError, path="n01_2.JPEG"):
-        all_of(data)
+        read_all_rows(data)
     broken.unlink()
     with raises(DataError, path="n01_2.JPEG"):
-        all_of(data)
+        read_all_rows(data)
 
 
 def test_shortened_copy_is_an_error(shards: Path) -> None:
@@ -303,7 +303,7 @@ def test_shortened_copy_is_an_error(shards: Path) -> None:
     copy_of = next(Path(os.environ["FLEETFIT_CACHE"]).iterdir()) / "images.bin"
     copy_of.write_bytes(copy_of.read_bytes()[:-1])
     with raises(DataError, path="images.bin"):
-        all_of(data)
+        read_all_rows(data)
 
 
 @pytest.mark.parametrize(
@@ -366,7 +366,7 @@ def test_stored_by_reference(layout: str, request: pytest.FixtureRequest, tmp_pa
     assert sum(file.stat().st_size for file in target.iterdir()) < 2000
     rest = save_data(data, target)
     again = load_data({**rest, "encoded": references}, target)
-    assert torch.equal(all_of(again), all_of(data)) and again.augment == "resized-crop"
+    assert torch.equal(read_all_rows(again), read_all_rows(data)) and again.augment == "resized-crop"
     rng = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
     assert torch.equal(again.batch(torch.arange(9), rng[0])[0], data.batch(torch.arange(9), rng[1])[0])
 
@@ -480,4 +480,4 @@ def test_tiny_imagenet_the_same_both_ways(tmp_path: Path) -> None:
             writer.write_batch(batch)
     lazy, eager = (images(str(tmp_path / "tiny"), lazy=lazy) for lazy in (True, False))
     assert lazy.x.shape == (400, 3, 64, 64) and lazy.classes == 200
-    assert torch.equal(all_of(lazy), eager.x)
+    assert torch.equal(read_all_rows(lazy), eager.x)

@@ -38,7 +38,7 @@ def as_seen(content: bytes) -> np.ndarray:
     return np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(content))).convert("RGB")).transpose(2, 0, 1)
 
 
-def in_folders(folder: Path, files: dict[str, bytes]) -> str:
+def write_files(folder: Path, files: dict[str, bytes]) -> str:
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
@@ -56,7 +56,7 @@ def test_every_orientation_of_every_format_is_turned(tmp_path: Path, orientation
     """Squares, so that all have one size; those of 5 to 8 are turned by a quarter."""
     files = {f"{c}/{i}.{form.lower()}": photograph(i, orientation if i else None, form, (12, 12))
              for c in "ab" for i in range(3)}  # fmt: skip
-    data = images(in_folders(tmp_path / "photos", files), lazy=lazy)
+    data = images(write_files(tmp_path / "photos", files), lazy=lazy)
     assert pixels(data).numpy().tolist() == [as_seen(content).tolist() for content in files.values()]
 
 
@@ -65,7 +65,7 @@ def test_a_quarter_turn_changes_the_size(tmp_path: Path, lazy: bool, write: Writ
     """Upright images are all 14x10 although half of them are stored as 10x14; in folders and in Parquet files."""
     content = [photograph(i, 6, size=(10, 14)) if i % 2 else photograph(i, size=(14, 10)) for i in range(6)]
     seen = torch.from_numpy(np.stack([as_seen(one) for one in content]))
-    folder = in_folders(tmp_path / "photos", {f"{'ab'[i // 3]}/{i}.png": one for i, one in enumerate(content)})
+    folder = write_files(tmp_path / "photos", {f"{'ab'[i // 3]}/{i}.png": one for i, one in enumerate(content)})
     write(tmp_path / "parquet" / "train.parquet", content, [0, 0, 0, 1, 1, 1])
     for place in (folder, str(tmp_path / "parquet")):
         data = images(place, lazy=lazy)
@@ -75,7 +75,7 @@ def test_a_quarter_turn_changes_the_size(tmp_path: Path, lazy: bool, write: Writ
 def test_the_square_is_cut_out_of_the_upright_image(tmp_path: Path) -> None:
     """Part of a wide image that is stored on its side: cut after the turn, as Pillow does by hand."""
     content = photograph(0, 8, size=(40, 24))
-    folder = in_folders(tmp_path / "p", {"a/0.png": content, "b/0.png": photograph(1, size=(24, 40))})
+    folder = write_files(tmp_path / "p", {"a/0.png": content, "b/0.png": photograph(1, size=(24, 40))})
     upright = ImageOps.exif_transpose(Image.open(io.BytesIO(content)))
     box = ((upright.width - 12) / 2, (upright.height - 12) / 2, (upright.width + 12) / 2, (upright.height + 12) / 2)
     square = np.asarray(upright.resize((8, 8), Image.Resampling.BILINEAR, box=box)).transpose(2, 0, 1)
@@ -86,7 +86,7 @@ def test_the_square_is_cut_out_of_the_upright_image(tmp_path: Path) -> None:
 def test_imagenet_has_the_key_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {f"{split}/{c}/{i}.png": photograph(i, 3, size=(8, 8)) for split in ("train", "val") for c in "ab"
              for i in range(4)}  # fmt: skip
-    folder = in_folders(tmp_path / "imagenet", files)
+    folder = write_files(tmp_path / "imagenet", files)
     monkeypatch.setattr(imagenet_module, "FACTS", ff.data.Facts(8, 8, 2, "any", "made here"))
     upright, stored = (imagenet(folder, size=8, centre=1.0, exif_orientation=e, lazy=False) for e in (True, False))
     assert torch.equal(pixels(upright), pixels(stored).flip(2, 3)) and not torch.equal(upright.x, stored.x)
@@ -105,7 +105,7 @@ def test_xmp_is_read_and_a_damaged_exif_is_not_in_the_way(tmp_path: Path) -> Non
         exif[ORIENTATION] = 99
         plain.save(content, "JPEG", quality=95, **(more or {"exif": exif}))
         files[f"{'a' if name == 'xmp' else 'b'}/{name}.jpg"] = content.getvalue()
-    data = images(in_folders(tmp_path / "p", files))
+    data = images(write_files(tmp_path / "p", files))
     stored = np.asarray(Image.open(io.BytesIO(files["b/cut.jpg"]))).transpose(2, 0, 1)
     assert np.array_equal(pixels(data)[0].numpy(), stored[:, ::-1, ::-1])
     assert all(np.array_equal(one.numpy(), stored) for one in pixels(data)[1:])
@@ -124,12 +124,12 @@ def test_predictions_are_of_upright_images(
         Image.fromarray(pixels).save(content, "JPEG", exif=exif)
         return content.getvalue()
 
-    place = in_folders(
+    place = write_files(
         tmp_path / "p", {f"{k}/{i}.jpg": half(k, i % 2 == 1) for k in ("above", "below") for i in range(40)}
     )
     run = ff.run({"data": {"path": place, "partition": {"kind": "iid", "clients": 4}}, "rounds": 6,
                   "cohort": {"fraction": 1.0}}, out=tmp_path / "run")  # fmt: skip
-    new = in_folders(tmp_path / "new", {f"{k}/{i}.jpg": half(k, i > 1) for k in ("above", "below") for i in range(4)})
+    new = write_files(tmp_path / "new", {f"{k}/{i}.jpg": half(k, i > 1) for k in ("above", "below") for i in range(4)})
     with pytest.raises(SystemExit) as caught:
         main(["predict", str(run.folder), "--data", new, "--out", str(tmp_path / "found.csv")])
     assert caught.value.code == 0, capsys.readouterr().err
@@ -143,8 +143,8 @@ def test_detected_size_is_that_of_upright_images(tmp_path: Path, monkeypatch: py
     for form in ("JPEG", "WEBP", "PNG"):
         files = {f"{c}/{i}.{form.lower()}": photograph(i, 6 if i % 2 else None, form, (10, 14))
                  for c in "ab" for i in range(6)}  # fmt: skip
-        folder = in_folders(tmp_path / form, files)
+        folder = write_files(tmp_path / form, files)
         assert detect_format(folder).get("size") == 32
         assert "size" not in detect_format(folder, {"exif_orientation": False})
-        upright = in_folders(tmp_path / f"{form}2", {n: c for n, c in files.items() if int(n[2]) % 2})
+        upright = write_files(tmp_path / f"{form}2", {n: c for n, c in files.items() if int(n[2]) % 2})
         assert "size" not in detect_format(upright)

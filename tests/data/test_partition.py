@@ -27,7 +27,7 @@ def make_data(
     return Data(**(fields | changes))
 
 
-def balanced(train: int = 600, classes: int = 5) -> Data:
+def make_balanced_data(train: int = 600, classes: int = 5) -> Data:
     total = train + train // 2
     return make_data(torch.arange(total) % classes, (train, train // 4, train // 4), classes=classes)
 
@@ -52,7 +52,7 @@ def assert_valid(data: Data, parts: list[dict[str, torch.Tensor]]) -> None:
             assert part[split].tolist() == sorted(part[split].tolist())
 
 
-def all_used(data: Data, parts: list[dict[str, torch.Tensor]]) -> None:
+def check_all_samples_are_used(data: Data, parts: list[dict[str, torch.Tensor]]) -> None:
     """All training samples, and all others of a class that is in the training data."""
     classes = data.y[data.split("train")].unique()
     for split in SPLITS:
@@ -90,7 +90,7 @@ def test_every_kind_divides(data: Data, kind: tuple[str, dict[str, Any]], client
     parts = partition(data, kind[0], clients, seed, **kind[1])
     assert len(parts) == clients
     assert_valid(data, parts)
-    all_used(data, parts)
+    check_all_samples_are_used(data, parts)
     assert_follows(data, parts)
     again = partition(data, kind[0], clients, seed, **kind[1])
     assert all(torch.equal(a[s], b[s]) for a, b in zip(parts, again, strict=True) for s in SPLITS)
@@ -98,7 +98,7 @@ def test_every_kind_divides(data: Data, kind: tuple[str, dict[str, Any]], client
 
 @pytest.mark.parametrize("kind", ["iid", "dirichlet", "shards"])
 def test_seed_decides_and_nothing_else(kind: str) -> None:
-    data = balanced()
+    data = make_balanced_data()
     np.random.seed(0)  # noqa: NPY002 - the legacy global state must not matter
     torch.manual_seed(0)
     first = partition(data, kind, 10, 1)
@@ -110,7 +110,7 @@ def test_seed_decides_and_nothing_else(kind: str) -> None:
 
 
 def test_iid_sizes_and_labels() -> None:
-    data = balanced(1000)
+    data = make_balanced_data(1000)
     parts = partition(data, "iid", 7, 0)
     sizes = [len(part["train"]) for part in parts]
     assert sorted(set(sizes)) == [142, 143]
@@ -121,7 +121,7 @@ def test_iid_sizes_and_labels() -> None:
 @settings(deadline=None, max_examples=30)
 @given(alpha=st.sampled_from([0.5, 1.0, 100.0]), clients=st.integers(2, 20), seed=st.integers(0, 1000))
 def test_dirichlet_minimum(alpha: float, clients: int, seed: int) -> None:
-    data = balanced()
+    data = make_balanced_data()
     minimum = 300 // clients // 2
     parts = partition(data, "dirichlet", clients, seed, alpha=alpha, minimum=minimum)
     assert min(len(part["train"]) for part in parts) >= minimum
@@ -129,8 +129,8 @@ def test_dirichlet_minimum(alpha: float, clients: int, seed: int) -> None:
 
 def test_dirichlet_default_minimum_is_ten() -> None:
     for seed in range(20):
-        assert min(len(p["train"]) for p in partition(balanced(), "dirichlet", 20, seed, alpha=0.5)) >= 10
-    assert min(len(p["train"]) for p in partition(balanced(40), "dirichlet", 20, 0)) >= 1
+        assert min(len(p["train"]) for p in partition(make_balanced_data(), "dirichlet", 20, seed, alpha=0.5)) >= 10
+    assert min(len(p["train"]) for p in partition(make_balanced_data(40), "dirichlet", 20, 0)) >= 1
 
 
 def test_dirichlet_shares_have_the_right_moments() -> None:
@@ -139,7 +139,7 @@ def test_dirichlet_shares_have_the_right_moments() -> None:
     With K = 5 and a = 1 its mean is 1/5 and its variance (1 * 4) / (5^2 * 6) = 0.02667; with a = 100 it is
     (100 * 400) / (500^2 * 501) = 0.000319.
     """
-    data = balanced(10_000)
+    data = make_balanced_data(10_000)
     for alpha, variance in ((1.0, 0.02667), (100.0, 0.000319)):
         options = {"alpha": alpha, "minimum": 0, "balance": False}
         counts = [class_counts(data, partition(data, "dirichlet", 5, seed, **options)) for seed in range(120)]
@@ -158,7 +158,7 @@ def test_dirichlet_rounding_favours_no_client() -> None:
 
 
 def test_balance_mask_evens_sizes_out() -> None:
-    data = balanced(5000, classes=10)
+    data = make_balanced_data(5000, classes=10)
     spread = {}
     for balance in (True, False):
         parts = [partition(data, "dirichlet", 20, s, minimum=0, alpha=0.3, balance=balance) for s in range(10)]
@@ -168,7 +168,7 @@ def test_balance_mask_evens_sizes_out() -> None:
 
 def test_balance_mask_treats_classes_alike() -> None:
     """Clients fill up, so the classes drawn last lie with few of them: no class may always be among those."""
-    data = balanced(2000, classes=10)
+    data = make_balanced_data(2000, classes=10)
     options = {"alpha": 1.0, "minimum": 0}
     counts = torch.stack([class_counts(data, partition(data, "dirichlet", 20, s, **options)) for s in range(60)])
     holders = (counts > 0).sum(1).double().mean(0)
@@ -176,7 +176,7 @@ def test_balance_mask_treats_classes_alike() -> None:
 
 
 def test_small_alpha_means_few_classes() -> None:
-    data = balanced(5000, classes=10)
+    data = make_balanced_data(5000, classes=10)
 
     def largest_share(alpha: float) -> float:
         counts = class_counts(data, partition(data, "dirichlet", 20, 0, alpha=alpha, minimum=1)).double()
@@ -200,7 +200,7 @@ def test_shards_give_few_labels() -> None:
 
 
 def test_test_data_have_the_clients_own_proportions() -> None:
-    data = balanced(8000)
+    data = make_balanced_data(8000)
     parts = partition(data, "dirichlet", 10, 3, alpha=0.5)
     train, test = class_counts(data, parts).double(), class_counts(data, parts, "test").double()
     distance = (train / train.sum(1, keepdim=True) - test / test.sum(1, keepdim=True)).abs().sum(1) / 2
@@ -242,7 +242,7 @@ def test_whole_numbers_add_up(wish: list[float], total: int) -> None:
     assert given_out.sum() == total and (given_out >= 0).all()
 
 
-def grouped() -> Data:
+def make_grouped_data() -> Data:
     """Groups 0, 2, 4 with 30, 20, 10 samples, and group 6 with test samples only."""
     groups = torch.tensor([0] * 30 + [2] * 20 + [4] * 10 + [6] * 5)
     splits = {"train": torch.arange(0, 60, 2), "validation": torch.arange(1, 60, 4), "test": torch.arange(3, 65, 4)}
@@ -251,7 +251,7 @@ def grouped() -> Data:
 
 
 def test_natural_gives_each_group_to_one_client() -> None:
-    data = grouped()
+    data = make_grouped_data()
     parts = partition(data, "natural", None, 0)
     assert_valid(data, parts)
     assert data.groups is not None
@@ -262,7 +262,7 @@ def test_natural_gives_each_group_to_one_client() -> None:
 
 
 def test_natural_with_fewer_clients() -> None:
-    data = grouped()
+    data = make_grouped_data()
     chosen = {tuple(p["train"].tolist()) for seed in range(20) for p in partition(data, "natural", 1, seed)}
     assert len(chosen) == 3
     for seed in range(20):
@@ -277,13 +277,15 @@ def test_natural_with_fewer_clients() -> None:
 
 def test_natural_merges_nothing_when_there_are_enough_clients() -> None:
     for few, many in zip(
-        partition(grouped(), "natural", 3, 0, fewer="merge"), partition(grouped(), "natural", None, 0), strict=True
+        partition(make_grouped_data(), "natural", 3, 0, fewer="merge"),
+        partition(make_grouped_data(), "natural", None, 0),
+        strict=True,
     ):
         assert few["train"].tolist() == many["train"].tolist()
 
 
 def test_natural_leaves_small_groups_out() -> None:
-    parts = partition(grouped(), "natural", None, 0, minimum=6)
+    parts = partition(make_grouped_data(), "natural", None, 0, minimum=6)
     assert [len(p["train"]) for p in parts] == [15, 10]
 
 
@@ -298,15 +300,15 @@ def test_tasks_without_classes_are_iid_or_natural() -> None:
 
 
 def test_shares_can_be_divided_again() -> None:
-    data = balanced()
+    data = make_balanced_data()
     half = data.share(partition(data, "iid", 2, 0)[0])
     parts = partition(half, "dirichlet", 5, 0)
     assert_valid(half, parts)
-    all_used(half, parts)
+    check_all_samples_are_used(half, parts)
 
 
 def test_class_counts_by_loop() -> None:
-    data = balanced(60)
+    data = make_balanced_data(60)
     parts = partition(data, "iid", 3, 0)
     counts = class_counts(data, parts, "test")
     assert counts.dtype == torch.int64
@@ -342,21 +344,21 @@ def test_class_counts_by_loop() -> None:
 )
 def test_says_what_is_wrong(kind: str, clients: Any, parameters: dict[str, Any], expected: Expected) -> None:
     with raises(DataError, expected):
-        partition(balanced(), kind, clients, 0, **parameters)
+        partition(make_balanced_data(), kind, clients, 0, **parameters)
 
 
 def test_natural_says_what_is_wrong() -> None:
     with raises(DataError, "1..3", 4, key="clients"):
-        partition(grouped(), "natural", 4, 0)
+        partition(make_grouped_data(), "natural", 4, 0)
     with raises(DataError, '"choose"', '"merge"', key="fewer"):
-        partition(grouped(), "natural", 2, 0, fewer="drop")
+        partition(make_grouped_data(), "natural", 2, 0, fewer="drop")
     with raises(DataError, key="seed"):
-        partition(grouped(), "natural", 2, -1)
+        partition(make_grouped_data(), "natural", 2, -1)
 
 
 def test_what_clients_have_is_one_tensor_and_reads_as_a_list() -> None:
     """So that a million clients cost no more than their samples."""
-    data = balanced()
+    data = make_balanced_data()
     parts = partition(data, "dirichlet", 7, 0, alpha=0.5)
     listed = [dict(part) for part in parts]
     assert len(parts) == len(listed) == 7

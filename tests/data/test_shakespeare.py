@@ -23,7 +23,7 @@ TOKEN = {character: number for number, character in enumerate(PRINTABLE, 2)}
 LETTER = {number: character for character, number in TOKEN.items()}
 
 
-def text_of(row: torch.Tensor) -> str:
+def decode_row(row: torch.Tensor) -> str:
     """What a row of tokens says; padding and what is not scored are left out."""
     return "".join(LETTER.get(int(token), "") for token in row)
 
@@ -113,8 +113,8 @@ def test_one_character_after_the_other(folder: Path) -> None:
         *first, last = SAID[role].split("\n")
         for split, expected in (("train", "\n".join(first)), ("test", last)):
             rows = [int(i) for i in data.split(split) if data.groups[i] == group]
-            assert "".join(text_of(data.x[i]) for i in rows) == expected[:-1]
-            assert "".join(text_of(data.y[i]) for i in rows) == expected[1:]
+            assert "".join(decode_row(data.x[i]) for i in rows) == expected[:-1]
+            assert "".join(decode_row(data.y[i]) for i in rows) == expected[1:]
     assert len(data.split("validation")) == 0
 
 
@@ -124,8 +124,8 @@ def test_files_of_their_own_divide(folder: Path) -> None:
     data = shakespeare(str(folder.parent), length=5, validation=0.0)
     assert data.groups is not None and sorted(data.groups.unique().tolist()) == [0, 1]  # h and k; two lines at least
     train, test = (data.split(s).tolist() for s in ("train", "test"))
-    assert "".join(text_of(data.x[i]) for i in test) == "Ay, there's the rub"
-    assert [text_of(data.x[i]) for i in train] == ["To di", "e, to", " slee", "p", "a\nb "]
+    assert "".join(decode_row(data.x[i]) for i in test) == "Ay, there's the rub"
+    assert [decode_row(data.x[i]) for i in train] == ["To di", "e, to", " slee", "p", "a\nb "]
 
 
 def test_validation_is_a_role_s_last_windows(folder: Path) -> None:
@@ -186,8 +186,8 @@ def test_leaf_windows_are_joined(tmp_path: Path) -> None:
     for group, user in enumerate(sorted(texts)):
         for split, speech in (("train", texts[user][:20]), ("test", texts[user][12:])):
             rows = [int(i) for i in data.split(split) if data.groups[i] == group]
-            assert "".join(text_of(data.x[i]) for i in rows) == speech[:-1]
-            assert "".join(text_of(data.y[i]) for i in rows) == speech[1:]
+            assert "".join(decode_row(data.x[i]) for i in rows) == speech[:-1]
+            assert "".join(decode_row(data.y[i]) for i in rows) == speech[1:]
 
 
 def test_leaf_s_own_windows_come_back(tmp_path: Path) -> None:
@@ -198,8 +198,8 @@ def test_leaf_s_own_windows_come_back(tmp_path: Path) -> None:
     assert data.groups is not None
     for group, user in enumerate(sorted(written)):
         rows = [int(i) for i in data.split("train") if data.groups[i] == group]
-        assert [text_of(data.x[i]) for i in rows] == written[user][0]
-        assert [text_of(data.y[i, -1:]) for i in rows] == written[user][1]
+        assert [decode_row(data.x[i]) for i in rows] == written[user][0]
+        assert [decode_row(data.y[i, -1:]) for i in rows] == written[user][1]
     assert int((data.y[:, :-1] != -100).sum()) == 0
 
 
@@ -264,7 +264,7 @@ def test_rows_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     data = shakespeare(hub=True, length=10, validation=0.0, test=0.0)
     assert data.groups is not None
     rows = [int(i) for i in data.split("train") if data.groups[i] == 0]
-    assert "".join(text_of(data.x[i]) for i in rows) == text[:-1]
+    assert "".join(decode_row(data.x[i]) for i in rows) == text[:-1]
 
 
 @pytest.mark.parametrize(

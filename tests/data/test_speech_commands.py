@@ -29,7 +29,7 @@ def tone(frequency: float, amplitude: float = 1.0, samples: int = RATE) -> np.nd
     return (amplitude * np.sin(2 * np.pi * frequency * np.arange(samples) / RATE)).astype(np.float32)
 
 
-def encoded(wave: np.ndarray, form: str = "WAV", rate: int = RATE) -> bytes:
+def encode_wave(wave: np.ndarray, form: str = "WAV", rate: int = RATE) -> bytes:
     content = io.BytesIO()
     soundfile.write(content, np.rint(wave * 32767).astype(np.int16), rate, format=form, subtype="PCM_16")
     return content.getvalue()
@@ -102,7 +102,7 @@ def test_sounds_are_padded_cut_and_mixed_to_one_channel() -> None:
     short, long = tone(500, 0.5, RATE // 2), tone(500, 0.5, 2 * RATE)
     stereo = np.stack([tone(500, 0.5), tone(500, 0.5)], 1)
     target = np.full((4, 1, 64, 101), 9, dtype=np.uint8)
-    sounds = [*map(encoded, (short, long, stereo)), encoded(long, "FLAC")]
+    sounds = [*map(encode_wave, (short, long, stereo)), encode_wave(long, "FLAC")]
     FORM.read_into(target, [((lambda content=content: content), "there") for content in sounds])
     assert (target[0, 0, :, 53:] == 0).all() and (target[0, 0, :, :40] == target[1, 0, :, :40]).all()
     assert (target[1] == target[2]).all() and (target[1] == target[3]).all() and (target[1, 0, :, 60] > 0).any()
@@ -130,9 +130,9 @@ def folder(tmp_path: Path) -> Path:
             for i in range(2):
                 wave = tone(next(frequencies), 0.3, RATE if i else RATE // 2)
                 suffix = "flac" if speaker == "b" else "wav"
-                (place / word / f"{speaker}0_nohash_{i}.{suffix}").write_bytes(encoded(wave, suffix.upper()))
+                (place / word / f"{speaker}0_nohash_{i}.{suffix}").write_bytes(encode_wave(wave, suffix.upper()))
     (place / "_background_noise_").mkdir()
-    (place / "_background_noise_" / "hum.wav").write_bytes(encoded(tone(50, 0.1, 3 * RATE)))
+    (place / "_background_noise_" / "hum.wav").write_bytes(encode_wave(tone(50, 0.1, 3 * RATE)))
     lists = {split: [f"{w}/{s}_nohash_{i}.wav" for w in ("yes", "bed", "cat") for i in range(2)]
              for split, s in (("validation_list", "c0"), ("testing_list", "d0"))}  # fmt: skip
     for name, lines in lists.items():
@@ -178,11 +178,11 @@ def test_spectrograms_are_cached(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     with monkeypatch.context() as patch:
         patch.setattr(Spectrogram, "read_into", None)
         assert torch.equal(speech_commands(str(folder)).x, first)
-    (folder / "bed" / "a0_nohash_0.wav").write_bytes(encoded(tone(3000)))
+    (folder / "bed" / "a0_nohash_0.wav").write_bytes(encode_wave(tone(3000)))
     assert not torch.equal(speech_commands(str(folder)).x, first)
 
 
-def in_parquet(folder: Path, target: Path, write: Callable[..., Path]) -> Path:
+def write_parquet(folder: Path, target: Path, write: Callable[..., Path]) -> Path:
     """The same sounds as Hugging Face has them, with the class of silence that has no speaker."""
     names = ["bed", "cat", "yes", "_silence_"]
     for split, speakers in (("train", "ab"), ("validation", "c"), ("test", "d")):
@@ -198,7 +198,7 @@ def in_parquet(folder: Path, target: Path, write: Callable[..., Path]) -> Path:
 
 def test_parquet_has_the_same_sounds(folder: Path, tmp_path: Path, write: Callable[..., Path]) -> None:
     pytest.importorskip("pyarrow")
-    pair = [speech_commands(str(place)) for place in (folder, in_parquet(folder, tmp_path / "p", write))]
+    pair = [speech_commands(str(place)) for place in (folder, write_parquet(folder, tmp_path / "p", write))]
     assert torch.equal(pair[0].x, pair[1].x) and torch.equal(pair[0].y, pair[1].y)
     assert pair[0].class_names == pair[1].class_names
     assert pair[0].groups is not None and pair[1].groups is not None
@@ -211,7 +211,7 @@ def test_parquet_has_the_same_sounds(folder: Path, tmp_path: Path, write: Callab
     ("content", "expected"),
     [
         (b"RIFF nothing", Expected(path="a0_nohash_0.wav")),
-        (encoded(tone(500), rate=8000), Expected(8000, 16000, path="a0_nohash_0.wav")),
+        (encode_wave(tone(500), rate=8000), Expected(8000, 16000, path="a0_nohash_0.wav")),
     ],
 )
 def test_a_bad_sound_is_named(folder: Path, content: bytes, expected: Expected) -> None:

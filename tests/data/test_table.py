@@ -43,7 +43,7 @@ def write(tmp_path: Path) -> Write:
     return written
 
 
-def mixed(rows: int = 60, seed: int = 0) -> list[list[Any]]:
+def make_mixed_rows(rows: int = 60, seed: int = 0) -> list[list[Any]]:
     """Return rows of a number, one with gaps, a category and a label, after the names."""
     rng = np.random.default_rng(seed)
     colours = rng.choice(["red", "green", "blue"], rows)
@@ -69,7 +69,7 @@ def test_numbers_are_those_of_scikit_learn(load: Callable[..., Any], write: Writ
 
 
 def test_categories_are_those_of_scikit_learn(write: Write) -> None:
-    rows = mixed()
+    rows = make_mixed_rows()
     data = table(str(write(rows)))
     colours = np.array([row[2] for row in rows[1:]])[:, None]
     train = data.splits["train"].numpy()
@@ -85,16 +85,16 @@ def test_categories_are_those_of_scikit_learn(write: Write) -> None:
 def test_stored_encodings_keep_their_bytes(file: str, keys: dict[str, Any], write: Write) -> None:
     """Files that an earlier reader of tables wrote for the same rows, which runs on disk have."""
     stored = (GOLDEN / f"{file}.json").read_text()
-    path = write(mixed())
+    path = write(make_mixed_rows())
     data = table(str(path), missing=("unknown",) if keys else (), **keys)
     assert data.columns == stored
-    labelled = [bool(row[1]) or not keys for row in mixed()[1:]]
+    labelled = [bool(row[1]) or not keys for row in make_mixed_rows()[1:]]
     assert torch.equal(prepare_table(path, data).x[labelled], data.x)
 
 
 def test_held_out_rows_change_no_number(write: Write) -> None:
     """Other values in the test rows leave means and categories as they are."""
-    rows = mixed()
+    rows = make_mixed_rows()
     before = table(str(write(rows)))
     for row in before.splits["test"].tolist():
         rows[row + 1] = ["1000", "-999", "purple", rows[row + 1][3]]
@@ -104,7 +104,7 @@ def test_held_out_rows_change_no_number(write: Write) -> None:
 
 
 def test_it_says_what_it_took(write: Write) -> None:
-    notes = table(str(write(mixed()))).notes
+    notes = table(str(write(make_mixed_rows()))).notes
     assert notes[0] == (
         'table things.csv: 2 numeric columns and 1 column of categories, the last column as label "kind" of 2 classes, '
         "60 rows; 12 for testing and 5 for validation held out."
@@ -137,7 +137,7 @@ def test_what_is_no_measurement_is_left_out_and_said(write: Write) -> None:
 
 @pytest.mark.parametrize(("separator", "comma"), [(";", True), (";", False), ("\t", False), ("|", False)])
 def test_separators_and_decimal_commas(separator: str, comma: bool, write: Write) -> None:
-    rows = mixed()
+    rows = make_mixed_rows()
     plain = table(str(write(rows)))
     if comma:
         rows = [rows[0], *([row[0].replace(".", ","), row[1].replace(".", ","), *row[2:]] for row in rows[1:])]
@@ -176,7 +176,7 @@ def test_a_frame_has_each_column_once(names: list[Any]) -> None:
 
 
 def test_rows_that_are_new_become_the_same_numbers(write: Write) -> None:
-    rows = mixed()
+    rows = make_mixed_rows()
     data = table(str(write(rows)))
     assert torch.equal(prepare_table(write(rows, "again.csv"), data).x, data.x)
     shuffled = [[row[2], "further", row[1], row[0]] for row in rows]  # other order, other columns, no label
@@ -187,7 +187,7 @@ def test_rows_that_are_new_become_the_same_numbers(write: Write) -> None:
 
 
 def test_a_parquet_file_and_a_folder_of_splits(write: Write, tmp_path: Path) -> None:
-    rows = mixed()
+    rows = make_mixed_rows()
     plain = table(str(write(rows)))
     frame = pandas.read_csv(tmp_path / "things.csv")
     frame.to_parquet(tmp_path / "things.parquet")
@@ -279,7 +279,7 @@ def test_what_is_no_table_is_a_sentence(content: str | bytes, expected: Expected
 
 
 def test_other_wishes_that_cannot_be_met(write: Write, tmp_path: Path) -> None:
-    path = str(write(mixed()))
+    path = str(write(make_mixed_rows()))
     with raises(DataError, '"colour"', column="colr", path="things.csv"):
         table(path, drop=("colr",))
     with raises(DataError, '"kind"', column="knd", path="things.csv"):
@@ -290,7 +290,7 @@ def test_other_wishes_that_cannot_be_met(write: Write, tmp_path: Path) -> None:
         table(text(tmp_path, b"x", "a.csv.gz"))
     data = table(path)
     with raises(DataError, column="age", path="less.csv"):
-        prepare_table(write([row[:1] + row[2:] for row in mixed()], "less.csv"), data)
+        prepare_table(write([row[:1] + row[2:] for row in make_mixed_rows()], "less.csv"), data)
     with raises(DataError, '"cow"', row=1, column="kind", path="cow.csv"):
         prepare_table(write([["size", "age", "colour", "kind"], [1, 2, "red", "cow"]], "cow.csv"), data)
     with raises(DataError, '"big"', row=1, column="size", path="big.csv"):
@@ -302,7 +302,7 @@ def test_other_wishes_that_cannot_be_met(write: Write, tmp_path: Path) -> None:
     ("drop", ("age",), "the column is a feature"), ("categories", ("size",), "the column has numbers"),
 ])  # fmt: skip
 def test_what_columns_says_otherwise_is_refused(key: str, value: Any, says: str, write: Write, tmp_path: Path) -> None:
-    path = str(write([[*row, i % 5] for i, row in enumerate(mixed())]))
+    path = str(write([[*row, i % 5] for i, row in enumerate(make_mixed_rows())]))
     data = table(path, label="kind", drop=("0",), categories=("colour",))
     (tmp_path / "columns.json").write_text(data.columns)
     settings = {"columns": str(tmp_path / "columns.json")}
@@ -313,7 +313,7 @@ def test_what_columns_says_otherwise_is_refused(key: str, value: Any, says: str,
 
 
 def test_further_marks_count_beside_columns(write: Write, tmp_path: Path) -> None:
-    rows = mixed()
+    rows = make_mixed_rows()
     (tmp_path / "columns.json").write_text(table(str(write(rows))).columns)
     rows[1] = [rows[1][0], "unknown", *rows[1][2:]]
     path = str(write(rows, "mine.csv"))
@@ -329,7 +329,7 @@ def test_further_marks_count_beside_columns(write: Write, tmp_path: Path) -> Non
     {"columns": [{"kind": "number", "name": "size", "mean": 0, "std": 1}] * 2}, {"more": 1},
 ])  # fmt: skip
 def test_a_damaged_description_is_a_sentence(change: dict[str, Any], write: Write) -> None:
-    description = json.loads(table(str(write(mixed()))).columns)
+    description = json.loads(table(str(write(make_mixed_rows()))).columns)
     with raises(DataError, "columns.json"):
         TableEncoder.from_json(json.dumps({**description, **change}), "columns.json")
     with raises(DataError, "columns.json", "double"):

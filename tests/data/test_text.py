@@ -68,7 +68,7 @@ def load(path: Path, **parameters: Any) -> Data:
     return text(str(path), **{"vocabulary": 60, "length": 8, "validation": 0.0} | parameters)
 
 
-def tokenizer_of(cache: Path) -> Any:
+def load_tokenizer(cache: Path) -> Any:
     (file,) = cache.glob("*/tokenizer.json")
     return tokenizers.Tokenizer.from_file(str(file))
 
@@ -301,7 +301,7 @@ def test_wrong_class_folders(tmp_path: Path) -> None:
 
 def test_special_tokens_truncation_and_padding(folder: Path, tmp_path: Path) -> None:
     data = load(folder, length=5, vocabulary=200)
-    tokenizer = tokenizer_of(tmp_path / "cache")
+    tokenizer = load_tokenizer(tmp_path / "cache")
     assert [tokenizer.token_to_id(t) for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]")] == [0, 1, 2, 3]
     assert data.vocabulary == tokenizer.get_vocab_size() and data.padding == 0
     assert (data.x[:, 0] == 2).all() and (data.x == 3).sum() == len(data.x)
@@ -316,7 +316,7 @@ def test_learned_from_the_training_split_only(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "s" / "train.parquet", text=texts, label=[0, 1] * 15)
     write_parquet(tmp_path / "s" / "test.parquet", text=["zyzzyva zyzzyva"] * 2, label=[0, 1])
     data = load(path.parent, vocabulary=100)
-    vocabulary = tokenizer_of(tmp_path / "cache").get_vocab()
+    vocabulary = load_tokenizer(tmp_path / "cache").get_vocab()
     assert "common" in vocabulary and not any("z" in piece for piece in vocabulary)
     assert data.x[30, :4].tolist() == [2, 1, 1, 3]
 
@@ -361,7 +361,7 @@ def test_padding_of_other_tokenisers(folder: Path, tmp_path: Path) -> None:
         load(folder, tokenizer=str(place))
 
 
-def merged_by_loops(words: dict[str, int], size: int) -> list[str]:
+def merge_by_loops(words: dict[str, int], size: int) -> list[str]:
     """Count all pairs anew after each merge."""
     split = {word: [word[0], *("##" + c for c in word[1:])] for word in words}
     singles: Counter[str] = Counter()
@@ -397,7 +397,7 @@ def merged_by_loops(words: dict[str, int], size: int) -> list[str]:
     size=st.integers(2, 40),
 )
 def test_word_pieces_by_loops(words: dict[str, int], size: int) -> None:
-    assert learn_word_pieces(words, size) == merged_by_loops(words, size)
+    assert learn_word_pieces(words, size) == merge_by_loops(words, size)
 
 
 def test_the_same_in_every_process(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def shapes(*levels: Any) -> list[LevelRecord]:
     return list(map(LevelRecord.load, levels))
 
 
-def rows_of(rows: dict[str, list[RunFolder]], setting: str = "") -> list[RowRecord]:
+def make_row_records(rows: dict[str, list[RunFolder]], setting: str = "") -> list[RowRecord]:
     return [RowRecord(row, setting, list(enumerate(runs))) for row, runs in rows.items()]
 
 
@@ -56,19 +56,19 @@ TWO = [RUN, make_run_record(SUMMARY, OTHER)]
 
 
 def draw_accuracy(rows: Any, *more: Any) -> Any:
-    return figures.draw_accuracy(rows_of(rows), *more)
+    return figures.draw_accuracy(make_row_records(rows), *more)
 
 
 def draw_costs(rows: Any) -> Any:
-    return figures.draw_accuracy_over_cost(rows_of(rows))
+    return figures.draw_accuracy_over_cost(make_row_records(rows))
 
 
-def lines_of(axes: Any) -> dict[str, Any]:
+def get_lines_by_label(axes: Any) -> dict[str, Any]:
     """Return the lines that the legend names."""
     return {str(line.get_label()): line for line in axes.lines if not str(line.get_label()).startswith("_")}
 
 
-def words_of(figure: Any) -> str:
+def get_figure_text(figure: Any) -> str:
     """Return what stands above and below a figure."""
     return f"{figure.get_suptitle()} {figure.get_supxlabel()}".replace("\n", " ")
 
@@ -77,16 +77,16 @@ def test_accuracy_is_drawn_at_the_rounds_that_were_evaluated() -> None:
     """No value is carried into a round that measured none: rounds 1 and 4 have no marker, and the axis has them."""
     figure = figures.draw_run_accuracy(RUN)
     left, right = figure.axes
-    lines = lines_of(left)
+    lines = get_lines_by_label(left)
     assert set(lines) == {"global", "local", "local, level 1", "local, level 2"}
-    for line in (*lines.values(), *lines_of(right).values()):
+    for line in (*lines.values(), *get_lines_by_label(right).values()):
         assert list(line.get_xdata()) == [2, 3]
         assert line.get_marker() == "o"
     assert list(lines["global"].get_ydata()) == pytest.approx([40, 80])
     assert left.get_xlim()[0] == 0 and left.get_xlim()[1] > 4
-    assert set(lines_of(right)) == {"exit 1 (2)", "exit 2 (4)"}
-    assert list(lines_of(right)["exit 1 (2)"].get_ydata()) == pytest.approx([70, 70])
-    assert words_of(figure).startswith("scalefl on digits, seed 7")
+    assert set(get_lines_by_label(right)) == {"exit 1 (2)", "exit 2 (4)"}
+    assert list(get_lines_by_label(right)["exit 1 (2)"].get_ydata()) == pytest.approx([70, 70])
+    assert get_figure_text(figure).startswith("scalefl on digits, seed 7")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,9 @@ def test_the_note_on_clients_does_not_cover_the_legend(rows: dict[str, int], cos
 def test_what_was_not_measured_is_no_point_of_a_line() -> None:
     gap = [report(1, 0.4), report(2, 0.5), report(3, 0.6)]
     gap[1]["evaluate"]["static"]["global"] = None
-    assert list(lines_of(figures.draw_run_accuracy(make_run_record(SUMMARY, gap)).axes[0])["global"].get_xdata()) == [
+    assert list(
+        get_lines_by_label(figures.draw_run_accuracy(make_run_record(SUMMARY, gap)).axes[0])["global"].get_xdata()
+    ) == [
         1,
         3,
     ]
@@ -151,19 +153,19 @@ def test_every_seed_is_drawn_and_it_is_said() -> None:
     figure = draw_accuracy({"a": TWO}, ["global"])
     thin = [line for line in figure.axes[0].lines if str(line.get_label()).startswith("_")]
     assert [list(line.get_ydata()) for line in thin] == [pytest.approx([40, 80]), pytest.approx([60, 60])]
-    mean = lines_of(figure.axes[0])["a"]
+    mean = get_lines_by_label(figure.axes[0])["a"]
     assert list(mean.get_ydata()) == pytest.approx([50, 70])
     assert mean.get_linewidth() > 2 * thin[0].get_linewidth()
-    assert "2 seeds (thin) and their mean" in words_of(figure)
-    assert "1 to 2 seeds" in words_of(draw_accuracy({"a": TWO, "b": ONE}))
-    assert "one seed" in words_of(draw_accuracy({"a": ONE}))
+    assert "2 seeds (thin) and their mean" in get_figure_text(figure)
+    assert "1 to 2 seeds" in get_figure_text(draw_accuracy({"a": TWO, "b": ONE}))
+    assert "one seed" in get_figure_text(draw_accuracy({"a": ONE}))
 
 
 def test_no_two_rows_look_the_same() -> None:
     rows = {f"row {i}": ONE for i in range(20)}
-    for figure in (draw_accuracy(rows, ["global"]), figures.draw_loss(rows_of(rows)), draw_costs(rows)):
+    for figure in (draw_accuracy(rows, ["global"]), figures.draw_loss(make_row_records(rows)), draw_costs(rows)):
         assert figure is not None
-        looks = [(line.get_color(), line.get_linestyle()) for line in lines_of(figure.axes[0]).values()]
+        looks = [(line.get_color(), line.get_linestyle()) for line in get_lines_by_label(figure.axes[0]).values()]
         assert len(set(looks)) == 20
 
 
@@ -171,7 +173,7 @@ def test_a_mean_stands_only_where_all_seeds_were_measured() -> None:
     lacking = [report(2, 0.6), report(3, 0.6)]
     lacking[1]["evaluate"]["static"]["global"] = None
     figure = draw_accuracy({"a": [RUN, make_run_record(SUMMARY, lacking)]}, ["global"])
-    assert list(lines_of(figure.axes[0])["a"].get_xdata()) == [2]
+    assert list(get_lines_by_label(figure.axes[0])["a"].get_xdata()) == [2]
 
 
 def test_a_comparison_draws_accuracies_and_targets() -> None:
@@ -184,11 +186,11 @@ def test_a_comparison_draws_accuracies_and_targets() -> None:
 
 
 def test_losses_are_drawn_of_every_round_that_has_one() -> None:
-    figure = figures.draw_loss(rows_of({"a": TWO}))
+    figure = figures.draw_loss(make_row_records({"a": TWO}))
     assert figure is not None
-    mean = lines_of(figure.axes[0])["a"]
+    mean = get_lines_by_label(figure.axes[0])["a"]
     assert list(mean.get_xdata()) == [1, 2, 3] and list(mean.get_ydata()) == pytest.approx([1.5, 0.5, 0.5])
-    assert figures.draw_loss(rows_of({"a": [make_run_record(SUMMARY, [report(1, None, None)])]})) is None, (
+    assert figures.draw_loss(make_row_records({"a": [make_run_record(SUMMARY, [report(1, None, None)])]})) is None, (
         "as with [secure]"
     )
 
@@ -196,12 +198,12 @@ def test_losses_are_drawn_of_every_round_that_has_one() -> None:
 def test_what_is_in_the_wrong_order_is_said_below() -> None:
     final = {"global": 0.4, "local": 0.5, "levels": {}, "exits": [0.7, 0.4], "test_levels": {"1": 0.5, "2": 0.45}}
     behind = {**SUMMARY, "evaluate": {"static": final}}
-    words = words_of(figures.draw_run_accuracy(make_run_record(behind, METRICS)))
+    words = get_figure_text(figures.draw_run_accuracy(make_run_record(behind, METRICS)))
     assert "After 4 rounds the deeper exits have not caught up: exit 1 70.0%, exit 2 40.0%" in words
     assert "level 1 50.0%, level 2 45.0%" in words
-    both = words_of(draw_accuracy({"a": [make_run_record(behind, METRICS)], "b": ONE}))
+    both = get_figure_text(draw_accuracy({"a": [make_run_record(behind, METRICS)], "b": ONE}))
     assert "The deeper exits have not caught up in a." in both
-    assert "caught up" not in words_of(figures.draw_run_accuracy(RUN))
+    assert "caught up" not in get_figure_text(figures.draw_run_accuracy(RUN))
 
 
 def cost_axes(rows: Any, cost: str) -> list[Any]:
@@ -229,7 +231,7 @@ def test_cumulative_costs_have_a_suitable_unit() -> None:
 def test_a_run_has_local_and_global_in_one_panel() -> None:
     figure = draw_costs({"a": ONE})
     assert figure is not None
-    assert len(figure.axes) == 3 and all(set(lines_of(axes)) == {"local", "global"} for axes in figure.axes)
+    assert len(figure.axes) == 3 and all(set(get_lines_by_label(axes)) == {"local", "global"} for axes in figure.axes)
 
 
 def test_a_round_without_clients_takes_no_time() -> None:
@@ -249,7 +251,7 @@ def test_what_no_run_reports_is_not_drawn() -> None:
     timeless = [{**m, "simulated_s": None} for m in METRICS]
     assert costs(timeless) == ["sent, both directions (MB)", "multiply-adds of clients (G)"]
     (axes, _) = cost_axes({"a": TWO, "b": [make_run_record(SUMMARY, timeless)]}, "simulated")
-    assert [len(line.get_xdata()) for line in lines_of(axes).values()] == [2, 0]
+    assert [len(line.get_xdata()) for line in get_lines_by_label(axes).values()] == [2, 0]
     old = [{k: v for k, v in m.items() if k not in ("simulated_s", "multiply_adds")} for m in METRICS]
     assert costs(old) == ["sent, both directions (MB)"]
     secret = [{**m, "bytes_down": None, "bytes_up": None} for m in old]
@@ -261,7 +263,7 @@ def test_a_private_run_has_what_the_server_measures() -> None:
     columns = {"avg": 0.4, "full": 0.5, "local": None, "global": None, "levels": {}}
     private = [{**report(1, 0.1), "evaluate": {"static": columns}}]
     (axes,) = figures.draw_run_accuracy(make_run_record({**SUMMARY, "privacy": PRIVACY}, private)).axes
-    assert {name: list(line.get_ydata()) for name, line in lines_of(axes).items()} == {
+    assert {name: list(line.get_ydata()) for name, line in get_lines_by_label(axes).items()} == {
         "avg": [pytest.approx(40)], "full": [pytest.approx(50)]
     }  # fmt: skip
     shape = figures.draw_levels({"a": [shapes({**LEVELS[1], "clients": 3})]}).axes[0]
@@ -269,7 +271,9 @@ def test_a_private_run_has_what_the_server_measures() -> None:
 
 
 def test_a_private_comparison_draws_server_measurements() -> None:
-    drawn = figures.draw_comparison(rows_of({"a": [make_run_record({**SUMMARY, "privacy": PRIVACY}, METRICS)]}))
+    drawn = figures.draw_comparison(
+        make_row_records({"a": [make_run_record({**SUMMARY, "privacy": PRIVACY}, METRICS)]})
+    )
     assert [axes.get_title("left") for axes in drawn["accuracy"].axes] == ["avg accuracy", "full accuracy"]
 
 
@@ -281,7 +285,7 @@ def test_shapes_have_the_levels_width_and_depth() -> None:
     assert axes.get_title() == "level 1\n60.00%"
     seeds = figures.draw_levels({"a": [shapes(*LEVELS), shapes({**LEVELS[0], "local": 0.8}, LEVELS[1])]})
     assert [axes.get_title() for axes in seeds.axes] == ["level 1\n70.00 ± 14.14%", "level 2\nno clients"]
-    assert "of 2 seeds" in words_of(seeds)
+    assert "of 2 seeds" in get_figure_text(seeds)
 
 
 def test_the_area_of_a_dot_follows_the_count() -> None:
@@ -322,7 +326,7 @@ def test_a_runs_figures_are_files(tmp_path: Path) -> None:
 
 
 def test_a_comparisons_figures_are_one_set_per_setting() -> None:
-    groups = [*rows_of({"a": TWO, "b": TWO}, "alpha = 1"), *rows_of({"a": TWO}, "alpha = 9")]
+    groups = [*make_row_records({"a": TWO, "b": TWO}, "alpha = 1"), *make_row_records({"a": TWO}, "alpha = 9")]
     assert sorted(figures.draw_comparison(groups)) == [
         f"{kind}-alpha-{alpha}" for kind in ("accuracy", "cost", "levels", "loss") for alpha in (1, 9)
     ]
@@ -346,7 +350,7 @@ def test_drawing_leaves_pyplot_alone(tmp_path: Path) -> None:
 
 def _labels(figure: Any) -> str:
     labels = [text for one in figure.axes for text in (one.get_ylabel(), one.get_title(), one.get_title("left"))]
-    return " ".join([*labels, words_of(figure)])
+    return " ".join([*labels, get_figure_text(figure)])
 
 
 def test_a_regression_draws_r2_which_may_be_negative() -> None:
@@ -372,7 +376,7 @@ def test_long_labels_leave_room_for_what_is_drawn(tmp_path: Path) -> None:
         "accuracy": draw_accuracy(rows), "cost": draw_costs(rows),
         "levels": figures.draw_levels({name: [shapes(*LEVELS)] for name in rows}),
         "one": figures.draw_levels({"x" * 88: [shapes(*LEVELS)]}),
-        "loss": figures.draw_loss(rows_of(rows)),
+        "loss": figures.draw_loss(make_row_records(rows)),
     }  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("error")

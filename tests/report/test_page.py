@@ -78,7 +78,7 @@ def read(path: Path) -> Reader:
     return Reader(path.read_text(encoding="utf-8"))
 
 
-def described(seed: int = 0, **sections: Any) -> dict[str, Any]:
+def make_settings(seed: int = 0, **sections: Any) -> dict[str, Any]:
     return {
         "name": "paged", "seed": seed, "rounds": 3, "local": {"epochs": 1}, "evaluate": {"every": 2},
         "data": {"name": "digits", "partition": {"kind": "dirichlet", "alpha": 0.5, "clients": CLIENTS}},
@@ -89,7 +89,7 @@ def described(seed: int = 0, **sections: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page") / "run"
-    ff.run(described(fleet={
+    ff.run(make_settings(fleet={
         "groups": [{"budget": 0.25, "profile": "phone"}, {"budget": 1.0, "profile": "phone"}],
         "links": {"lost_up": 0.4},
     }), out=folder)  # fmt: skip
@@ -247,7 +247,7 @@ def test_a_run_that_is_not_finished_has_a_page_too(copied: Path) -> None:
 # ---- what is withheld ------------------------------------------------------------------------------------------------
 
 
-def secrets_of(folder: Path) -> list[str]:
+def list_secrets(folder: Path) -> list[str]:
     """Return what a page must not say with [privacy]: losses, bytes, clients' accuracies, reasons."""
     run = ff.load(folder)
     return [
@@ -261,7 +261,7 @@ def secrets_of(folder: Path) -> list[str]:
 
 def test_privacy_withholds_also_what_a_folder_has_by_mistake(copied: Path) -> None:
     """The reports of a private run have none of this. A page goes by [privacy], not by what it happens to find."""
-    secrets = secrets_of(copied)
+    secrets = list_secrets(copied)
     before = (copied / "report.html").read_text(encoding="utf-8")
     assert all(secret in before for secret in secrets), "without [privacy] the page says it"
     private = {"epsilon": 1.5, "delta": 1e-4, "noise": 1.0, "clip": 0.3, "rate": 0.1}
@@ -366,7 +366,7 @@ def test_a_page_that_cannot_be_written_stops_no_run(
 
     monkeypatch.setattr(page, "to_html", broken)
     with caplog.at_level(logging.WARNING, "fleetfit"):
-        run = ff.run(described(rounds=1), out=tmp_path / "run")
+        run = ff.run(make_settings(rounds=1), out=tmp_path / "run")
     assert run.finished
     assert not (tmp_path / "run" / "report.html").exists()
     assert "report.html was not written: ZeroDivisionError: of a page" in caplog.text

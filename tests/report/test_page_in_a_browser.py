@@ -20,7 +20,7 @@ from fleetfit.report.text import format_percent
 pytestmark = pytest.mark.browser
 
 
-def described(**sections: Any) -> dict[str, Any]:
+def make_settings(**sections: Any) -> dict[str, Any]:
     return {
         "name": "paged", "rounds": 4, "local": {"epochs": 1}, "evaluate": {"every": 2},
         "data": {"name": "digits", "partition": {"kind": "dirichlet", "alpha": 0.5, "clients": 10}},
@@ -32,7 +32,7 @@ def described(**sections: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ff.run(described(), out=tmp_path_factory.mktemp("run") / "run").folder
+    return ff.run(make_settings(), out=tmp_path_factory.mktemp("run") / "run").folder
 
 
 EVIL = "</script><script>alert(1)</script><img src=x>"
@@ -88,7 +88,7 @@ def pages(finished: Path, compared: ff.Comparison, private: Path) -> dict[str, P
     }
 
 
-def shown(browser: Any, path: Path, width: int = DESK, scheme: str = "light") -> None:
+def open_page(browser: Any, path: Path, width: int = DESK, scheme: str = "light") -> None:
     """Open a page, and wait until its plots are drawn."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width == PHONE}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
@@ -101,7 +101,7 @@ def shown(browser: Any, path: Path, width: int = DESK, scheme: str = "light") ->
         time.sleep(0.05)
 
 
-def data_of(browser: Any, plot: str) -> list[dict[str, Any]]:
+def get_traces(browser: Any, plot: str) -> list[dict[str, Any]]:
     """Return what a plot was drawn from, as the library has it."""
     traces: list[dict[str, Any]] = browser.execute_script(
         "return document.getElementById('plot-' + arguments[0]).data.map(t => ({name: t.name, x: t.x, y: t.y}))", plot
@@ -122,7 +122,7 @@ def test_a_page_says_nothing_to_the_console_asks_nobody_and_fits(
     browser: Any, pages: dict[str, Path], name: str, width: int, scheme: str
 ) -> None:
     browser.get_log("browser"), browser.get_log("performance")
-    shown(browser, pages[name], width, scheme)
+    open_page(browser, pages[name], width, scheme)
     assert [entry["message"] for entry in browser.get_log("browser")] == []
     sent = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     requests = {m["params"]["request"]["url"] for m in sent if m["method"] == "Network.requestWillBeSent"}
@@ -137,16 +137,16 @@ def test_a_page_says_nothing_to_the_console_asks_nobody_and_fits(
 
 
 def test_the_numbers_on_the_page_are_those_of_the_run(browser: Any, finished: Path) -> None:
-    shown(browser, finished / "report.html")
+    open_page(browser, finished / "report.html")
     run = ff.load(finished)
     text = browser.execute_script("return document.body.innerText")
     assert f"{format_percent(run.summary['local'])} %" in text
     assert f"{format_percent(run.summary['global'])} %" in text
     evaluated = {m["round"]: m["evaluate"]["static"] for m in run.metrics if "evaluate" in m}
-    (local,) = [one for one in data_of(browser, "accuracy") if one["name"] == "local"]
+    (local,) = [one for one in get_traces(browser, "accuracy") if one["name"] == "local"]
     assert local["x"] == [2, 4]
     assert local["y"] == [round(100 * one["local"], 4) for one in evaluated.values()]
-    (loss,) = data_of(browser, "loss")
+    (loss,) = get_traces(browser, "loss")
     assert loss["y"] == pytest.approx([m["train"]["loss"] for m in run.metrics], rel=1e-5)
     for name, level in evaluated[4]["levels"].items():
         exits = [format_percent(share) for share in level["exits"]]
@@ -157,12 +157,12 @@ def test_the_numbers_on_the_page_are_those_of_the_run(browser: Any, finished: Pa
 
 
 def test_the_table_on_the_page_is_that_of_the_comparison(browser: Any, compared: ff.Comparison) -> None:
-    shown(browser, compared.folder / "report.html")
+    open_page(browser, compared.folder / "report.html")
     rows = cells(browser)
     for row in (*compared.table.rows, *(compared.difference_table.rows if compared.difference_table else ())):
         assert list(row) in rows
     for number, key in enumerate(dict.fromkeys(setting for _, setting in compared.runs)):
-        traces = data_of(browser, f"accuracy-local-{number}")
+        traces = get_traces(browser, f"accuracy-local-{number}")
         for (_, setting), runs in compared.runs.items():
             curves = [[round(100 * m["evaluate"]["static"]["local"], 4) for m in run.metrics] for run in runs]
             assert setting != key or all(curve in [one["y"] for one in traces] for curve in curves)
@@ -180,7 +180,7 @@ def test_colours_go_with_the_scheme_also_while_it_is_open(browser: Any, finished
         page, line = browser.execute_script(script)
         return page, line
 
-    shown(browser, finished / "report.html", scheme="light")
+    open_page(browser, finished / "report.html", scheme="light")
     light = colours()
     assert light == ("rgb(255, 255, 255)", "rgb(0, 114, 178)")
     dark = {"media": "", "features": [{"name": "prefers-color-scheme", "value": "dark"}]}
@@ -192,7 +192,7 @@ def test_colours_go_with_the_scheme_also_while_it_is_open(browser: Any, finished
 
 
 def test_it_prints_in_light_with_all_plots(browser: Any, pages: dict[str, Path]) -> None:
-    shown(browser, pages["run"], scheme="dark")
+    open_page(browser, pages["run"], scheme="dark")
     before = browser.execute_script("return document.querySelector('#plot-accuracy .main-svg').clientWidth")
     script = """
         window.printed = null;

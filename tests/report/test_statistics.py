@@ -212,12 +212,14 @@ def test_the_csv_has_numbers_and_a_stable_header() -> None:
 # ---- the smallest model ----------------------------------------------------------------------------------------------
 
 
-def with_smallest(finals: Finals) -> ComparisonResults:
+def make_results_with_smallest(finals: Finals) -> ComparisonResults:
     return results(finals).model_copy(update={"smallest": "S"})
 
 
 def test_the_smallest_model_is_in_no_difference_but_as_reference() -> None:
-    comparison = with_smallest({("A", ""): local([1, 2]), ("B", ""): local([2, 4]), ("S", ""): local([3, 4])})
+    comparison = make_results_with_smallest(
+        {("A", ""): local([1, 2]), ("B", ""): local([2, 4]), ("S", ""): local([3, 4])}
+    )
     assert [one.row for one in paired_differences(comparison, ["local"])] == ["B"]
     assert [one.row for one in paired_differences(comparison, ["local"], "S")] == ["A", "B"]
 
@@ -229,28 +231,30 @@ def test_the_smallest_model_is_as_good_if_no_interval_is_above() -> None:
     """
     smallest = {("S", ""): local([50, 52, 54])}
     few = {("A", ""): local([51, 52, 56]), **smallest}
-    (sentence,) = explain_smallest(with_smallest(few))
+    (sentence,) = explain_smallest(make_results_with_smallest(few))
     assert "+1.00 [-1.48, +3.48] in local (A)" in sentence and "3 seeds" in sentence and "open" in sentence
     assert explain_smallest(results(few)) == []
-    assert explain_smallest(with_smallest({**few, ("B", ""): local([53, 55.1, 57.2])})) == []
-    (sentence,) = explain_smallest(with_smallest({("C", ""): local([50.1, 52, 54.2]), **smallest}))
+    assert explain_smallest(make_results_with_smallest({**few, ("B", ""): local([53, 55.1, 57.2])})) == []
+    (sentence,) = explain_smallest(make_results_with_smallest({("C", ""): local([50.1, 52, 54.2]), **smallest}))
     assert "+0.10 [-0.15, +0.35] in local (C)" in sentence and "open" not in sentence
     both = {("C", ""): local([50.1, 52, 54.2]), ("A", ""): local([49.5, 51, 55.0]), **smallest}
-    (sentence,) = explain_smallest(with_smallest(both))
+    (sentence,) = explain_smallest(make_results_with_smallest(both))
     assert "(C)" in sentence and "open" in sentence  # A less S is -0.5, -1, 1: it ends at 2.4
-    (sentence,) = explain_smallest(with_smallest({("E", ""): local([50, 52, 54]), **smallest}))
+    (sentence,) = explain_smallest(make_results_with_smallest({("E", ""): local([50, 52, 54]), **smallest}))
     assert "open" not in sentence  # equal, without an interval
 
 
 def test_the_smallest_model_is_judged_by_setting_and_accuracy() -> None:
     """Without an interval a higher mean counts; `global` 0.1 above is enough."""
     both = {(("A"), "x"): {0: {"local": 50.0, "global": 60.1}}, ("S", "x"): {0: {"local": 55.0, "global": 60.0}}}
-    assert explain_smallest(with_smallest(both)) == []
+    assert explain_smallest(make_results_with_smallest(both)) == []
     both |= {("A", "y"): {0: {"local": 50.0, "global": 59.9}}, ("S", "y"): {0: {"local": 55.0, "global": 60.0}}}
-    (sentence,) = explain_smallest(with_smallest(both))
+    (sentence,) = explain_smallest(make_results_with_smallest(both))
     assert " in y" in sentence and "-5.00 in local (A) and -0.10 in global (A)" in sentence
     assert "1 seed)" in sentence and "open" in sentence
 
 
 def test_a_row_without_a_common_seed_gives_no_verdict() -> None:
-    assert explain_smallest(with_smallest({("A", ""): local([1.0]), ("S", ""): local([2.0], start=1)})) == []
+    assert (
+        explain_smallest(make_results_with_smallest({("A", ""): local([1.0]), ("S", ""): local([2.0], start=1)})) == []
+    )

@@ -29,15 +29,15 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path / "run", FILES)
 
 
-def same(a: Any, b: Any) -> bool:
+def is_equal(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, np.ndarray):
         return isinstance(b, np.ndarray) and a.dtype == b.dtype and bool((a == b).all())
     if isinstance(a, dict):
-        return isinstance(b, dict) and list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+        return isinstance(b, dict) and list(a) == list(b) and all(is_equal(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple):
-        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+        return type(a) is type(b) and len(a) == len(b) and all(map(is_equal, a, b))
     return type(a) is type(b) and a == b
 
 
@@ -60,13 +60,13 @@ nests = st.recursive(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_nest_survives_its_file(state: Any, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "file", {"nest": state})
-    assert same(read_checkpoint(tmp_path / "file"), {"nest": state})
+    assert is_equal(read_checkpoint(tmp_path / "file"), {"nest": state})
 
 
 def test_keys_that_read_alike_are_told_apart(tmp_path: Path) -> None:
     state = {1: torch.ones(1), "1": torch.zeros(1), "a": {"b/c": torch.ones(2)}, "a/b": {"c": torch.zeros(2)}}
     write_checkpoint(tmp_path / "file", state)
-    assert same(read_checkpoint(tmp_path / "file"), state)
+    assert is_equal(read_checkpoint(tmp_path / "file"), state)
 
 
 def test_a_file_is_one_flat_tensor_for_each_type_of_numbers(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_checkpoints_keep_every_bit(folder: RunFolder) -> None:
         "statistics": {0: {"norm.mean": torch.zeros(0)}},
     }
     folder.save_checkpoint(3, state)
-    assert same(folder.load_checkpoint(), state)
+    assert is_equal(folder.load_checkpoint(), state)
 
 
 def test_only_the_newest_are_kept_and_the_newest_counts(folder: RunFolder) -> None:

@@ -78,7 +78,7 @@ def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").iterdir())
 
 
-def by_name(folder: Path) -> dict[str, ff.RunInfo]:
+def list_runs_by_name(folder: Path) -> dict[str, ff.RunInfo]:
     return {str(one.folder.relative_to(folder)): one for one in ff.list_runs(folder)}
 
 
@@ -88,7 +88,7 @@ NAMES = [f"round-00000{n}.safetensors" for n in (1, 2, 3)]
 
 
 def test_runs_are_found_and_told(stored: Path) -> None:
-    runs = by_name(stored)
+    runs = list_runs_by_name(stored)
     assert list(runs) == ["compared", "group/half", "whole"]
     whole, run = runs["whole"], ff.load(stored / "whole")
     assert (whole.kind, whole.method, whole.model, whole.data) == ("run", "scalefl", "tiny", "tiny")
@@ -117,21 +117,21 @@ def test_a_comparison_that_is_not_finished_says_no_count(own: Path) -> None:
     results = json.loads((own / "compared/results.json").read_text())
     (own / "compared/results.json").write_text(json.dumps({**results, "notes": []}))
     (own / "compared/fedavg/seed-0/summary.json").unlink()
-    one = by_name(own)["compared"]
+    one = list_runs_by_name(own)["compared"]
     assert (one.rounds, one.asked, one.finished) == (1, 0, False), "nobody can tell how many there are to be"
 
 
 def test_a_fleets_run_is_one(own: Path) -> None:
     (own / "whole/nodes.json").write_text("{}")
-    assert by_name(own)["whole"].kind == "fleet"
+    assert list_runs_by_name(own)["whole"].kind == "fleet"
 
 
 def test_links_are_not_followed(own: Path, tmp_path: Path) -> None:
     shutil.move(own / "whole", tmp_path / "elsewhere")
     (own / "whole").symlink_to(tmp_path / "elsewhere")
-    assert "whole" not in by_name(own)
+    assert "whole" not in list_runs_by_name(own)
     (own / "round").symlink_to(own)
-    assert list(by_name(own)) == ["compared", "group/half"]
+    assert list(list_runs_by_name(own)) == ["compared", "group/half"]
     (linked,) = ff.list_runs(own / "whole")
     assert linked.finished, "one that somebody names is theirs to follow"
 
@@ -142,7 +142,7 @@ def test_other_folders_are_no_runs(own: Path) -> None:
     (own / ".hidden").mkdir()
     (own / ".hidden" / "plan.toml").write_text("")
     (own / "notes.txt").write_text("mine")
-    assert list(by_name(own)) == ["compared", "group/half", "whole"]
+    assert list(list_runs_by_name(own)) == ["compared", "group/half", "whole"]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_what_is_damaged_is_listed_as_such(own: Path, name: str, content: str | 
     path.unlink()
     if content is not None:
         path.write_bytes(content.encode(errors="surrogateescape"))
-    damage = by_name(own)["whole"].damage
+    damage = list_runs_by_name(own)["whole"].damage
     assert damage.startswith(name) and part in damage
     code, out, err = fleetfit(own)
     assert (code, err) == (0, "")
@@ -179,7 +179,7 @@ def test_files_that_are_none_are_damage(own: Path) -> None:
     os.mkfifo(own / "whole/metrics.jsonl")
     (own / "whole/config.toml").unlink()
     (own / "whole/config.toml").mkdir()
-    one = by_name(own)["whole"]
+    one = list_runs_by_name(own)["whole"]
     assert "config.toml cannot be read: it is a folder" in one.damage and one.rounds == 3, "as the summary has it"
 
 
@@ -209,7 +209,7 @@ def test_data_at_a_path_have_one_name_before_and_after_the_end(kind: str, tmp_pa
 
 
 def test_a_comparison_has_the_names_of_its_runs(stored: Path) -> None:
-    one = by_name(stored)["compared"]
+    one = list_runs_by_name(stored)["compared"]
     assert (one.method, one.model, one.data) == ("fedavg, scalefl", "tiny", "tiny")
     child = one.children[0]
     assert verbs._format_methods(
