@@ -1,12 +1,13 @@
 """`ff.load_comparison`: a comparison is opened again from its folder, finished or not."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import compare_text, raises
+from support import compare_text, raises, run_verb
 
 import fleetfit as ff
 
@@ -54,6 +55,23 @@ def test_a_finished_comparison_is_opened_as_it_was(comparison: ff.Comparison) ->
     folders = {key: [run.folder for run in runs] for key, runs in comparison.runs.items()}
     assert {key: [run.folder for run in runs] for key, runs in again.runs.items()} == folders
     assert "two ways" in again._repr_html_() and "<table" in again._repr_html_()
+
+
+def test_a_verb_on_one_run_names_a_run_of_it(own: Path) -> None:
+    for verb in ("eval", "resume"):
+        error = run_verb(verb, own, code=2).err
+        assert ("command" in error) is (verb == "resume")
+        run = Path(error.splitlines()[-1].strip())
+        assert own in run.parents and (run / "config.toml").is_file()
+    run_verb("eval", run, code=0)
+
+
+def test_compare_ends_with_a_command_that_works(comparison: ff.Comparison) -> None:
+    lines = run_verb(
+        "compare", comparison.folder.parent / "file.toml", "--out", comparison.folder, code=0
+    ).out.splitlines()
+    [command] = [line for line in lines if line.strip().startswith("fleetfit ")]
+    run_verb(*shlex.split(command)[1:], code=0)
 
 
 def test_of_an_unfinished_one_there_is_what_is_finished(own: Path) -> None:

@@ -243,7 +243,7 @@ def test_a_run_is_asked(call: Calls, done: ff.Run, tmp_path: Path) -> None:
         ("full", None, None),
     ):
         assert 0 <= call("Run.accuracy", done, kind, level, norm) <= 1
-    for budget, mode, measure in ((0.9, "budgeted", "max"), ("1 M", "anytime", "entropy"), (0.9, "budgeted", "margin")):
+    for budget, mode, measure in ((0.9, "budgeted", "max"), (1.0, "anytime", "entropy"), (0.9, "budgeted", "margin")):
         call("Run.calibrate", done, level=4, budget=budget, cost="multiply_adds", mode=mode, measure=measure,
              temperature=True, client=None, data=data)  # fmt: skip
     call("Run.export", done, 1, tmp_path / "device", forms=(), data=data, progress=False, prior="own")

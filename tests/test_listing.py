@@ -3,12 +3,17 @@
 import subprocess
 import sys
 
+from support import run_verb
+
+from fleetfit.cli.listing import ListKind
+
 KINDS = ("methods", "options", "models", "data", "selection", "peft", "attacks", "engines")
 
 
 def test_nothing_heavy_is_imported() -> None:
     """Of every kind, and of one of each; an import of torch would be an error here."""
     arguments = [
+        (),
         ("profiles",),
         *((kind,) for kind in KINDS),
         ("models", "resnet20"),
@@ -23,3 +28,8 @@ def test_nothing_heavy_is_imported() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == str([0] * len(arguments)), done.stderr
     assert "head_layers" in done.stdout and "beta" in done.stdout and "60,000" in done.stdout
+
+
+def test_without_a_kind_the_names_of_all_are_printed() -> None:
+    out = run_verb("list", code=0).out
+    assert all(f" {kind} " in out for kind in ListKind) and "heterofl" in out and "jetson-nano" in out

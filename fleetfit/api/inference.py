@@ -4,7 +4,7 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -90,6 +90,18 @@ def find_level(run: TrainedRun, level: LevelName) -> Level:
     if name not in levels:
         raise ConfigError(f"no such level: {level}. The levels of this run are {', '.join(level_names)}.", key="level")
     return levels[name]
+
+
+def check_early_exits(run: TrainedRun, level: Level) -> None:
+    """Check that samples can leave a level's model early.
+
+    Raises:
+        ConfigError: The level has one exit.
+    """
+    if len(level.submodel.exits) < 2:
+        others = [one.name for one in run.assembly.federation.levels if len(one.submodel.exits) > 1]
+        advice = f"Levels that can: {', '.join(others)}" if others else "No level of this run can"
+        raise ConfigError(f"level {level.name} has one exit and cannot stop early. {advice}.", key="level")
 
 
 def build_level_module(run: TrainedRun, level: LevelName) -> nn.Module:
@@ -356,13 +368,9 @@ def calibrate(
     run: TrainedRun, level: LevelName, budget: Amount, cost: str, mode: Mode, measure: Measure, temperature: bool,
     client: int | None, data: Data | None = None,
 ) -> Calibration:  # fmt: skip
-    """Choose thresholds of early stopping, evaluate them on test samples, and write them to the run folder."""
+    """Choose thresholds of early stopping, evaluate them on test samples, and save those of all clients."""
     data, entry = select_data(run, client, data), find_level(run, level)
-    if len(entry.submodel.exits) < 2:
-        raise ConfigError(
-            f"level {entry.name} has only one exit. Calibrate a level with more exits.",
-            key="level",
-        )
+    check_early_exits(run, entry)
     validation, test = (
         inference.compute_scores(load_model(run, level), data, split) for split in ("validation", "test")
     )
@@ -379,6 +387,7 @@ def calibrate(
     if client is None:
         numbers = {"round": run.server.round, "data": data.name, **calibration.numbers()}
         run.files.write(calibration_file(entry.name), json.dumps(numbers, indent=1, allow_nan=False) + "\n")
+        calibration = replace(calibration, file=run.folder / calibration_file(entry.name))
     return calibration
 
 
@@ -445,23 +454,46 @@ def parse_budget(budget: Amount, cost: str, costs: list[float]) -> float:
     """Return a budget in the unit of the costs. A number up to 1 is a fraction of the last exit's cost.
 
     Raises:
-        ConfigError: It is not a positive amount.
+        ConfigError: It is not an amount, or not between the costs of the first and the last exit.
     """
     try:
         amount = parse_amount(budget, cost) if isinstance(budget, str) else float(budget)
     except PlanError as error:
-        raise ConfigError(str(error), key="budget", path=error.path) from None
+        raise ConfigError(
+            f"{error} A fraction of the last exit's cost is a number up to 1: 0.75 is 75%.",
+            key="budget",
+            path=error.path,
+        ) from None
     except (TypeError, ValueError):
         raise ConfigError(
             f'a budget must be a number, or text with a unit such as "35 ms"; got {budget!r}.', key="budget"
         ) from None
     if not amount > 0:
         raise ConfigError(f"a budget must be above 0, got {budget}.", key="budget")
-    if amount == math.inf:
-        raise ConfigError(
-            f"a budget must be finite, got {budget}. A number up to 1 is a fraction of the full model.", key="budget"
-        )
-    return amount * costs[-1] if not isinstance(budget, str) and amount <= 1 else amount
+    is_fraction = not isinstance(budget, str) and amount <= 1
+    limit = amount * costs[-1] if is_fraction else amount
+    if costs[0] * (1 - 1e-9) <= limit <= costs[-1] * (1 + 1e-9):
+        return limit
+    fraction = f"{_round(costs[0] / costs[-1], math.ceil)} to 1, a fraction of the last exit's cost"
+    if isinstance(budget, str):
+        unit = budget.lstrip(" 0123456789.eE+-").strip()
+        scale = parse_amount(f"1 {unit}", cost)
+    else:
+        unit, scale = ("s" if cost == "latency_s" else "multiply-adds"), 1.0
+    bounds = f", or {_round(costs[0] / scale, math.ceil)} to {_round(costs[-1] / scale, math.floor)} {unit}"
+    is_percentage = not isinstance(budget, str) and 1 < amount <= 100
+    raise ConfigError(
+        f"a budget of {budget} is {'below the first' if limit < costs[0] else 'above the last'} exit's cost. Set "
+        f"{fraction}{'' if is_fraction else bounds}."
+        f"{f' For {amount:g}% write {amount / 100:g}.' if is_percentage else ''}",
+        key="budget",
+    )
+
+
+def _round(value: float, whole: Callable[[float], int]) -> str:
+    """Return a number with at least three digits, rounded up by `math.ceil` or down by `math.floor`."""
+    decimals = max(0, 2 - math.floor(math.log10(value)))
+    return f"{whole(value * 10**decimals) / 10**decimals:.{decimals}f}"
 
 
 # ---- export ----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit import files
-from fleetfit.api.inference import find_level, load_calibration, load_model, load_other_data, select_data
+from fleetfit.api.inference import (
+    check_early_exits,
+    find_level,
+    load_calibration,
+    load_model,
+    load_other_data,
+    select_data,
+)
 from fleetfit.api.results import Run, load
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, escape_controls, one_line
@@ -81,6 +88,7 @@ def predict_dataset(options: PredictOptions) -> Table:
     best_exit = run.best_exit(options.level, options.client) if options.best else None
     policy = None
     if options.stop:
+        check_early_exits(run, level)
         calibration = load_calibration(run, options.level)
         if calibration is None:
             raise ConfigError(

@@ -291,7 +291,8 @@ class Run:
             data: Other data of the same shape, with validation and test samples. A fleet's run needs them.
 
         Raises:
-            ConfigError: The budget does not reach the first exit, or a level, client, cost or measure is unknown.
+            ConfigError: The budget is not between the costs of the first and the last exit, or a level, client, cost or
+                measure is unknown.
             DataError: There are no validation or test samples.
         """
         from fleetfit.api import inference

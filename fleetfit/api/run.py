@@ -129,6 +129,7 @@ def resume(
         ConfigError: A callback or the key file of `[privacy]` is wrong.
     """
     names.check_not_importing()
+    RunFolder.open(folder, " The command that started it continues it.")
     old_run = load(folder, **sections)
     entries, objects = split_callbacks(callbacks)
     if old_run.finished and old_run.files.read_summary().rounds >= old_run.experiment.rounds:

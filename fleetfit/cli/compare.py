@@ -19,7 +19,7 @@ from fleetfit.cli.arguments import (
     parse_folder,
     parse_run_file,
 )
-from fleetfit.errors import NoUsableUpdates
+from fleetfit.errors import COMMAND, NoUsableUpdates
 
 
 def compare(
@@ -103,7 +103,13 @@ def run_comparison(
         make_row_level_table({key: [run.files.read_summary() for run in runs] for key, runs in comparison.runs.items()})
     )
     output.print_line(f"Results: {comparison.results}")
-    output.print_locations(comparison.folder)
+    output.print_locations(comparison.folder, "Folder of all runs")
+    run = next(iter(comparison.runs.values()))[0].folder
+    if not quiet:
+        output.print_line(
+            f"eval, predict, calibrate, export and pictures take the folder of one run:{COMMAND}"
+            f"{shlex.join(['fleetfit', 'eval', str(run)])}"
+        )
     if comparison.failures:
         raise NoUsableUpdates(
             f"{len(comparison.failures)} runs failed, all others are finished: {'; '.join(comparison.failures)}. See "

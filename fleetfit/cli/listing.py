@@ -55,20 +55,23 @@ def parse_kind(text: str) -> ListKind:
 
 def list_builtins(
     kind: Annotated[
-        ListKind,
+        ListKind | None,
         typer.Argument(
-            help="What to list.",
+            help="What to list. Default: the names of every kind.",
             parser=parse_kind,
             metavar=f"{{{'|'.join(ListKind)}}}",
             autocompletion=lambda: [*ListKind],
         ),
-    ],
+    ] = None,
     name: Annotated[
         str | None, typer.Argument(help="Name of one entry: list its keys, their defaults and meanings.")
     ] = None,
 ) -> None:
     """List built-in methods, models, data sets and more, one per line. With a name, list its keys."""
-    output.print_table(make_list_table(kind.value) if name is None else make_key_table(kind.value, name))
+    if kind is None:
+        output.print_table(make_kind_table())
+    else:
+        output.print_table(make_list_table(kind.value) if name is None else make_key_table(kind.value, name))
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,12 @@ class Entry:
     summary: str
     keys: Sequence[Sequence[str]]
     facts: Mapping[str, Any] | None = None
+
+
+def make_kind_table() -> Table:
+    """Return the names of every kind as a table."""
+    rows = [(kind.value, ", ".join(PROFILES if kind == "profiles" else names.list_names(kind))) for kind in ListKind]
+    return Table(("kind", "names"), tuple(rows), notes=("fleetfit list KIND describes each name, with its keys.",))
 
 
 def make_list_table(kind: str) -> Table:

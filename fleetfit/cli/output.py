@@ -201,7 +201,7 @@ def print_summary(summary: Mapping[str, Any], printed_notes: Collection[str] = (
     sys.stdout.flush()
 
 
-def print_locations(folder: Path) -> None:
+def print_locations(folder: Path, label: str = "Run folder") -> None:
     """Print the locations of the plots and the page of a run or a comparison."""
     from fleetfit.report import drawing
     from fleetfit.report.page import NAME
@@ -212,7 +212,7 @@ def print_locations(folder: Path) -> None:
         print_line('No plots were drawn: matplotlib is not installed. Install it: pip install "fleetfit[plots]".')
     if (folder / NAME).is_file():
         print_line(f"Page: {folder / NAME}")
-    print_line(f"Run folder: {folder}")
+    print_line(f"{label}: {folder}")
 
 
 def print_figure_paths(paths: Sequence[Path], notes: Sequence[str]) -> None:

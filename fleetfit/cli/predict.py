@@ -1,6 +1,7 @@
 """The verbs on trained models: `predict`, `eval`, `calibrate` and `export`."""
 
 import contextlib
+import shlex
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -10,6 +11,7 @@ import typer
 
 from fleetfit.cli import output
 from fleetfit.cli.arguments import Folder, OtherData, parse_folder, parse_output_file
+from fleetfit.errors import COMMAND
 from fleetfit.report.text import Table, format_percent
 
 if TYPE_CHECKING:
@@ -51,7 +53,8 @@ def predict(
     level: LevelName = None,
     adaptive: Annotated[bool, typer.Option("--adaptive", help="Print a prediction at each exit.")] = False,
     stop: Annotated[
-        bool, typer.Option("--stop", help="Stop early, at the thresholds of `fleetfit calibrate`.")
+        bool,
+        typer.Option("--stop", help="Stop early, at the thresholds that `fleetfit calibrate` saved."),
     ] = False,
     best: Annotated[
         bool,
@@ -167,7 +170,8 @@ def calibrate(
 ) -> None:
     """Choose early-stopping thresholds for an average budget on validation data, and evaluate them on test data.
 
-    The result is written to the run folder (inference/level-N.json). `predict --stop` and `export` read it.
+    The result is written to the run folder (inference/level-N.json). `predict --stop` and `export` read it. With
+    --client it is printed and not written.
     """
     from fleetfit.api.inference import find_budget_cost, load_other_data
     from fleetfit.api.results import load
@@ -182,10 +186,19 @@ def calibrate(
         other = None if data is None else load_other_data(run, data, halves=True)
         calibration = run.calibrate(level, amount, unit, mode, measure.value, temperature, client, other)
     if as_json:
-        output.print_json(calibration.numbers())
+        output.print_json({**calibration.numbers(), "file": calibration.file and str(calibration.file)})
         return
     for table in make_calibration_tables(calibration):
         output.print_table(table)
+    if calibration.file is None:
+        output.print_line(
+            "Not saved: thresholds of one client are only printed. predict --stop and export use those of all clients "
+            "(fleetfit calibrate without --client)."
+        )
+        return
+    words = ["fleetfit", "predict", str(folder), "--level", calibration.level, "--stop"]
+    command = shlex.join([*words, *([] if data is None else ["--data", data])])
+    output.print_line(f"Saved: {calibration.file}. To stop early at these thresholds:{COMMAND}{command}")
 
 
 def make_calibration_tables(calibration: "Calibration") -> Iterator[Table]:

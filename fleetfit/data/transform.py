@@ -175,7 +175,10 @@ class Transform(pydantic.BaseModel):
     def _read(self, path: Path, halves: bool) -> Data:
         """Read a data set with splits of its own by the reader and the keys of the training data."""
         label = {"label": self.settings["label"]} if "label" in self.settings else {}  # tells texts from a table
-        section = {key: value for key, value in detect_format(str(path), label).items() if key != "partition"}
+        try:
+            section = {key: value for key, value in detect_format(str(path), label).items() if key != "partition"}
+        except DataError as error:
+            raise DataError(f"--data: {error}", key="data", path=error.path) from None
         kind, settings = section.pop("name"), section
         if not self.kind and kind == "table":
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import numpy as np
@@ -40,6 +41,7 @@ class Calibration:
         exits: Name of each exit in tables: its number among all exits of the model, and the blocks before it [E].
         level_cost: The level's planned cost in the same unit, if known. It does not include early classifiers of the
             full model, but the cost of a sample that passes them does.
+        file: Where it is saved; None for that of one client, which is not saved.
     """
 
     level: str
@@ -55,6 +57,7 @@ class Calibration:
     curve: tuple[Mapping[str, Any], ...]
     exits: tuple[str, ...] = ()
     level_cost: float | None = None
+    file: Path | None = None
 
     def numbers(self) -> dict[str, Any]:
         """Return the calibration as JSON values."""

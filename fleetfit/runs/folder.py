@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import re
+import shlex
 import shutil
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -193,8 +194,12 @@ class RunFolder:
             raise RunError(f"{path} is not empty. Choose another folder{advice}", path=path)
 
     @staticmethod
-    def open(path: str | Path) -> "RunFolder":
+    def open(path: str | Path, advice: str = "") -> "RunFolder":
         """Return an existing run folder.
+
+        Args:
+            path: The folder.
+            advice: A sentence for the error if it is the folder of a comparison.
 
         Raises:
             RunError: The folder is missing, or is not a run folder.
@@ -206,10 +211,9 @@ class RunFolder:
             if not files.is_file(path / "config.toml"):
                 hint = ""
                 if any(files.is_file(path / name) for name in ("results.json", "runs.json")):
-                    hint = (
-                        " It is a comparison: name the folder of one of its runs, or use load_comparison in Python. "
-                        "The command that started it continues it."
-                    )
+                    hint = f" It is a comparison; load_comparison in Python opens it.{advice}"
+                    if configs := sorted(path.glob("*/**/config.toml")):
+                        hint += f" Name the folder of one of its runs:{COMMAND}{shlex.quote(str(configs[0].parent))}"
                 raise RunError(f"{path} is not a run folder: it has no config.toml.{hint}", path=path)
         return RunFolder(path)
 

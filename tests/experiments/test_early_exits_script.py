@@ -65,8 +65,8 @@ def test_one_command_draws_everything_and_writes_nothing_else(own: Path) -> None
 
 def test_options(done: Path, tmp_path: Path) -> None:
     draw(
-        done, "--level", 2, "--budget", "900 s", "--measure", "margin", "--temperature", "--class", 2, "--share", 1,
-        "--out", tmp_path / "drawn", "--format", "svg",
+        done, "--level", 2, "--budget", 1, "--cost", "latency_s", "--measure", "margin", "--temperature", "--class", 2,
+        "--share", 1, "--out", tmp_path / "drawn", "--format", "svg",
     )  # fmt: skip
     names = {path.name for path in (tmp_path / "drawn").iterdir()}
     assert names == {f"{name}.svg" for name in ("accuracy-cost", "exits-2", "stopping")}

@@ -87,7 +87,7 @@ def _detect_file(path: Path, keys: Keys) -> Keys:
     if suffix in (".txt", ".md"):
         return _detect_plain_text(path)
     raise DataError(
-        f"data.path: {path} has an unknown suffix. Use .csv, .tsv or .parquet for a table, .npz for arrays, .txt for "
+        f"{path} has an unknown suffix. Use .csv, .tsv or .parquet for a table, .npz for arrays, .txt for "
         "running text, .csv, .jsonl or .parquet for labelled texts, and a folder per class for images (or a .zip of "
         "them), sounds or texts. For other names set data.name.",
         path=path,
@@ -118,10 +118,11 @@ def _detect_folder(folder: Path, keys: Keys) -> Keys:
     archives = [name for name in names if name.endswith(".npz")]
     if len(archives) == 1:
         return detect_format(str(folder / archives[0]), keys)
+    problem = "has an unknown format" if any(folder.iterdir()) else "has no files"
     raise DataError(
-        f"data.path: the format of {folder} is unknown. Expected a folder of images per class (CLASS/*.jpg, or "
-        "train/CLASS/*.jpg), of sounds (.wav, .flac, .ogg) or of .txt files per class, or a folder with train.csv, "
-        "train.parquet, x.npy and y.npy, .txt files, or a data set of Hugging Face datasets (save_to_disk).",
+        f"{folder} {problem}. Expected a folder of images per class (CLASS/*.jpg, or train/CLASS/*.jpg), of sounds "
+        "(.wav, .flac, .ogg) or of .txt files per class, or a folder with train.csv, train.parquet, x.npy and y.npy, "
+        ".txt files, or a data set of Hugging Face datasets (save_to_disk).",
         path=folder,
     )
 
@@ -183,7 +184,7 @@ def _detect_array_folder(folder: Path, keys: Keys, problem: str) -> Keys:
     names = {file.stem for file in list_sample_files(folder, "*.npy")}
     if not ({"x", "y"} <= names or {"x_train", "y_train"} <= names):
         raise DataError(
-            f"data.path: {problem}. Put x.npy and y.npy (or x_train.npy, y_train.npy, x_test.npy, y_test.npy) in one "
+            f"{problem}. Put x.npy and y.npy (or x_train.npy, y_train.npy, x_test.npy, y_test.npy) in one "
             'folder, or in one .npz file. For other names set data.name = "arrays" with x and y.',
             path=folder,
         )
