@@ -131,8 +131,8 @@ def check_movements(federation: Federation, memory: Mapping[str, Any]) -> None:
             if tensor.trainable and tensor.block is not None and prefix in name
         }
         check_shapes(movement, block)
-        if not block or not is_finite(movement):
-            raise ValueError(f"movement/{depth} is of no block, or has numbers that are not finite")
+        if not is_finite(movement):
+            raise ValueError(f"movement/{depth} has numbers that are not finite")
 
 
 def mix_movements(
