@@ -157,6 +157,17 @@ def test_commands_have_verbs_and_options_that_exist() -> None:
     assert find_command_error("fleetfit run a.toml --nothing", commands) == "run has no --nothing"
 
 
+def test_commands_within_sentences_have_the_options_that_a_verb_needs() -> None:
+    verbs = typer.main.get_command(make_app()).commands  # type: ignore[attr-defined]
+    text = "\n".join(path.read_text() for path in PAGES)
+    lines = [line for line in re.findall(r"`fleetfit ([^`]+)`", text) if re.match(r"[a-z][a-z-]* [^-\s]", line)]
+    assert len(lines) > 10
+    for line in lines:
+        verb = line.split()[0]
+        options = [one.opts[0] for one in verbs[verb].params if one.required and one.opts[0].startswith("--")]
+        assert all(option in line.split() for option in options), line
+
+
 def test_a_mark_belongs_to_the_block_below_it() -> None:
     page = "<!-- not run: it needs a network -->\n```sh\nflwr\n```\n\n```sh\nfleetfit list data\n```\n"
     assert [block.why_not for block in find_blocks("p", page)] == ["it needs a network", None]
