@@ -46,6 +46,15 @@ class Rows:
         """The file of each sample."""
         return [self.folder / os.fsdecode(name) for name in (() if self.file_names is None else self.file_names)]
 
+    @property
+    def strata(self) -> NDArray[np.int64]:
+        """What samples are held out in proportion to, int64 [N]: groups, else classes, else nothing."""
+        if self.groups is not None:
+            return self.groups
+        y = np.asarray(self.y)
+        is_class = y.ndim == 1 and y.dtype.kind == "i" and (y >= 0).all()
+        return y if is_class else np.zeros(len(y), dtype=np.int64)
+
     def divide(
         self, name: str, validation: float, test: float, seed: int, samples: int | None = None
     ) -> dict[str, NDArray[np.int64]]:
@@ -61,8 +70,7 @@ class Rows:
         Raises:
             DataError: A share, the seed or the number of samples is out of range.
         """
-        strata = self.y if self.groups is None else self.groups
-        return fill_missing_splits(self.sizes, strata, validation, test, seed, name, samples, self.y)
+        return fill_missing_splits(self.sizes, self.strata, validation, test, seed, name, samples, self.y)
 
     def make_data(self, name: str, x: Any, splits: Mapping[str, NDArray[np.int64]], **facts: Any) -> Data:
         """Return the samples as a data set.
@@ -113,7 +121,7 @@ def make_new_data(
         halves: Whether one half of the samples is for validation; else all are for testing.
         splits: The rows of each split, in place of these.
         labelled_rows: The rows with labels, if only some have one.
-        **more: Further fields of `Data`.
+        **more: Further fields of `Data`, or other facts.
 
     Raises:
         DataError: The samples do not fit the facts.
@@ -129,6 +137,5 @@ def make_new_data(
         splits={split: torch.from_numpy(rows) for split, rows in splits.items()},
         labelled=y is not None and labelled_rows is None,
         labelled_rows=labelled_rows,
-        **{field: getattr(facts, field) for field in _FACTS},
-        **more,
+        **{**{field: getattr(facts, field) for field in _FACTS}, **more},
     )

@@ -12,7 +12,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -27,7 +27,7 @@ from fleetfit.data.cache import load_folder
 from fleetfit.data.dataset import MAX_CLASSES, Data, Facts
 from fleetfit.data.files.folders import list_sample_files, resolve_folder
 from fleetfit.data.rows import Rows, make_new_data
-from fleetfit.data.splits import fill_missing_splits, find_splits
+from fleetfit.data.splits import find_splits
 from fleetfit.errors import DataError, FleetFitError, check_range, did_you_mean, format_cause, truncate
 from fleetfit.factories import declare_unused
 from fleetfit.machine import free_memory
@@ -134,8 +134,8 @@ def arrays(
     if groups is not None:
         group = _encode_values(_concatenate_parts(store, groups, parts), f'{path}: "{groups}"', "groups")[0]
     sizes = {split: len(store.load(part)) for split, part in parts.items()}
-    strata = _choose_strata(group, target, task, len(samples))
-    splits = fill_missing_splits(sizes, strata, validation, test, seed)
+    rows = Rows(samples, target, sizes, count, names, group)
+    splits = rows.divide(name, validation, test, seed)
     notes = [*layout.notes]
     gaps = {split: f'"{part}" is not finite in {at}' for split, part in parts.items()
             if (at := find_not_finite(store.load(part)))}  # fmt: skip
@@ -146,7 +146,7 @@ def arrays(
     if standardise:
         gap = f"{path}: {'; '.join(gaps.values())}"
         mean, std = _compute_statistics(samples, splits["train"], gap, layout.channels_last)
-    return Rows(samples, target, sizes, count, names, group, tuple(notes)).make_data(
+    return replace(rows, notes=tuple(notes)).make_data(
         name,
         samples,
         splits,
@@ -245,10 +245,11 @@ def wrap_arrays(
     notes += layout.notes
     xs = convert_samples(whole, tokens, layout.moves)
     notes += _describe_binary_targets(answers) if task == "regression" else []
-    splits = fill_missing_splits(sizes, _choose_strata(None, target, task, len(xs)), validation, test, seed)
+    rows = Rows(xs, target, sizes, count, names, None, tuple(notes))
+    splits = rows.divide("own-data", validation, test, seed)
     mean, std = _compute_statistics(xs, splits["train"], "", layout.channels_last) if standardise else ((), ())
     exact = _keep_digits(answers, target) if task == "regression" else None
-    return Rows(xs, target, sizes, count, names, None, tuple(notes)).make_data(
+    return rows.make_data(
         "own-data", xs, splits, mean=mean, std=std, channels_last=layout.channels_last, task=task,
         vocabulary=vocabulary, padding=padding, augment=augment, exact_targets=exact,
     )  # fmt: skip
@@ -728,16 +729,6 @@ def _encode_values(values: NDArray[Any], what: str, key: str = "y") -> tuple[NDA
         raise DataError(f"{what} must be whole numbers or text [N], got {values.dtype} {list(values.shape)}.", key=key)
     names, codes = np.unique(values, return_inverse=True)
     return codes.astype(np.int64), tuple(str(name) for name in names)
-
-
-def _choose_strata(groups: NDArray[np.int64] | None, y: Tensor, task: str, rows: int) -> NDArray[np.int64]:
-    """Return the strata for holding out samples: groups, or classes, or one for all."""
-    if groups is not None:
-        return groups
-    if task == "classification" and y.ndim == 1 and len(y) and int(y.min()) >= 0:
-        classes: NDArray[np.int64] = y.numpy()
-        return classes
-    return np.zeros(rows, dtype=np.int64)
 
 
 def _compute_statistics(

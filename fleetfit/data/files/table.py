@@ -36,7 +36,7 @@ from fleetfit import files
 from fleetfit.data.dataset import MAX_CLASSES, Data, Facts
 from fleetfit.data.files import parquet
 from fleetfit.data.files.folders import convert_saved_dataset, find_tables, resolve_folder
-from fleetfit.data.rows import Rows
+from fleetfit.data.rows import Rows, make_new_data
 from fleetfit.data.splits import fill_missing_splits, hold_out
 from fleetfit.errors import DataError, did_you_mean, escape_controls, format_cause, truncate
 from fleetfit.files import parse_json
@@ -659,8 +659,8 @@ class Column:
         """Whether a row has no value, [N]."""
         return self.codes < 0 if self.kind == "texts" else np.isnan(self.numbers)
 
-    def select(self, rows: NDArray[np.bool_]) -> "Column":
-        """Return the column with the rows that are true in a mask [N]."""
+    def select(self, rows: NDArray[Any]) -> "Column":
+        """Return the column with some rows: their numbers, or a mask [N]."""
         texts = self.kind == "texts"
         return replace(self, codes=self.codes[rows]) if texts else replace(self, numbers=self.numbers[rows])
 
@@ -1309,22 +1309,24 @@ def read_classes(sheet: TableSheet, label: str, groups: str | None) -> Rows:
     """
     columns = detect_columns(sheet)
     _check_label(sheet, columns[label])
-    classes = _fit_label(sheet, columns[label], "classification")[0]
-    y = encode_labels(sheet, columns, classes, "classification")
+    return _read_labels(
+        sheet, columns, _fit_label(sheet, columns[label], "classification")[0], "classification", groups
+    )
+
+
+def _read_labels(
+    sheet: TableSheet, columns: Mapping[str, Column], label: Label, task: Task, groups: str | None
+) -> Rows:
+    """Return the labels and groups of the labelled rows, and the numbers of these as samples."""
+    y = encode_labels(sheet, columns, label, task)
     assert y is not None
-    labelled = ~columns[label].missing
+    labelled = ~columns[label.name].missing
     group = None if groups is None else _encode_groups(sheet, columns[groups], labelled)
-    sizes = _count_labelled(sheet, labelled)
-    return Rows(np.flatnonzero(labelled), y[labelled], sizes, len(classes.classes), classes.classes, group)
-
-
-def _choose_strata(
-    y: NDArray[Any] | None, task: Task, groups: NDArray[np.int64] | None, rows: int
-) -> NDArray[np.int64]:
-    """Return the strata for holding out rows: groups, else classes."""
-    if groups is not None:
-        return groups
-    return np.zeros(rows, dtype=np.int64) if y is None or task == "regression" else y.astype(np.int64)
+    ends = np.cumsum([*sheet.sizes.values()])
+    sizes = {split: int(part.sum()) for split, part in zip(sheet.sizes, np.split(labelled, ends[:-1]), strict=True)}
+    if not sizes["train"]:
+        raise DataError(f"{sheet.path} has no rows with a label to train on.", path=sheet.path)
+    return Rows(np.flatnonzero(labelled), y[labelled], sizes, len(label.classes) or 1, label.classes, group)
 
 
 # ---- data sets -------------------------------------------------------------------------------------------------------
@@ -1364,26 +1366,25 @@ def make_data(
         columns = _detect_new_columns(sheet, options, label_name)
     _check_label(sheet, columns[label_name])
     label, task = (encoder.label, encoder.task) if encoder else _fit_label(sheet, columns[label_name], options.task)
-    y = encode_labels(sheet, columns, label, task)
-    assert y is not None
-    labelled = ~columns[label_name].missing
-    groups = None if options.groups is None else _encode_groups(sheet, columns[options.groups], labelled)
-    y, columns = y[labelled], {key: column.select(labelled) for key, column in columns.items()}
-    sizes = _count_labelled(sheet, labelled)
-    splits = fill_missing_splits(sizes, _choose_strata(y, task, groups, len(y)), validation, test, seed, name, samples)
+    rows = _read_labels(sheet, columns, label, task, options.groups)
+    columns = {key: column.select(rows.x) for key, column in columns.items()}
+    splits = fill_missing_splits(rows.sizes, rows.strata, validation, test, seed, name, samples)
     notes = []
-    if not labelled.all():
+    if unlabelled := sheet.table.num_rows - len(rows.y):
         none = "" if label_name in sheet.texts else "None, "
         notes.append(
-            f'{int((~labelled).sum())} rows without "{truncate(label_name)}" are left out. NA, N/A, NaN, null, {none}? '
+            f'{unlabelled} rows without "{truncate(label_name)}" are left out. NA, N/A, NaN, null, {none}? '
             "and - are not labels: rename such a class."
         )
     is_last = encoder is None and options.label is None and label_name.lower() not in LABELS
     if is_last:
         notes += _describe_binary_neighbours(columns, label_name)
+    exact = rows.y if task == "regression" else None
+    if exact is not None:
+        rows = replace(rows, y=exact.astype(np.float32))
     if encoder is None:
-        if task == "regression":
-            values = y[splits["train"], 0].astype(np.float32).astype(np.float64)
+        if exact is not None:
+            values = rows.y[splits["train"], 0].astype(np.float64)
             label = label.model_copy(update={"mean": float(values.mean()), "std": float(values.std()) or 1.0})
         encoder, (counts, *further) = fit_encoder(sheet, columns, label, task, options, splits["train"])
         x, _ = encoder.transform(sheet, columns)
@@ -1396,9 +1397,17 @@ def make_data(
     held_out = " and ".join(f"{len(splits[split])} for {use}" for split, use in uses.items() if len(splits[split]))
     first = (
         f'table {file}: {counts}, {"the last column as label" if is_last else "label"} "{truncate(label_name)}" of '
-        f"{classes}, {len(y):,} rows; {held_out or 'none'} held out."
+        f"{classes}, {len(rows.y):,} rows; {held_out or 'none'} held out."
     )
-    return _wrap(name, x, y, splits, encoder, groups, (first, *notes, *further))
+    return replace(rows, notes=(first, *notes, *further)).make_data(
+        name,
+        x,
+        splits,
+        task=task,
+        columns=encoder.to_json(),
+        targets=() if exact is None else ((encoder.label.mean,), (encoder.label.std,)),
+        exact_targets=exact,
+    )
 
 
 def _detect_new_columns(sheet: TableSheet, options: TableOptions, label: str) -> dict[str, Column]:
@@ -1438,15 +1447,6 @@ def _check_columns(sheet: TableSheet, options: TableOptions) -> None:
         sheet.check_column(name)
 
 
-def _count_labelled(sheet: TableSheet, labelled: NDArray[np.bool_]) -> dict[str, int]:
-    """Return the number of labelled rows of each split."""
-    ends = np.cumsum([*sheet.sizes.values()])
-    sizes = {split: int(part.sum()) for split, part in zip(sheet.sizes, np.split(labelled, ends[:-1]), strict=True)}
-    if not sizes["train"]:
-        raise DataError(f"{sheet.path} has no rows with a label to train on.", path=sheet.path)
-    return sizes
-
-
 def make_data_in_memory(
     splits: Mapping[str, Any], label: str | None = None, task: Task | None = None, groups: str | None = None,
     categories: tuple[str, ...] = (), drop: tuple[str, ...] = (), missing: tuple[str, ...] = (),
@@ -1484,7 +1484,7 @@ def prepare_table(path: Path, facts: Data, settings: Mapping[str, Any] | None = 
     """
     encoder = TableEncoder.from_json(facts.columns, "columns.json")
     sheet = read_sheet(convert_saved_dataset(path), missing=encoder.missing)
-    return _prepare(path.resolve().stem, encoder, sheet, halves)
+    return _prepare(path.resolve().stem, facts, encoder, sheet, halves)
 
 
 def prepare_rows(rows: Any, facts: Data) -> Data:
@@ -1498,10 +1498,10 @@ def prepare_rows(rows: Any, facts: Data) -> Data:
         DataError: A column is missing, or a label is not a class of the model.
     """
     encoder = TableEncoder.from_json(facts.columns, "columns.json")
-    return _prepare("table", encoder, make_sheet([("test", IN_MEMORY, rows)]))
+    return _prepare("table", facts, encoder, make_sheet([("test", IN_MEMORY, rows)]))
 
 
-def _prepare(name: str, encoder: TableEncoder, sheet: TableSheet, halves: bool = False) -> Data:
+def _prepare(name: str, facts: Data, encoder: TableEncoder, sheet: TableSheet, halves: bool = False) -> Data:
     """Return rows with their labels (0 where one is missing), and the labelled rows if some have none."""
     sheet = replace(sheet, texts={encoder.label.name: [name.lower() for name in encoder.label.classes]})
     columns = encoder.detect_columns(sheet, encoder.missing)
@@ -1511,39 +1511,16 @@ def _prepare(name: str, encoder: TableEncoder, sheet: TableSheet, halves: bool =
     if y is not None and (missing := columns[encoder.label.name].missing).any():
         notes.append(f"{int(missing.sum())} of {len(x)} rows have no label, so accuracy is not measured.")
         y = y.copy()
-        y[missing], labelled_rows = 0, np.flatnonzero(~missing)
+        y[missing], labelled_rows = 0, torch.from_numpy(np.flatnonzero(~missing))
     splits = {"test": np.arange(len(x))}
     if len(sheet.sizes) > 1:
         splits = fill_missing_splits(sheet.sizes, np.zeros(len(x), dtype=np.int64), 0.0, 0.0, 0)
     elif halves:
-        strata = _choose_strata(y, encoder.task, None, len(x))
+        strata = np.zeros(len(x), dtype=np.int64) if y is None or encoder.task == "regression" else y
         splits = dict(zip(("validation", "test"), hold_out(splits["test"], strata, 0.5, 0), strict=True))
-    return _wrap(name, x, y, splits, encoder, None, tuple(notes), labelled_rows)
-
-
-def _wrap(
-    name: str, x: NDArray[np.float32], y: NDArray[Any] | None, splits: Mapping[str, NDArray[np.int64]],
-    encoder: TableEncoder, groups: NDArray[np.int64] | None, notes: tuple[str, ...],
-    labelled_rows: NDArray[np.int64] | None = None,
-) -> Data:  # fmt: skip
-    is_regression, label = encoder.task == "regression", encoder.label
-    exact = None
-    if is_regression and y is not None:
-        exact, y = y, y.astype(np.float32)
-    no_labels = np.zeros((len(x), 1), np.float32) if is_regression else np.zeros(len(x), np.int64)
-    return Data(
-        name=name,
-        x=torch.from_numpy(x),
-        y=torch.from_numpy(no_labels if y is None else y),
-        splits={split: torch.from_numpy(rows) for split, rows in splits.items()},
-        classes=1 if is_regression else len(label.classes),
-        groups=None if groups is None else torch.from_numpy(groups),
-        class_names=() if is_regression else label.classes,
-        task=encoder.task,
-        columns=encoder.to_json(),
-        targets=((label.mean,), (label.std,)) if is_regression else (),
-        labelled=y is not None and labelled_rows is None,
-        notes=notes,
-        exact_targets=exact,
-        labelled_rows=None if labelled_rows is None else torch.from_numpy(labelled_rows),
-    )
+    more: dict[str, Any] = {"notes": tuple(notes)}
+    if encoder.task == "regression":  # all digits of the targets and of their mean
+        label, exact = encoder.label, y
+        y = None if exact is None else exact.astype(np.float32)
+        more |= {"targets": ((label.mean,), (label.std,)), "exact_targets": exact}
+    return make_new_data(facts, name, x, y, splits=splits, labelled_rows=labelled_rows, **more)
