@@ -104,7 +104,6 @@ def test_an_output_folder_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
         (["run", "--bogus"], "No such option"),
         (["run", "--set"], "--set"),
         (["list", "foo"], '"foo" cannot be listed. Choose one of methods'),
-        (["list"], "Missing argument"),
         (["run", "missing.toml"], "missing.toml"),
         (["run", "--set", "local.batch_sise=3"], '[local] batch_sise: unknown key. Did you mean "batch_size"?'),
         (["run", "--set", "rounds=two"], "rounds: should be a valid integer, got 'two'."),
