@@ -357,7 +357,7 @@ def test_resume_after_a_kill_has_equal_bits(lab: Deployment, tmp_path: Path) -> 
 
 def test_a_run_survives_a_restart_of_the_superlink(tmp_path: Path) -> None:
     """With its state in a file, and a fleet of its own."""
-    with deployed(tmp_path, NAMES[:2], kept=True) as lab:
+    with deployed(tmp_path, NAMES[:2], is_kept=True) as lab:
         going = Going(lab, "superlink", run_file(5, nodes=2), tmp_path / "run")
         going.has(2)
         lab.stop("superlink", sudden=True)
