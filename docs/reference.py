@@ -80,7 +80,7 @@ def type_in_words(kind: Any, metadata: list[Any] | None = None) -> str:
     return f"{words} {between}".strip()
 
 
-def default_of(name: str, field: FieldInfo) -> str:
+def format_default(name: str, field: FieldInfo) -> str:
     """Return a key's default as a run file has it, or an empty string."""
     if field.default_factory_takes_validated_data:  # which depends on the optimiser
         optimisers: dict[str, list[str]] = {}
@@ -130,7 +130,7 @@ def keys_table(
         said = meanings[name] if name in meanings else first_sentences(field.annotation)
         there = {anchors[inner] for inner in inner_sections(field.annotation) if anchors and inner in anchors}
         said += "".join(f" [Its keys](#{anchor})." for anchor in sorted(there))
-        default = "" if is_section else default_of(name, field)
+        default = "" if is_section else format_default(name, field)
         cells = (f"`{name}`", type_in_words(field.annotation, field.metadata), default, said)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join([*lines, *(partition_rows() if section is PartitionSection else ())])

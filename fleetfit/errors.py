@@ -129,7 +129,13 @@ class RunError(FleetFitError):
 
 
 class NoUsableUpdates(RunError):
-    """No client returned a usable update in several consecutive rounds, or in all rounds of a run."""
+    """No client returned a usable update in several consecutive rounds, or in all rounds of a run.
+
+    Attributes:
+        EXIT_CODE: The exit code of commands that it ends.
+    """
+
+    EXIT_CODE = 3
 
 
 class Unexpected(RunError):

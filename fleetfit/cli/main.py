@@ -21,7 +21,7 @@ from fleetfit.machine import is_out_of_memory, stop_with_parent
 if TYPE_CHECKING:
     import typer
 
-FAULT, MISTAKE, NO_UPDATES, STOPPED = 1, 2, 3, 130
+FAULT, MISTAKE, STOPPED = 1, 2, 130
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -150,7 +150,7 @@ def describe_error(error: BaseException, words: Sequence[str] = ()) -> tuple[str
     if isinstance(error, Unexpected):
         return f"{error} Add --traceback for the traceback.", MISTAKE if error.foreign else FAULT
     if isinstance(error, FleetFitError):
-        return str(error), NO_UPDATES if isinstance(error, NoUsableUpdates) else MISTAKE
+        return str(error), error.EXIT_CODE if isinstance(error, NoUsableUpdates) else MISTAKE
     if isinstance(error, usage_error):
         context = getattr(error, "ctx", None)
         if hint := _suggest_override(error, words):

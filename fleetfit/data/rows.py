@@ -97,8 +97,9 @@ class Rows:
         )
 
 
-_FACTS = ("classes", "class_names", "mean", "std", "channels_last", "task", "vocabulary", "padding", "resize",
-          "tokenizer", "columns", "targets")  # fmt: skip
+FITTED = ("task", "classes", "class_names", "mean", "std", "channels_last", "vocabulary", "padding", "resize",
+          "columns", "tokenizer")  # fmt: skip
+"""The fields of `Data` that other samples have as the training data, beside the scale of targets."""
 
 
 def make_new_data(
@@ -137,5 +138,5 @@ def make_new_data(
         splits={split: torch.from_numpy(rows) for split, rows in splits.items()},
         labelled=y is not None and labelled_rows is None,
         labelled_rows=labelled_rows,
-        **{**{field: getattr(facts, field) for field in _FACTS}, **more},
+        **{**{field: getattr(facts, field) for field in (*FITTED, "targets")}, **more},
     )

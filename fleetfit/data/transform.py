@@ -21,6 +21,7 @@ from fleetfit.data.files.memory import Samples, TableSplits
 from fleetfit.data.files.sounds import prepare_sounds
 from fleetfit.data.files.table import prepare_rows, prepare_table
 from fleetfit.data.files.text import prepare_texts
+from fleetfit.data.rows import FITTED
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import ConfigError, DataError
 from fleetfit.factories import call_factory
@@ -41,8 +42,7 @@ It returns None if the path has no new samples, or is a data set with splits of 
 samples or labels do not fit the training data.
 """
 _PLAIN_TEXT = "plain_text"  # the only format whose test set is the end of each file
-_FACTS = ("name", "task", "classes", "class_names", "mean", "std", "channels_last", "vocabulary", "padding", "resize",
-          "columns", "tokenizer")  # fmt: skip
+_FACTS = ("name", *FITTED)
 _OF_TRAINING = ("folder", "file", "columns", "groups", "samples", "augment", "hub", "tokenizer", "test")
 
 Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]

@@ -55,7 +55,6 @@ from fleetfit.runs.schema import FingerprintRecord, TuningCandidate, TuningResul
 _ENGINES_WITH_WORKERS = ("processes", "ray")
 _STOP_S = 20.0  # between the interrupt of a process and its kill
 _POLL_S = 0.1  # between two looks at the processes and their folders
-_NO_UPDATES = 3  # exit code of `fleetfit run` without a usable update
 _MOST_TITLES = 4  # runs listed in a note on changed data
 
 OnRun = Callable[[str, int, int, Run], OnRound | None]
@@ -603,7 +602,7 @@ class _RunProcess:
             logging.getLogger("fleetfit").warning("%s: %s", self.task.planned.title, sentence)
         if code == 0:
             return load(self.task.folder)
-        if code == _NO_UPDATES:
+        if code == NoUsableUpdates.EXIT_CODE:
             return NoUsableUpdates(error.strip())
         raise RunError(f"{self.task.planned.title}: {error.strip()}", path=self.task.folder)
 
