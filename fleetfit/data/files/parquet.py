@@ -316,9 +316,11 @@ def read_labels(files: Sequence[RowFile], column: str) -> tuple[NDArray[np.int64
         start += file.rows
         wrong = np.flatnonzero((part < 0) | (part >= limit))
         if len(wrong):
+            label = part[wrong[0]]
+            withheld = "-1 usually means that the labels of a test set are withheld"
             raise DataError(
-                f"row {wrong[0]} of {file.path} has {column} {part[wrong[0]]}; labels must be in 0..{limit - 1:,} "
-                "(-1 usually means that the labels of a test set are withheld).",
+                f"row {wrong[0]} of {file.path} has {column} {label}; labels must be in 0..{limit - 1:,} "
+                f"({withheld if label < 0 else 'number the classes from 0'}).",
                 path=file.path,
                 row=wrong[0],
             )
