@@ -282,6 +282,7 @@ FAULTS: dict[str, tuple[str | bytes, Expected]] = {
     "an open quote far up": ('a,b\n1,x\n2,"y\n' + "3,z\n" * 9000, Expected(row=3)),
     "Latin-1": ("a,b\n1,x\n2,größe\n".encode("latin-1"), Expected("0xf6", row=2, column="b")),
     "Latin-1 names": ("größe,b\n1,x\n".encode("latin-1"), Expected("UTF-8")),
+    "a row of another size in Latin-1": (b"a,b\n1,x\n2,x\n\xff\xfe\n", Expected(4, 1, 2)),
     "UTF-16": ("a,b\n1,x\n".encode("utf-16"), Expected("UTF-16")),
     "two columns of one name": ("a,b,a\n1,2,3\n", Expected(column="a")),
 }

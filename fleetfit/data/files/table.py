@@ -13,6 +13,7 @@ here because theirs differs in stored values: `StandardScaler` has other last di
 deviation, on which stored runs depend, and `OneHotEncoder` gives rare categories a feature of their own.
 """
 
+import codecs
 import contextlib
 import csv
 import io
@@ -517,6 +518,8 @@ def _read_csv(path: Path, layout: _Layout, missing: Sequence[str] | None) -> Any
         form for mark in (*MISSING, *(missing or ())) for form in (mark, mark.lower(), mark.upper(), mark.capitalize())
     }
     quoted = layout.quoting == csv.QUOTE_MINIMAL
+    if not _is_utf8(path):  # pyarrow prints a traceback if a row that it hands over is not
+        _check_rows(path, layout)
     try:
         rows = arrow_csv.read_csv(
             path,
@@ -558,6 +561,18 @@ def _are_codes(texts: Any) -> bool:
     if compute.any(compute.match_substring_regex(texts, r"^\+?0\d")).as_py():
         return True
     return any(int(text) != int(float(text)) for text in texts.filter(is_long).to_pylist() if text)
+
+
+def _is_utf8(path: Path) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        with path.open("rb") as file:
+            for part in iter(lambda: file.read(1 << 20), b""):
+                decoder.decode(part)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _has_open_quote(path: Path) -> bool:
