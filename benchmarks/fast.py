@@ -15,7 +15,7 @@ from benchmarks.loops import Bare
 from benchmarks.measuring import Figure, Options, ratio
 from benchmarks.random_fleet import KINDS, LOCAL, fleet
 from fleetfit.config.assemble.engine import choose_computing
-from fleetfit.config.schema import EngineSection
+from fleetfit.config.schema import EngineSection, RecordedSection
 from fleetfit.engines.local import local
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.training.runtime import has_bf16
@@ -34,7 +34,7 @@ def figures(options: Options) -> Iterator[Figure]:
         slots = [(client, int(federation.level_of[client])) for client in range(CLIENTS)]
         bare, server, before = Bare(federation, simulation), start(federation), None
         for words, section in speeds.items():
-            how = choose_computing(section, federation.problem, federation.levels, HOST)
+            how = choose_computing(section, RecordedSection(), federation.problem, federation.levels, HOST)
             if how.computed == before:  # there is nothing to take back
                 continue
             before = how.computed

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fleetfit.config.assemble.engine import choose_computing
-from fleetfit.config.schema import EngineSection
+from fleetfit.config.schema import EngineSection, RecordedSection
 from fleetfit.data import Data
 from fleetfit.levels import split_levels
 from fleetfit.method import build
@@ -106,7 +106,8 @@ def fleet(
     problem = Problem.from_spec({"model": dict(kind.model), "given": given, "task": "classification", "exits": []})
     levels = split_levels(problem, Targets(tuple(budgets), (0.1,) * len(budgets)))
     problem = problem.replace_exits({e for level in levels for e in level.submodel.exits})
-    computing = choose_computing(EngineSection(), problem, levels, torch.device("cpu"))  # as a run does by default
+    # as a run does by default
+    computing = choose_computing(EngineSection(), RecordedSection(), problem, levels, torch.device("cpu"))
     problem = problem.replace_arithmetic(computing.computed)
     each = np.tile(budgets, clients // len(budgets) + 1)[:clients]
     registered = Clients(np.full(clients, samples), each, np.full(clients, 0.15))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from run_folders import changed, parts_of, written
+from run_folders import change_parts, read_parts, write_parts
 
 Step = list[Any]
 
@@ -104,11 +104,11 @@ def _value(path: Path, elsewhere: Path, place: int, value: Any) -> None:
 def _change_payload(path: Path, elsewhere: Path, place: int, value: Any) -> None:
     """The same in the structure of a checkpoint."""
     try:
-        tensors, payload = parts_of(path)
+        tensors, payload = read_parts(path)
     except Exception:  # damaged before
         return
     _put(payload, place, value)
-    written(path, tensors, payload)
+    write_parts(path, tensors, payload)
 
 
 def _tensor(path: Path, elsewhere: Path, place: int, how: str) -> None:
@@ -131,7 +131,7 @@ def _tensor(path: Path, elsewhere: Path, place: int, how: str) -> None:
             tensors[name] = torch.zeros(())
 
     try:
-        changed(path, change)
+        change_parts(path, change)
     except Exception:  # damaged before
         return
 

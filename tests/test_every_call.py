@@ -179,12 +179,12 @@ def test_compare(call: Calls, place: Path, way: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_overrides_win_over_rows(call: Calls, tmp_path: Path, alone: bool) -> None:
-    rows = {"row": [{"method": "scalefl", "rounds": 1}, {"method": "heterofl", "rounds": 2}], "smallest": False}
+def test_rows_win_over_overrides(call: Calls, tmp_path: Path, alone: bool) -> None:
+    rows = {"row": [{"method": "scalefl", "rounds": 1}, {"method": "heterofl"}], "smallest": False}
     tables = {**{k: v for k, v in TABLES.items() if k != "rounds"}, "compare": rows, "data": (X, Y)}
     more = {"out": tmp_path / "compared", "overrides": ["rounds=3"]}
     comparison = call("compare", **tables, **more) if alone else call("compare", tables, **more)
-    assert [run.experiment.rounds for runs in comparison.runs.values() for run in runs] == [3, 3]
+    assert [run.experiment.rounds for runs in comparison.runs.values() for run in runs] == [1, 3]
 
 
 def test_rows_of_a_comparison_take_objects(call: Calls, tmp_path: Path) -> None:
@@ -222,8 +222,8 @@ def test_folders(call: Calls, done: ff.Run, tmp_path: Path) -> None:
     assert call("load", str(done.folder)).finished and call("load", done.folder).finished
     assert call("write_report", done.folder, str(done.folder), out=tmp_path / "page.html").is_file()
     assert call("write_report", done.folder).is_file()
-    assert [one.folder for one in call("runs", done.folder.parent)] == [done.folder]
-    assert call("runs", str(done.folder))
+    assert [one.folder for one in call("list_runs", done.folder.parent)] == [done.folder]
+    assert call("list_runs", str(done.folder))
     assert isinstance(call("clear_checkpoints", done.folder, last=False, unfinished=True), list)
 
 

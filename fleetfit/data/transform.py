@@ -4,8 +4,9 @@ A run folder and an export have it as `data.json`, with the encoding of a table'
 """
 
 import contextlib
+import importlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,13 +15,7 @@ import torch
 
 from fleetfit import names
 from fleetfit.data.dataset import AbsentData, Data
-from fleetfit.data.files.arrays import prepare_array_file, prepare_arrays
-from fleetfit.data.files.detect import detect_format
-from fleetfit.data.files.images import prepare_images
 from fleetfit.data.files.memory import Samples, TableSplits
-from fleetfit.data.files.sounds import prepare_sounds
-from fleetfit.data.files.table import prepare_rows, prepare_table
-from fleetfit.data.files.text import prepare_texts
 from fleetfit.data.rows import FITTED
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import ConfigError, DataError
@@ -28,14 +23,14 @@ from fleetfit.factories import call_factory
 
 FILE, COLUMNS, TOKENISER = "data.json", "columns.json", "tokenizer.json"
 """The files of a transform."""
-KINDS: Mapping[str, Callable[[Path, Data, Mapping[str, Any], bool], Data | None]] = {
-    "arrays": prepare_array_file,
-    "images": prepare_images,
-    "sounds": prepare_sounds,
-    "table": prepare_table,
-    "text": prepare_texts,
+KINDS = {
+    "arrays": "prepare_array_file",
+    "images": "prepare_images",
+    "sounds": "prepare_sounds",
+    "table": "prepare_table",
+    "text": "prepare_texts",
 }
-"""How each kind of file is prepared like training data.
+"""The functions that prepare files like training data, by the modules of `data.files`. Runs start without them.
 
 Each takes a path, the training data or their facts, their keys, and whether one half of the samples is for validation.
 It returns None if the path has no new samples, or is a data set with splits of its own, and raises `DataError` where
@@ -160,6 +155,8 @@ class Transform(pydantic.BaseModel):
         """
         facts = self.describe("")
         if isinstance(source, Samples):
+            from fleetfit.data.files.arrays import prepare_arrays
+
             return prepare_arrays(*(source.test or source.train), facts)
         if isinstance(source, TableSplits):
             if not self.columns:
@@ -167,13 +164,19 @@ class Transform(pydantic.BaseModel):
                     f"data=frame: the run has no {COLUMNS}, as it was not trained on a table. Pass a fleetfit.Data.",
                     key="data",
                 )
+            from fleetfit.data.files.table import prepare_rows
+
             return prepare_rows(source.splits.get("test", source.splits["train"]), facts)
-        prepare = KINDS.get(self.kind)
-        data = None if prepare is None else prepare(source, facts, self.settings, halves)
+        data: Data | None = None
+        if self.kind in KINDS:
+            module = importlib.import_module(f"fleetfit.data.files.{self.kind}")
+            data = getattr(module, KINDS[self.kind])(source, facts, self.settings, halves)
         return self._read(source, halves) if data is None else data
 
     def _read(self, path: Path, halves: bool) -> Data:
         """Read a data set with splits of its own by the reader and the keys of the training data."""
+        from fleetfit.data.files.detect import detect_format
+
         label = {"label": self.settings["label"]} if "label" in self.settings else {}  # tells texts from a table
         try:
             section = {key: value for key, value in detect_format(str(path), label).items() if key != "partition"}
