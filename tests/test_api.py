@@ -473,34 +473,6 @@ def test_named_settings_printed_numbers_and_targets(tmp_path: Path, file: Path) 
     assert "| fedavg (paper) | 81.46 | - | 10 | 100 |" in (tmp_path / "out" / "table.md").read_text()
 
 
-HEADS = """
-[model]
-name = "bert_tiny"
-[compare]
-differs = "DIFFERS"
-[[compare.row]]
-label = "ScaleFL"
-method.name = "scalefl"
-[[compare.row]]
-label = "ReeFL"
-method.name = "reefl"
-model.head = "norm"
-"""
-
-
-def test_rows_with_different_classifiers_need_permission() -> None:
-    table = tomllib.loads(HEADS.replace("DIFFERS", "8 clients"))
-    with raises(ConfigError, '"ScaleFL" pooler, "ReeFL" norm', key="model.head"):
-        plan_comparison(table)
-    assert len(plan_comparison(tomllib.loads(HEADS.replace("DIFFERS", "ReeFL has another head"))).runs) == 2
-    alike = {**table, "model": {"name": "bert_tiny", "head": "norm"}}
-    assert len(plan_comparison(alike).runs) == 2
-    rows = [{key: value for key, value in row.items() if key != "model"} for row in table["compare"]["row"]]
-    tuned = {**alike, "compare": {**table["compare"], "row": rows, "tune": {"model.head": ["norm", "linear"]}}}
-    with raises(ConfigError, key="model.head"):
-        plan_comparison(tuned)
-
-
 def test_printed_numbers_belong_to_settings_of_the_file(tmp_path: Path) -> None:
     table = tomllib.loads(PRINTED)
     fewer = {"setting": table["compare"]["setting"][1:], "columns": ["full"]}

@@ -152,7 +152,7 @@ def test_a_column_of_batch_statistics_needs_them(tmp_path: Path, override: str, 
         ("[compare.tune]\nseed = [0, 1]\n", [], "compare.tune.seed", "[compare.tune] seed"),
         ("[compare.grid]\nlabel = ['a']\n", [], "compare.grid.label", "[compare.grid] label"),
         ("[compare.grid]\nlocal.lr = [0.1]\n[compare.tune]\nlocal.lr = [0.2]\n", [],
-         "compare.tune.local.lr", "[compare.grid]"),
+         "compare.grid.local.lr", "[compare.tune]"),
         (ROWS + "[compare.grid]\nrounds = [1, 2]\n", [], "compare.row.0.rounds", "[compare.grid]"),
         (SETTINGS + "[compare.tune]\ncohort.count = [1, 2]\n", [], "compare.setting.0.cohort.count",
          "[compare.tune]"),
@@ -306,25 +306,17 @@ def test_runs_on_different_data_are_told_as_such_on_one_page(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("more", "key", "mention"),
+    ("more", "key"),
     [
-        (
-            'evaluate = { split = "train" }\n',
-            "evaluate.split",
-            'row "Scale" has evaluate.split = "test", but row "fedavg" has "train"',
-        ),
-        (SETTINGS + 'evaluate.split = "validation"\n', "evaluate.split", 'setting "few" has "validation"'),
-        ('[compare.grid]\nevaluate.split = ["validation", "test"]\n', "evaluate.split", '"validation"'),
-        ('[compare.tune]\nevaluate.split = ["validation", "test"]\n', "compare.tune.evaluate.split", "compare.tune"),
-        (
-            '[compare.tune]\nevaluate = [{ split = "validation" }, { split = "test" }]\n',
-            "compare.tune.evaluate.split",
-            "compare.tune",
-        ),
+        ('evaluate = { split = "train" }\n', "compare.row.1.evaluate.split"),
+        (SETTINGS + 'evaluate.split = "validation"\n', "compare.setting.1.evaluate.split"),
+        ('[compare.grid]\nevaluate.split = ["validation", "test"]\n', "compare.grid.evaluate.split"),
+        ('[compare.tune]\nevaluate.split = ["validation", "test"]\n', "compare.tune.evaluate.split"),
+        ('[compare.tune]\nevaluate = [{ split = "validation" }, { split = "test" }]\n', "compare.tune.evaluate.split"),
     ],
 )
-def test_rows_and_settings_on_different_data_are_refused(tmp_path: Path, more: str, key: str, mention: str) -> None:
-    check_refused(tmp_path, ROWS + more, (), key, mention)
+def test_rows_and_settings_have_the_split_of_the_file(tmp_path: Path, more: str, key: str) -> None:
+    check_refused(tmp_path, ROWS + more, (), key)
 
 
 # ---- folders -------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from support import compare_text, run_verb
 import fleetfit as ff
 from fleetfit.api.comparison import plan_comparison
 from fleetfit.api.comparison.plan import PlannedRun
+from fleetfit.api.comparison.recipe import describe_recipes
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.method import build_method_spec
 from fleetfit.method import FEDAVG, build
@@ -199,3 +200,10 @@ def test_the_terminal_prints_the_table_first_and_what_its_accuracies_are(tmp_pat
     places = [printed.index(word) for word in order]
     assert places == sorted(places)
     assert "[95%" not in printed, "one seed has no interval"
+
+
+def test_rows_with_different_classifiers_are_named() -> None:
+    rows = [{"method": {"name": "scalefl"}}, {"label": "own", "method": {"name": "reefl"}, "model": {"head": "norm"}}]
+    plan = plan_comparison({"model": {"name": "bert_tiny"}, "compare": {"smallest": False, "row": rows}})
+    notes = describe_recipes([{run.row: run.experiment for run in plan.runs}])
+    assert "model.head (pooler in scalefl; norm in own)" in notes

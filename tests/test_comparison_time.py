@@ -11,11 +11,12 @@ import fleetfit as ff
 from fleetfit.api.comparison.execute import Eta
 from fleetfit.api.comparison.plan import PlannedRun
 from fleetfit.api.progress import ComparisonProgress
+from fleetfit.config import load_experiment
 
 
 def make_planned_run(row: str, number: int = 0, rounds: int = 10, tried: Any = None) -> PlannedRun:
     place = Path(f"{'tune/' if tried else ''}{row}/{number}")
-    return PlannedRun(row, "", number, {"rounds": rounds}, place, f"{row}, {number}", tried)
+    return PlannedRun(row, "", number, (), load_experiment({"rounds": rounds}), place, f"{row}, {number}", tried)
 
 
 def add_rounds(eta: Eta, run: PlannedRun, seconds: Sequence[float], first: int = 1) -> None:

@@ -29,8 +29,8 @@ from fleetfit.api.comparison.plan import is_running
 from fleetfit.cli import run as verbs
 from fleetfit.errors import RunError
 from fleetfit.markup import html_table
+from fleetfit.runs.comparison import list_planned_runs
 from fleetfit.runs.folder import RunFolder
-from fleetfit.runs.planned import list_planned_runs
 
 QUICK: dict[str, Any] = {**TINY, "evaluate": {"every": 2, "statistics_samples": 60, "norms": ["static"]}}
 HERE = Path(__file__).parent

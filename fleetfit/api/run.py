@@ -43,10 +43,10 @@ from fleetfit.planner import Plan
 from fleetfit.privacy import check_key_place, load_key, load_or_create_key
 from fleetfit.privacy.ledger import FILE as LEDGER
 from fleetfit.runs import RUNS
+from fleetfit.runs.comparison import find_comparison
 from fleetfit.runs.data import make_fingerprint
 from fleetfit.runs.environment import describe_environment
 from fleetfit.runs.folder import RunFolder, choose_path, compute_checksum, to_json_value
-from fleetfit.runs.planned import find_comparison
 from fleetfit.runs.schema import SummaryRecord
 from fleetfit.runs.summary import add_seconds, make_summary
 from fleetfit.tensor_defaults import isolate_torch_state

@@ -96,7 +96,7 @@ def watch(
     Works on runs of a fleet, too. Writes no files.
     """
     from fleetfit.api.comparison.plan import is_running
-    from fleetfit.runs.planned import list_planned_runs
+    from fleetfit.runs.comparison import list_planned_runs
 
     is_run = files.is_file(folder / "config.toml")
     runs = [] if is_run else list_planned_runs(folder)

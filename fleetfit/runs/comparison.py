@@ -1,20 +1,46 @@
-"""Typed records of comparisons on disk, finished or not.
+"""Typed records of comparisons on disk, finished or not: `runs.json` with all runs, `results.json` with their results.
 
 A folder may be untrusted. A missing or damaged file is left out of the record and listed in `problems`. Only a folder
 without a comparison raises an error.
 """
 
+import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetfit.files import parse_path
+from fleetfit.errors import RunError
+from fleetfit.files import is_file, parse_path
 from fleetfit.runs.folder import RunFolder
-from fleetfit.runs.schema import ComparisonResults, RunResult
+from fleetfit.runs.schema import ComparisonResults, PlannedRunRecord, PlannedRunsRecord, RunResult
 
-_TUNING = "tune"
-"""The folder of a comparison's tuning runs."""
+RUNS_FILE, RESULTS_FILE = "runs.json", "results.json"
+TUNING_FOLDER = "tune"
+"""Folder of the tuning runs, in the comparison's folder."""
+_MOST_FOLDERS = 5
+"""Folders between the folder of a comparison and a run: tune, row, setting, values and seed."""
+
+
+def list_planned_runs(folder: Path) -> list[PlannedRunRecord]:
+    """Return the runs of the comparison in a folder; empty if the folder has no comparison.
+
+    Raises:
+        RunError: `runs.json` is damaged.
+    """
+    path, remedy = folder / RUNS_FILE, "Run the same fleetfit compare command to write it again."
+    return PlannedRunsRecord.read(path, remedy).runs if is_file(path) else []
+
+
+def find_comparison(folder: Path) -> tuple[str, str]:
+    """Return the title of a run in its comparison, and the name of the comparison's folder; ("", "") of other runs."""
+    path = folder.resolve()
+    for parent in path.parents[:_MOST_FOLDERS]:
+        with contextlib.suppress(RunError, OSError):
+            for run in list_planned_runs(parent):
+                if parent / run.subfolder == path:
+                    return run.title, parent.name
+    return "", ""
 
 
 @dataclass(frozen=True)
@@ -67,7 +93,7 @@ class ComparisonRecord:
 def is_comparison(folder: str | Path) -> bool:
     """Return whether a folder is a comparison's."""
     path = parse_path(folder)
-    return not (path / "config.toml").exists() and (path / "results.json").is_file()
+    return not (path / "config.toml").exists() and (path / RESULTS_FILE).is_file()
 
 
 def read_comparison(folder: str | Path) -> ComparisonRecord:
@@ -77,7 +103,7 @@ def read_comparison(folder: str | Path) -> ComparisonRecord:
         RunError: It has no readable `results.json`.
     """
     path = parse_path(folder)
-    results, problems = read_results(path / "results.json"), list[str]()
+    results, problems = read_results(path / RESULTS_FILE), list[str]()
     rows: dict[tuple[str, str], list[tuple[int, RunFolder]]] = {}
     for result, record in _iter_runs(path, results.runs):
         rows.setdefault((result.row, result.setting), []).append((result.seed, record))
@@ -102,7 +128,7 @@ def _iter_runs(folder: Path, results: Sequence[RunResult]) -> Iterator[tuple[Run
     """Yield the runs whose folders exist and whose configuration has the result's checksum."""
     folders: dict[str, list[Path]] = {}
     for config in sorted(folder.glob("*/**/config.toml")):
-        if config.relative_to(folder).parts[0] != _TUNING and config.is_file():
+        if config.relative_to(folder).parts[0] != TUNING_FOLDER and config.is_file():
             folders.setdefault(hashlib.sha256(config.read_bytes()).hexdigest(), []).append(config.parent)
     for result in results:
         candidates = folders.get(result.digest, [])

@@ -14,9 +14,9 @@ from typing import Any
 from fleetfit import files
 from fleetfit.errors import FleetFitError, RunError
 from fleetfit.runs import RUN_FILES, RUNS
+from fleetfit.runs.comparison import RESULTS_FILE, TUNING_FOLDER
 from fleetfit.runs.folder import RunFolder
 
-_RESULTS = "results.json"
 _MOST_FOLDERS = 4  # levels between the listed folder and a run; a comparison has three
 _MOST_CHARACTERS = 80  # of a name
 
@@ -85,7 +85,7 @@ def list_runs(folder: str | Path = RUNS) -> list[RunInfo]:
         raise RunError(f"{root} cannot be read: {files.format_os_error(error)}.", path=root) from None
     if _is_run(names):
         return [_read_run(root)]
-    if _RESULTS in names:
+    if RESULTS_FILE in names:
         return list(_read_comparison(root).children)
     return list(_iter_folders(root, _MOST_FOLDERS))
 
@@ -101,7 +101,7 @@ def _iter_folders(root: Path, depth: int) -> Iterator[RunInfo]:
             continue
         if _is_run(inner):
             yield _read_run(folder)
-        elif _RESULTS in inner:
+        elif RESULTS_FILE in inner:
             yield _read_comparison(folder)
         elif depth > 1:
             yield from _iter_folders(folder, depth - 1)
@@ -146,11 +146,11 @@ def _read_run(path: Path) -> RunInfo:
 
 def _read_comparison(folder: Path) -> RunInfo:
     children = tuple(_iter_folders(folder, _MOST_FOLDERS))
-    rows = [child for child in children if folder / "tune" not in child.folder.parents]
+    rows = [child for child in children if folder / TUNING_FOLDER not in child.folder.parents]
     damage = [f"{child.folder.relative_to(folder)}: {child.damage}" for child in children if child.damage]
     finished, is_complete = sum(child.finished for child in rows), False
     try:
-        is_complete = bool(RunFolder(folder).json(_RESULTS).get("notes"))
+        is_complete = bool(RunFolder(folder).json(RESULTS_FILE).get("notes"))
     except (FleetFitError, AttributeError) as error:
         damage.append(str(error)[:200].rstrip("."))
     return RunInfo(

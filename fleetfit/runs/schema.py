@@ -598,10 +598,26 @@ class CallbacksRecord(Record):
 
 
 class PlannedRunRecord(Record):
-    """A run of a comparison, which may not have started."""
+    """A run of a comparison, which may not have started.
+
+    Attributes:
+        place: Its folder in the comparison's.
+        title: Row, setting and seed, or the tried values.
+    """
 
     place: str
     title: str
+
+    @property
+    def subfolder(self) -> Path:
+        """Its folder, relative to the comparison's."""
+        return Path(self.place)
+
+    @model_validator(mode="after")
+    def _check_place(self) -> Self:
+        if self.subfolder.is_absolute() or ".." in self.subfolder.parts:
+            raise PydanticCustomError("record", "has a place outside of the folder")
+        return self
 
 
 class PlannedRunsRecord(Record):

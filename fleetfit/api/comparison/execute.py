@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,6 @@ from fleetfit.api.comparison.plan import (
     PlannedRun,
     RowSetting,
     TunedValues,
-    make_tables,
 )
 from fleetfit.api.comparison.results import ResultsFile, Runs
 from fleetfit.api.follow import FollowedRun
@@ -43,7 +42,7 @@ from fleetfit.api.results import Run, load
 from fleetfit.api.run import OnRound, prepare, run_remaining_rounds
 from fleetfit.config import Experiment, to_table
 from fleetfit.config.dump import find_object_sections, make_plain
-from fleetfit.config.merge import find_value, list_keys, merge_tables
+from fleetfit.config.merge import find_value, list_keys
 from fleetfit.config.records import restore_records
 from fleetfit.errors import ConfigError, FleetFitError, NoUsableUpdates, RunError, refuse_on_windows, truncate
 from fleetfit.machine import PARENT
@@ -118,20 +117,12 @@ class Eta:
 # ---- notes on data that changed between runs -----------------------------------------------------------------------
 
 
-@dataclass
-class _FirstUse:
-    """The first run of a section `[data]`, and the titles of runs with other data, by difference."""
-
-    title: str
-    data: FingerprintRecord
-    others: dict[str, list[str]] = field(default_factory=dict)
-
-
 class _DataCheck:
     """Compares the data fingerprints of runs with equal `[data]`: files may change during an interruption."""
 
     def __init__(self) -> None:
-        self._first: dict[str, _FirstUse] = {}
+        self._first: dict[str, tuple[str, FingerprintRecord]] = {}  # title and data of the first run, by `[data]`
+        self._changes: dict[str, list[str]] = {}  # titles of runs with other data, by the difference
         self._resumed: list[str] = []
 
     def add(self, title: str, run: Run) -> str:
@@ -143,14 +134,15 @@ class _DataCheck:
         section = {
             k: v for k, v in to_table(run.experiment).get("data", {}).items() if k not in ("partition", "columns")
         }
-        first = self._first.setdefault(json.dumps(section, sort_keys=True, default=str), _FirstUse(title, data))
-        changes = format_difference(first.data, data)
-        if not changes:
+        first, data_before = self._first.setdefault(json.dumps(section, sort_keys=True, default=str), (title, data))
+        difference = format_difference(data_before, data)
+        if not difference:
             return ""
-        titles = first.others.setdefault(changes, [])
+        changes = f"{CHANGED} {first}: {difference}"
+        titles = self._changes.setdefault(changes, [])
         if title not in titles:
             titles.append(title)
-        return f"{CHANGED} {first.title}: {changes}. Numbers on different data do not rank methods."
+        return f"{changes}. Numbers on different data do not rank methods."
 
     def add_resumed(self, title: str, run: Run) -> None:
         """Add the notes of a run whose data changed while it was interrupted."""
@@ -159,13 +151,12 @@ class _DataCheck:
     @property
     def notes(self) -> list[str]:
         notes = list(dict.fromkeys(self._resumed))
-        for first in self._first.values():
-            for changes, titles in first.others.items():
-                more = f" and {len(titles) - _MOST_TITLES} more" if len(titles) > _MOST_TITLES else ""
-                notes.append(
-                    f"{CHANGED} {first.title}: {changes}, in {'; '.join(titles[:_MOST_TITLES])}{more}. Numbers on "
-                    "different data do not rank methods. Compare again in another folder, with --out."
-                )
+        for changes, titles in self._changes.items():
+            more = f" and {len(titles) - _MOST_TITLES} more" if len(titles) > _MOST_TITLES else ""
+            notes.append(
+                f"{changes}, in {'; '.join(titles[:_MOST_TITLES])}{more}. Numbers on different data do not rank "
+                "methods. Compare again in another folder, with --out."
+            )
         return notes
 
 
@@ -243,9 +234,7 @@ def run_comparison(
             results.add(planned, run, dict(tuned.get(planned.group, ())))
         results.write()
 
-    tuned_runs = [
-        replace(run, table=merge_tables(run.table, make_tables(tuned.get(run.group, ())))) for run in plan.runs
-    ]
+    tuned_runs = [run.tune(tuned.get(run.group, ())) for run in plan.runs]
     finished_runs: Runs = {}
     for planned, run in zip(plan.runs, executor.run(tuned_runs, on_finished), strict=True):
         if run is not None:
@@ -358,7 +347,7 @@ class _Executor:
         folder = self._folders[planned.subfolder]
         if not (folder / "config.toml").is_file():
             return None
-        run = load(folder, **_find_objects(planned.table, planned.experiment))
+        run = load(folder, **_find_objects(planned.experiment))
         expected = restore_records(planned.experiment, run.experiment)
         # compare tables, not texts: a newer version may have more keys
         if to_table(run.experiment) != to_table(expected):
@@ -382,9 +371,9 @@ def _find_folder(folder: Path, subfolder: Path) -> Path:
     return path
 
 
-def _find_objects(table: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
+def _find_objects(experiment: Experiment) -> dict[str, Any]:
     """Return the sections with objects, without their plain keys, which the run folder has."""
-    sections = {section: table[section] for section in find_object_sections(to_table(experiment))}
+    sections = {section: experiment.request.tables[section] for section in find_object_sections(to_table(experiment))}
     return {
         name: {k: v for k, v in section.items() if make_plain(v) != v} if isinstance(section, Mapping) else section
         for name, section in sections.items()
@@ -476,7 +465,7 @@ class _Task:
     def restore(self) -> Run:
         """Return the run of the folder, which follows the callbacks of this comparison from now on."""
         experiment = self.planned.experiment
-        objects = _find_objects(self.planned.table, experiment)
+        objects = _find_objects(experiment)
         run = load(self.folder, **objects)
         if run.experiment.callbacks == experiment.callbacks:
             return run
@@ -561,7 +550,7 @@ class _RunProcess:
             self._followed.read()  # the earlier rounds
             words = ["resume", str(task.folder)]
         else:
-            file.write_bytes(tomli_w.dumps(make_plain(task.planned.table)).encode(errors="surrogateescape"))
+            file.write_bytes(tomli_w.dumps(make_plain(task.planned.tables)).encode(errors="surrogateescape"))
             words = ["run", str(file), "--out", str(task.folder)]
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         path = os.pathsep.join([p for p in sys.path if p] + [str(Path.cwd())])

@@ -1,8 +1,8 @@
 """The recipe of a row: keys of training that are no method's idea, and so no reason to prefer it.
 
-They are the schedule of the learning rate, the server's optimiser, and all other keys of `[local]` and `[cohort]`. A
-table of methods whose rows differ in them says so. `compare.same_recipe` gives all rows the schedule and the server's
-optimiser of the first.
+They are the schedule of the learning rate, the server's optimiser, all other keys of `[local]` and `[cohort]`, and the
+kind of the model's classifiers. A table of methods whose rows differ in them says so. `compare.same_recipe` gives all
+rows the schedule and the server's optimiser of the first.
 """
 
 import contextlib
@@ -106,7 +106,8 @@ def _list_recipe(experiment: Experiment) -> dict[str, str]:
         "local.schedule": _format(schedule.pop("kind"), schedule),
         "server momentum": f"{keys['momentum']:g}" if is_momentum else _format(name, keys),
     }
-    rest = {"local": local, "cohort": cohort}
+    head = {"model": {"head": head}} if (head := table["model"].get("head")) else {}
+    rest = {"local": local, "cohort": cohort, **head}
     return recipe | {key: str(find_value(rest, key)[0]) for key in list_keys(rest)}
 
 

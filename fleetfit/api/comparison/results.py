@@ -17,8 +17,7 @@ from typing import Any
 
 from fleetfit import files
 from fleetfit.api.comparison.plan import (
-    RESULTS_FILE,
-    TUNING_FOLDER,
+    TUNING_KEY,
     ComparisonPlan,
     PlannedRun,
     RowSetting,
@@ -44,8 +43,14 @@ from fleetfit.report.results import format_results, make_curves
 from fleetfit.report.statistics import Difference, explain_smallest
 from fleetfit.report.tables import OF_THE_PAPER
 from fleetfit.report.text import Table, describe_data, get_score_name
-from fleetfit.runs.comparison import ComparisonRecord, read_comparison, read_results
-from fleetfit.runs.planned import list_planned_runs
+from fleetfit.runs.comparison import (
+    RESULTS_FILE,
+    TUNING_FOLDER,
+    ComparisonRecord,
+    list_planned_runs,
+    read_comparison,
+    read_results,
+)
 from fleetfit.runs.schema import (
     ComparisonResults,
     EnvironmentRecord,
@@ -165,8 +170,8 @@ class ResultsFile:
     def add(self, planned: PlannedRun, run: Run, tuned: Mapping[str, Any]) -> None:
         """Add a finished run without writing the file."""
         plan = self._plan
-        changes = (plan.rows[planned.row].change, plan.settings[planned.setting].table)
-        values = {key: make_plain(find_value(table, key)[0]) for table in changes for key in list_keys(table)}
+        tables = [source.tables for source in planned.sources if source.key not in ("", TUNING_KEY)]
+        values = {key: make_plain(find_value(table, key)[0]) for table in tables for key in list_keys(table)}
         self._runs[planned.subfolder] = _make_run_result(plan, planned, run, self._shorten_paths(values), tuned)
         names = {"level", "width", "depth", "blocks", "parameters", "multiply_adds"}
         self._levels.setdefault(planned.group, [

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from fleetfit.runs.planned import find_comparison
+from fleetfit.runs.comparison import find_comparison
 
 
 def test_a_run_finds_its_comparison(tmp_path: Path) -> None:
