@@ -182,7 +182,7 @@ def test_only_the_comparison_draws_and_with_all_seeds(
 ) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(figures, "draw_run", lambda run: drawn.append(run) or {})
-    monkeypatch.setattr(figures, "draw_comparison", lambda rows, *more: drawn.append(rows) or {})
+    monkeypatch.setattr(figures, "draw_comparison", lambda record: drawn.append(record.rows) or {})
     comparison = run_comparison(tmp_path, "[compare.grid]\nseed = [0, 1]\n")
     (rows,) = drawn
     assert {(row.row, row.setting): [seed for seed, _ in row.runs] for row in rows} == {

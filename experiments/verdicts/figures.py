@@ -13,7 +13,7 @@ from experiments.verdicts.measured import compared, places_of
 from experiments.verdicts.stored import ExperimentResults, value_of
 from fleetfit import files
 from fleetfit.report.columns import FURTHER, ON_THE_WAY
-from fleetfit.report.drawing import COLORS, DARK, LIGHT, get_color, get_line_style, label_axes, make_figure
+from fleetfit.report.drawing import COLORS, DARK, LIGHT, get_color, label_axes, make_figure
 from fleetfit.report.figures import draw_levels
 from fleetfit.report.statistics import confidence_interval
 from fleetfit.runs.schema import LevelRecord, LevelResult, RunResult
@@ -279,7 +279,7 @@ def _lines(settings: Mapping[str, Rows], points_of: PointsOf, x: str, rows: int 
         for row, points in lines.items():
             at, mean, low, high = zip(*points, strict=True)
             i = names.index(row)
-            axes.plot(at, mean, color=get_color(i), linestyle=get_line_style(i), marker="o", markersize=3, label=row)
+            axes.plot(at, mean, color=get_color(i), linestyle=_get_line_style(i), marker="o", markersize=3, label=row)
             axes.fill_between(at, low, high, color=get_color(i), alpha=min(0.15, 0.5 / len(lines)), linewidth=0)
         label_axes(axes, x, "accuracy (%)", setting)
         axes.locator_params(axis="x", integer=True)
@@ -320,7 +320,7 @@ def _by_cost(results: ExperimentResults, setting: str) -> "Figure | None":
         for i, (row, levels) in enumerate(_levelled(results, setting).items()):
             points = [(getattr(level, cost), accuracy) for level, accuracy in levels]
             axes.plot(
-                *zip(*points, strict=True), get_line_style(i), color=get_color(i), marker="o", markersize=4, label=row
+                *zip(*points, strict=True), _get_line_style(i), color=get_color(i), marker="o", markersize=4, label=row
             )
             some = True
         _log(axes, large=True)
@@ -363,3 +363,8 @@ def _levelled(results: ExperimentResults, setting: str) -> dict[str, list[tuple[
 
 def _slug(text: str) -> str:
     return "".join(c if c.isalnum() else "-" for c in text.lower()).strip("-")
+
+
+def _get_line_style(index: int) -> str:
+    """Return the line style of a row. Rows of the same colour have different styles."""
+    return ("-", "--", ":", "-.")[index // len(COLORS) % 4]

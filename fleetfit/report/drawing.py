@@ -2,13 +2,12 @@
 
 import importlib.util
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleetfit import files
 from fleetfit.errors import MissingExtra, RunError, make_printable
-from fleetfit.report.curves import Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,11 +15,9 @@ if TYPE_CHECKING:
 
 COLORS = ("#1f5fa8", "#d1661b", "#2f8a4b", "#8a4fa3", "#b3272d", "#6b5b4b", "#17808a", "#a8891f")
 LIGHT, DARK = "#d9dee4", "#3c4650"
-_MOST_MARKERS = 40  # points of a line with large markers, at most
 _LEGEND_GAP = 0.42  # inches between axes and their legend, for ticks and a label
 _LONGEST = 300  # characters of a text
 _LEGEND_WIDTH = 48  # characters in a line of a legend
-_LEAST_SPAN = 10.0  # smallest range of an accuracy axis in percentage points, so that chance differences look small
 
 
 def is_available() -> bool:
@@ -59,47 +56,6 @@ def label_axes(axes: "Axes", x: str, y: str, title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(LIGHT)
     axes.tick_params(color=LIGHT, labelcolor=DARK)
-
-
-def draw_series(axes: "Axes", series: Series, color: str, width: float = 1.8, style: str = "-") -> None:
-    """Draw each seed as a thin line and the mean as a thick line with markers. A single seed is a thick line.
-
-    Args:
-        axes: The axes.
-        series: The curves.
-        color: Of all lines.
-        width: Of the thick line, in points.
-        style: Of the thick line.
-    """
-    curves = [curve for curve in series.curves.values() if curve]
-    size = 2.0 + width if max(map(len, curves), default=0) <= _MOST_MARKERS else 0.8 * width
-    for curve in curves if len(curves) > 1 else ():
-        axes.plot(
-            [point.x for point in curve], [point.y for point in curve],
-            color=color, linewidth=0.7, alpha=0.4, marker="o", markersize=size / 2,
-        )  # fmt: skip
-    mean = series.mean
-    axes.plot(
-        [point.x for point in mean], [point.y for point in mean],
-        color=color, linewidth=width, linestyle=style, marker="o", markersize=size, label=series.label,
-    )  # fmt: skip
-
-
-def share_accuracy_axis(panels: Iterable["Axes"]) -> None:
-    """Set the same range of percent on all axes, at least ten points high, with ticks at whole numbers."""
-    import numpy as np
-    from matplotlib.ticker import MaxNLocator
-
-    panels = list(panels)
-    heights = np.concatenate([np.zeros(0), *(np.asarray(line.get_ydata(), float) for a in panels for line in a.lines)])
-    values = heights[np.isfinite(heights)].tolist()
-    low, high = (min(values), max(values)) if values else (0.0, 100.0)
-    widening = max(0.0, _LEAST_SPAN - (high - low)) / 2
-    margin = 0.06 * max(high - low, _LEAST_SPAN)
-    for axes in panels:
-        lowest = -1.5 if low >= 0 else low - widening - margin  # only the score of a regression may be below zero
-        axes.set_ylim(max(lowest, low - widening - margin), min(101.5, high + widening + margin))
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
 
 
 def add_legend_below(axes: "Axes", columns: int = 3, panels: bool = False) -> None:
@@ -156,20 +112,6 @@ def get_color(index: int) -> str:
 def get_level_color(index: int) -> str:
     """Return the colour of a level, other than those of the first two rows, which `local` and `global` have."""
     return COLORS[2 + index % (len(COLORS) - 2)]
-
-
-def get_line_style(index: int) -> str:
-    """Return the line style of a row. Rows of the same colour have different styles."""
-    return ("-", "--", ":", "-.")[index // len(COLORS) % 4]
-
-
-def get_shade(color: str, index: int, count: int) -> str:
-    """Return one of `count` shades of a colour, from pale to full."""
-    from matplotlib.colors import to_hex, to_rgb
-
-    white = 0.65 * (1 - (index + 1) / count)
-    red, green, blue = (white + (1 - white) * part for part in to_rgb(color))
-    return to_hex((red, green, blue))
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Curves: means over seeds by hand, and the same numbers on the page and in the figures."""
+"""Curves: means over seeds by hand, units, and what private runs leave out."""
 
 import random
 from pathlib import Path
@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 from support.runs import make_run_record
 
-from fleetfit.report import figures
-from fleetfit.report.curves import KINDS, Point, Series, choose_unit, fit_unit
+from fleetfit.report.curves import Point, Series, choose_unit, fit_unit
 from fleetfit.report.page.blocks import Page, Plots
-from fleetfit.report.page.comparison_page import make_runs_page
 from fleetfit.report.page.run_page import make_run_page
 from fleetfit.runs.comparison import RowRecord
 from fleetfit.runs.folder import RunFolder
@@ -53,55 +51,6 @@ def plots_of(page: Page) -> dict[str, dict[str, tuple[list[float], list[float]]]
     }
 
 
-def lines_of(axes: Any) -> dict[str, tuple[list[float], list[float]]]:
-    """Return x and y of the lines in a figure that its legend names, by label."""
-    return {
-        str(line.get_label()): (list(line.get_xdata()), list(line.get_ydata()))
-        for line in axes.lines
-        if not str(line.get_label()).startswith("_")
-    }
-
-
-def thin_lines_of(axes: Any) -> list[tuple[list[float], list[float]]]:
-    return [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines if line.get_linewidth() < 1]
-
-
-@pytest.fixture(autouse=True)
-def matplotlib() -> None:
-    pytest.importorskip("matplotlib", reason="the extra `plots` is not installed")
-
-
-def test_page_and_figures_of_a_run_have_the_same_numbers(tmp_path: Path) -> None:
-    run = make_run(0)
-    page, drawn = plots_of(make_run_page(run, tmp_path / "report.html")), figures.draw_run(run)
-    left, right = map(lines_of, drawn["accuracy"].axes)
-    for kind in ("local", "global"):
-        assert left[kind] == page["accuracy"][KINDS[kind]]
-        assert len(left[kind][0]) == 3
-    for level in ("level 1", "level 2"):
-        assert left[f"local, {level}"] == page["levels"][level]
-    assert right == page["exits"] and len(right) == 2
-    assert list(lines_of(drawn["loss"].axes[0]).values()) == list(page["loss"].values())
-    costs = [lines_of(axes) for axes in drawn["cost"].axes]
-    assert costs == [page[f"accuracy-{cost}"] for cost in ("bytes", "multiply_adds", "simulated_s")]
-    assert [axes.get_xlabel() for axes in drawn["cost"].axes] == [
-        "sent, both directions (MB)", "multiply-adds of clients (G)", "simulated time (min)"
-    ]  # fmt: skip
-
-
-def test_page_and_figures_of_a_comparison_have_the_same_numbers(tmp_path: Path) -> None:
-    rows = [RowRecord(name, "", [(seed, make_run(10 * i + seed)) for seed in (0, 1, 2)]) for i, name in enumerate("ab")]
-    page, drawn = plots_of(make_runs_page(rows, tmp_path / "report.html")), figures.draw_comparison(rows)
-    plots = ["accuracy-local-0", "accuracy-global-0", "loss-0"]
-    plots += [f"{kind}-{cost}-0" for kind in ("local", "global") for cost in ("bytes", "multiply_adds", "simulated_s")]
-    panels = [*drawn["accuracy"].axes, *drawn["loss"].axes, *drawn["cost"].axes]
-    for name, axes in zip(plots, panels, strict=True):
-        on_page = page[name]
-        assert lines_of(axes) == {row: on_page[row] for row in "ab"}, "means"
-        seeds = [line for label, line in on_page.items() if ", seed " in label]
-        assert thin_lines_of(axes) == seeds and len(seeds) == 6
-
-
 def test_a_mean_is_over_rounds_that_all_seeds_with_a_curve_have() -> None:
     """10 and 20 after round 1; 30 and 50 after round 3, of deviation sqrt(2) * 10; round 2 is measured once."""
     first = [Point(1, 1, 10.0), Point(2, 2, 99.0), Point(3, 3, 30.0)]
@@ -133,4 +82,3 @@ def test_private_runs_have_no_curves_of_clients(tmp_path: Path) -> None:
     reports = [report.dump() | {"privacy": privacy} for report in make_run(0).rounds]
     run = make_run_record(SUMMARY, reports)
     assert plots_of(make_run_page(run, tmp_path / "report.html")) == {}
-    assert {"loss", "cost"} & figures.draw_run(run).keys() == set()

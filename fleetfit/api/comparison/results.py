@@ -134,14 +134,10 @@ class Comparison:
 
     def write(self) -> None:
         """Write `table.md`, `table.csv`, the plots and the page."""
-        results = self._record.results
         write_text(self.folder / "table.md", "\n".join(one.to_markdown() for one in self.tables))
         write_text(self.folder / "table.csv", format_comparison_csv(self._visible.results))
         with contextlib.suppress(MissingExtra):  # the command line reports missing plots
-            save_figures(
-                figures.draw_comparison(self._record.rows, results.columns, results.targets, results.target_on),
-                make_plots_folder(self.folder),
-            )
+            save_figures(figures.draw_comparison(self._record), make_plots_folder(self.folder))
         page.write_comparison_page(self._record)
 
 
