@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fleetfit.errors import escape_controls
-from fleetfit.report.curves import to_percent
-from fleetfit.runs.folder import to_json_value
-from fleetfit.runs.schema import ComparisonResults, CurvesRecord, Record, RoundRecord
+from fleetfit.report.columns import make_final_numbers
+from fleetfit.report.curves import KINDS, to_percent
+from fleetfit.runs.folder import RunFolder, to_json_value
+from fleetfit.runs.schema import ComparisonResults, CurvesRecord, Record, RoundRecord, RunResult
 
 MOST_POINTS = 20
 """Maximal number of points of a curve."""
@@ -81,6 +82,36 @@ def thin_curves(curves: CurvesRecord, points: int) -> dict[str, Any]:
         return [value[i] for i in positions]
 
     return {key: thin(value) for key, value in curves.dump().items()}
+
+
+def make_run_result(
+    row: str, setting: str, seed: int, run: RunFolder, targets: Sequence[float] = (), target_on: str = "global",
+    **fields: Any,
+) -> RunResult:  # fmt: skip
+    """Return the numbers of a run, finished or not.
+
+    Args:
+        row: Label of its row.
+        setting: Label of its setting.
+        seed: Its seed.
+        run: Its folder.
+        targets: The target accuracies for counting rounds.
+        target_on: The name of that accuracy.
+        **fields: Further fields of the result.
+    """
+    summary, training = run.summary, run.summary.seconds_of.get("training")
+    if run.is_finished:
+        final = make_final_numbers(summary, run.rounds, targets, target_on)
+    else:
+        final = {kind: to_percent(share) for kind in KINDS if (share := run.last.number(kind)) is not None}
+    return RunResult(
+        row=row, setting=setting, seed=seed, rounds=summary.rounds, seconds=round(summary.seconds, 2),
+        training_seconds=None if training is None else round(training, 2),
+        speed=str(run.get_setting("engine", "speed")), final=final,
+        per_level={name: to_percent(one.local) for name, one in run.last.levels.items() if one.local is not None},
+        per_exit={str(i): to_percent(share) for i, share in enumerate(run.last.exits, 1)},
+        curves=make_curves(run.rounds, run.norm), **{"digest": "", **fields},
+    )  # fmt: skip
 
 
 def make_curves(rounds: Sequence[RoundRecord], norm: str) -> CurvesRecord:

@@ -33,13 +33,12 @@ from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, RunError
 from fleetfit.files import write_text
 from fleetfit.markup import escape_html
 from fleetfit.report import figures, page
-from fleetfit.report.columns import MEANINGS, is_rounds, make_final_numbers
+from fleetfit.report.columns import MEANINGS, is_rounds
 from fleetfit.report.comparison_csv import format_comparison_csv
-from fleetfit.report.curves import to_percent
 from fleetfit.report.drawing import make_plots_folder, save_figures
 from fleetfit.report.order import explain_row_order
 from fleetfit.report.page.run_set import RunSet
-from fleetfit.report.results import format_results, make_curves
+from fleetfit.report.results import format_results, make_run_result
 from fleetfit.report.statistics import Difference, explain_smallest
 from fleetfit.report.tables import OF_THE_PAPER
 from fleetfit.report.text import Table, describe_data, get_score_name
@@ -168,11 +167,16 @@ class ResultsFile:
         plan = self._plan
         tables = [source.tables for source in planned.sources if source.key not in ("", TUNING_KEY)]
         values = {key: make_plain(find_value(table, key)[0]) for table in tables for key in list_keys(table)}
-        self._runs[planned.subfolder] = _make_run_result(plan, planned, run, self._shorten_paths(values), tuned)
+        folder = run.files.replace_contents(stored_summary=run.files.read_summary(), rounds=run._read_rounds())
+        self._runs[planned.subfolder] = make_run_result(
+            planned.row, planned.setting, planned.seed, folder, plan.targets, plan.section.target_on,
+            overrides=self._shorten_paths(values), tuned=dict(tuned),
+            digest=sha256((run.folder / "config.toml").read_bytes()).hexdigest(),
+        )  # fmt: skip
         names = {"level", "width", "depth", "blocks", "parameters", "multiply_adds"}
         self._levels.setdefault(planned.group, [
             LevelResult(row=planned.row, setting=planned.setting, **level.model_dump(include=names, warnings=False))
-            for level in run.files.read_summary().levels
+            for level in folder.summary.levels
         ])  # fmt: skip
         self._environments.append(run.files.environment)
 
@@ -261,33 +265,6 @@ class ResultsFile:
             if any(Path(value).is_relative_to(root) for root in (home, Path.cwd())):
                 return os.path.relpath(value, home)
         return value
-
-
-def _make_run_result(
-    plan: ComparisonPlan, planned: PlannedRun, run: Run, overrides: Mapping[str, Any], tuned: Mapping[str, Any]
-) -> RunResult:
-    summary, rounds = run.files.read_summary(), run._read_rounds()
-    levels = {
-        name: None if level.local is None else to_percent(level.local)
-        for name, level in summary.headline.levels.items()
-    }
-    training = summary.seconds_of.get("training")
-    return RunResult(
-        row=planned.row,
-        setting=planned.setting,
-        seed=planned.seed,
-        overrides=dict(overrides),
-        tuned=dict(tuned),
-        rounds=summary.rounds,
-        seconds=round(summary.seconds, 2),
-        training_seconds=None if training is None else round(training, 2),
-        speed=run.experiment.engine.speed,
-        digest=sha256((run.folder / "config.toml").read_bytes()).hexdigest(),
-        final=make_final_numbers(summary, rounds, plan.targets, plan.section.target_on),
-        per_level={name: accuracy for name, accuracy in levels.items() if accuracy is not None},
-        per_exit={str(i): round(100 * share, 4) for i, share in enumerate(summary.headline.exits, 1)},
-        curves=make_curves(rounds, summary.norm),
-    )
 
 
 def find_record_path(file: Path, folder: str | Path) -> Path:

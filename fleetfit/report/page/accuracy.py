@@ -37,7 +37,7 @@ from fleetfit.report.page.plots import (
     share_accuracy_axis,
 )
 from fleetfit.report.page.run_set import MAIN_KINDS, PRIVATE_KINDS, RunSet, capitalise
-from fleetfit.report.tables import make_total_table
+from fleetfit.report.tables import make_row_level_table, make_total_table
 from fleetfit.report.text import Table, exit_names, format_mean, format_percent, get_score_name
 from fleetfit.runs.comparison import RowRecord
 from fleetfit.runs.folder import RunFolder
@@ -173,7 +173,8 @@ def hide_private_numbers(run: RunFolder) -> SummaryRecord:
     test = {"test_exits": run.last.test_exits, "test_levels": run.last.test_levels}
     evaluate = EvaluationRecord().model_copy(update={run.norm: NO_ACCURACIES.model_copy(update=test)})
     levels = [level.model_copy(update={"local": None}) for level in summary.levels]
-    return summary.model_copy(update={"levels": levels, "evaluate": evaluate})
+    hidden = dict.fromkeys(("global_", "local", "bytes_down", "bytes_up"))
+    return summary.model_copy(update={"levels": levels, "evaluate": evaluate, **hidden})
 
 
 def _make_level_table(run: RunFolder) -> Table:
@@ -227,9 +228,10 @@ def make_levels_section(runs: RunSet) -> PageSection:
             ),
         ]  # fmt: skip
     blocks: list[Block] = [Plots(shared)] if (shared := share_accuracy_axis(plots)) else []
-    summaries = {row.label: [hide_private_numbers(run) for run in row.records] for row in runs.rows}
-    blocks += [Paragraph(sentence, "note") for sentence in explain_row_order(summaries)]
-    blocks.append(Sheet(_make_levels_table(runs)))
+    summaries = {(row.row, row.setting): [hide_private_numbers(run) for run in row.records] for row in runs.rows}
+    by_label = {", ".join(filter(None, key)): group for key, group in summaries.items()}
+    blocks += [Paragraph(sentence, "note") for sentence in explain_row_order(by_label)]
+    blocks.append(Sheet(make_row_level_table(summaries)))
     worst = _make_worst_table(runs)
     if worst is not None:
         blocks.append(Sheet(worst))
@@ -258,24 +260,6 @@ def _plot_last(
     order = list(dict.fromkeys(label for _, label in sorted(set(places.values()))))
     name = f"{attribute.replace('_', '-')}-{number}"
     return plot_dots(name, title, dots, order, make_score_axis(runs.score), "One dot per seed, after the last round.")
-
-
-def _make_levels_table(runs: RunSet) -> Table:
-    """Return the sizes of each row's levels, and their accuracy over the seeds."""
-    has_settings = len(runs.settings) > 1
-    cells: list[tuple[str, ...]] = []
-    for row in runs.rows:
-        label: tuple[str, ...] = (row.row, *([row.setting] if has_settings else []))
-        shares = [{level.level: level.local for level in run.summary.levels} for run in row.records]
-        for level in row.records[0].summary.levels:
-            sizes = (f"{level.width:.2f}", f"{level.depth}/{level.blocks}", f"{level.parameters:,}",
-                     f"{level.multiply_adds:,}", str(level.clients))  # fmt: skip
-            accuracy = format_mean([by_level.get(level.level) for by_level in shares])
-            cells.append((*label, level.level, *sizes, "withheld" if row.is_private else accuracy))
-            label = ("",) * len(label)
-    columns = ("row", *(["setting"] if has_settings else []), "level", "width", "depth", "parameters",
-               "multiply-adds", "clients", f"local {runs.score} %")  # fmt: skip
-    return Table(columns, tuple(cells), "Size of each level, and accuracy of its clients")
 
 
 def _make_worst_table(runs: RunSet) -> Table | None:

@@ -4,14 +4,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fleetfit.report.columns import ROUNDS, is_rounds, make_final_numbers, number_name
-from fleetfit.report.curves import KINDS, to_percent
+from fleetfit.report.columns import ROUNDS, is_rounds, number_name
+from fleetfit.report.results import make_run_result
 from fleetfit.report.statistics import Difference, paired_differences
 from fleetfit.report.tables import make_comparison_table, make_difference_table, make_tuning_table
 from fleetfit.report.text import Table, describe_data, get_score_name
 from fleetfit.runs.comparison import RowRecord
 from fleetfit.runs.folder import RunFolder
-from fleetfit.runs.schema import ComparisonResults, CurvesRecord, RunResult
+from fleetfit.runs.schema import ComparisonResults, RunResult
 
 MAIN_KINDS = ("local", "global")
 """The accuracies of the papers' tables."""
@@ -143,9 +143,10 @@ def collect_runs(rows: Sequence[RowRecord]) -> RunSet:
             f"These runs also differ in {', '.join(unlike)}, so their numbers do not rank methods, and differences "
             "between rows are left out."
         )
+    numbers = [make_run_result(row.row, row.setting, seed, run) for row in rows for seed, run in row.runs]
     results = ComparisonResults(
         name="", file="", versions={}, machine={}, against=rows[0].row, settings={}, notes=notes,
-        columns=_choose_columns(rows), runs=[_make_result(row, seed, run) for row in rows for seed, run in row.runs],
+        columns=_choose_columns(rows), runs=numbers,
     )  # fmt: skip
     return RunSet(rows, results, has_differences=not unlike)
 
@@ -195,20 +196,6 @@ def _remove_seeds(value: Any, names: Collection[str] = ("seed",)) -> Any:
     if isinstance(value, Mapping):
         return {key: _remove_seeds(inner, names) for key, inner in value.items() if key not in names}
     return value
-
-
-def _make_result(row: RowRecord, seed: int, run: RunFolder) -> RunResult:
-    if run.is_finished:
-        final = make_final_numbers(run.summary, run.rounds, (), "global")
-    else:
-        final = {kind: to_percent(share) for kind in KINDS if (share := run.last.number(kind)) is not None}
-    return RunResult(
-        row=row.row, setting=row.setting, seed=seed, rounds=len(run.rounds), speed="", digest="", final=final,
-        seconds=sum(report.seconds for report in run.rounds),
-        per_level={name: to_percent(one.local) for name, one in run.last.levels.items() if one.local is not None},
-        per_exit={str(i): to_percent(share) for i, share in enumerate(run.last.exits, 1)},
-        curves=CurvesRecord(round=[]),
-    )  # fmt: skip
 
 
 def _choose_columns(rows: Sequence[RowRecord]) -> list[str]:
