@@ -77,11 +77,11 @@ def entries(path: Path) -> list[tuple[str, dict]]:
         return [(path.stem, table)]
     sections = {}
     for entry in plan_comparison(path).runs:  # what differs in seed or partition only has the same levels
-        data, model = (str(entry.table.get(part, {}).get("name")) for part in ("data", "model"))
-        key = (entry.row, data, model, str(entry.table.get("fleet")))
-        if "peft" in entry.table:  # there levels are given, which neither data nor what is fine-tuned change
-            key = (entry.table["method"]["name"], *key[2:])
-        sections.setdefault(key, (str(entry.subfolder.parent), dict(entry.table)))
+        data, model = (str(entry.tables.get(part, {}).get("name")) for part in ("data", "model"))
+        key = (entry.row, data, model, str(entry.tables.get("fleet")))
+        if "peft" in entry.tables:  # there levels are given, which neither data nor what is fine-tuned change
+            key = (entry.tables["method"]["name"], *key[2:])
+        sections.setdefault(key, (str(entry.subfolder.parent), dict(entry.tables)))
     return list(sections.values())
 
 

@@ -198,7 +198,7 @@ def tables_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield path.stem, table
         return
     for entry in plan_comparison(path).runs:
-        yield f"{entry.row}; {entry.setting}", dict(entry.table)
+        yield f"{entry.row}; {entry.setting}", dict(entry.tables)
 
 
 def falls_to(local: Mapping[str, Any]) -> Any:
