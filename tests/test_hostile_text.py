@@ -483,7 +483,7 @@ def test_a_long_text_keeps_its_ends() -> None:
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text[:9]))
 def test_a_table_is_printable_in_every_form(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     table = Table((text, "b"), ((text, "1"), ("x", text)), text, (text,), ((text, 2),))
-    for form in (table.to_markdown(), table.to_csv(), table.to_html()):
+    for form in (table.to_markdown(), table.to_html()):
         check_text(form)
     output.print_table(table)
     check_text(capsys.readouterr().out)

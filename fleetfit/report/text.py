@@ -1,7 +1,5 @@
-"""A table of text with its Markdown and CSV, the formats of numbers in tables, and lines for a terminal."""
+"""A table of text with its Markdown, the formats of numbers in tables, and lines for a terminal."""
 
-import csv
-import io
 import shutil
 import statistics
 import textwrap
@@ -61,12 +59,6 @@ class Table:
         return html_table(self.columns, self.rows, self.title, self.notes, self.groups)
 
     _repr_html_ = to_html
-
-    def to_csv(self) -> str:
-        """Return the table as CSV. A heading above columns is repeated in each of them."""
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([self.headings, *self.rows])
-        return text.getvalue()
 
     @property
     def headings(self) -> list[str]:

@@ -114,10 +114,9 @@ def test_levels_of_rows_repeat_no_total(record: SummaryRecord) -> None:
     assert table.rows[1][-2:] == ("", "")
 
 
-def test_markdown_and_csv() -> None:
+def test_markdown() -> None:
     table = Table(("", "a"), (("x|y", '1,"2"'),), "title", ("note",), (("", 1), ("g", 1)))
     assert table.to_markdown() == '**title**\n\n|  | g a |\n| --- | --- |\n| x\\|y | 1,"2" |\n\nnote\n'
-    assert table.to_csv() == ',g a\nx|y,"1,""2"""\n'
 
 
 def test_data_sets_as_in_table_2() -> None:

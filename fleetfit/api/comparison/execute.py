@@ -168,13 +168,11 @@ class ComparisonOutcome:
     """The runs of a comparison after the last of them.
 
     Attributes:
-        tuned: Chosen values of each row and setting.
         runs: The finished runs of the table.
         failures: A sentence on each run of the table without usable updates, by title.
         notes: Notes on data that changed between runs.
     """
 
-    tuned: Mapping[RowSetting, TunedValues]
     runs: Runs
     failures: Mapping[str, str]
     notes: Sequence[str]
@@ -239,7 +237,7 @@ def run_comparison(
     for planned, run in zip(plan.runs, executor.run(tuned_runs, on_finished), strict=True):
         if run is not None:
             finished_runs.setdefault(planned.group, []).append(run)
-    return ComparisonOutcome(tuned, finished_runs, executor.failures, executor.data.notes)
+    return ComparisonOutcome(finished_runs, executor.failures, executor.data.notes)
 
 
 OnFinished = Callable[[Sequence[tuple[PlannedRun, Run]]], None]
