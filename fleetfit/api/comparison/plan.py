@@ -57,7 +57,6 @@ TunedValues = tuple[tuple[str, Any], ...]
 SMALLEST = "smallest model"
 """Label of the row of FedAvg at the smallest budget."""
 _FEDAVG = {"method": {"name": "fedavg"}}
-_FILE, _OVERRIDES = "file", "--set"
 TUNING_KEY = "compare.tune."
 _LOCK = ".lock"
 _LONGEST_LABEL = 200
@@ -187,20 +186,19 @@ class ComparisonPlan:
     @functools.cached_property
     def runs(self) -> list[PlannedRun]:
         """The runs of the table, row by row."""
-        return [
-            run
-            for number, (row, setting) in enumerate(itertools.product(self.rows, self.settings))
-            for run in self._plan_seeds(row, setting, is_first=number < len(self.settings))
-        ]
+        runs: list[PlannedRun] = []
+        first: dict[str, Experiment] = {}  # of the first row, by setting
+        for row, setting in itertools.product(self.rows, self.settings):
+            planned = self._plan_seeds(row, setting, first.get(setting))
+            first.setdefault(setting, planned[0].experiment)
+            runs += planned
+        return runs
 
     @functools.cached_property
     def tuning_runs(self) -> list[PlannedRun]:
         """The tuning runs, ordered by row, setting, values and seed."""
-        return [
-            self._plan_tuning(*one)
-            for one in itertools.product(self.first_runs, self.tuning, self.tune_seeds)
-            if one[1]
-        ]
+        combinations = itertools.product(self.first_runs, self.tuning if self.section.tune else (), self.tune_seeds)
+        return [self._plan_tuning(run, values, seed) for run, values, seed in combinations]
 
     @property
     def first_runs(self) -> list[PlannedRun]:
@@ -286,23 +284,17 @@ class ComparisonPlan:
             tables["fleet"] = {key: value for key, value in tables["fleet"].items() if key != "split"}
         return sources, tables
 
-    def _plan_seeds(self, row: str, setting: str, is_first: bool) -> list[PlannedRun]:
+    def _plan_seeds(self, row: str, setting: str, first: Experiment | None) -> list[PlannedRun]:
         sources, tables = self._merge(row, setting)
         folder = Path(make_slug(row, _RESERVED)) / make_slug(setting)
         with _name_error(_name_row(row, setting)):
-            if self.section.same_recipe and not is_first:
-                tables = copy_recipe(self._first_experiments[setting], tables, list(list_keys(self.rows[row].tables)))
+            if self.section.same_recipe and first is not None:
+                tables = copy_recipe(first, tables, list(list_keys(self.rows[row].tables)))
             experiments = [complete_experiment({**tables, "seed": seed, "name": row}) for seed in self.seeds]
         return [
             PlannedRun(row, setting, seed, sources, one, folder / f"seed-{seed}", join(row, setting, f"seed {seed}"))
             for seed, one in zip(self.seeds, experiments, strict=True)
         ]
-
-    @functools.cached_property
-    def _first_experiments(self) -> dict[str, Experiment]:
-        """The experiments of the first row, by setting."""
-        first = next(iter(self.rows))
-        return {setting: complete_experiment(self._merge(first, setting)[1]) for setting in self.settings}
 
     def _plan_tuning(self, run: PlannedRun, values: TunedValues, seed: int) -> PlannedRun:
         label, change = format_label(values), {"seed": seed, "evaluate": {"split": "validation"}}
@@ -371,7 +363,7 @@ def _make_plan(file: Mapping[str, Any], stem: str, overrides: Mapping[str, Any])
     section = experiment.compare
     grid, tune = _read_lists(section.grid, "compare.grid"), _read_lists(section.tune, "compare.tune")
     seeds = grid.pop("seed", [experiment.seed])
-    shared = (Source(_FILE, "", file), Source(_OVERRIDES, "", overrides))
+    shared = (Source("file", "", file), Source("--set", "", overrides))
     rows = _make_rows(section, _merge_sources(shared))
     plan = ComparisonPlan(
         name=experiment.name or stem,
@@ -744,7 +736,7 @@ def _check_keys(
         unused_keys = [str(one) for one in of_runs if isinstance(one, UnusedKey)]
         if None in of_runs:
             continue
-        if heading != _FILE:
+        if heading != "file":
             raise ConfigError(f"{heading} {key}: {of_runs[0]} Leave it out.", key=f"{section}{key}")
         if unused_keys or set(of_runs) == {_DROPPED}:
             notes[unused_keys[0] if unused_keys else f"{key} of the file has no effect: {_DROPPED}"] = None
