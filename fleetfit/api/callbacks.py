@@ -12,7 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import Any
 
 from fleetfit.callbacks import HOOKS, RunStart
@@ -35,13 +35,6 @@ class NamedCallback:
 
     name: str
     callback: Any
-
-
-class _RoundFunction:
-    """A callback that calls a function after each round."""
-
-    def __init__(self, function: Any) -> None:
-        self.on_round = function
 
 
 def split_callbacks(callbacks: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -103,7 +96,7 @@ def _validate(name: str, callback: Any) -> Any:
     if any(hook in HOOKS for hook in hooks):
         return callback
     if callable(callback):
-        return _RoundFunction(callback)
+        return SimpleNamespace(on_round=callback)
     raise ConfigError(
         f"the callback {name} must have one of the methods {', '.join(HOOKS)}, or be a function of a round's report; "
         f"got {type(callback).__name__}.",
