@@ -96,7 +96,7 @@ KINDS: Mapping[str, Kind] = {
         "sets.images": "cifar10 cifar100 fashion_mnist mnist", "sets.imagenet": "imagenet",
         "sets.shakespeare": "shakespeare", "sets.short_texts": "ag_news sst2",
         "sets.speech_commands": "speech_commands", "sets.widar": "widar",
-    }), shared=("partition", "server"), example="digits"),
+    }), context=("transform",), shared=("partition", "server"), example="digits"),
     "partitions": Kind(
         ("data.partition.kind",), _list_modules("data", "", {"partition": "iid dirichlet shards natural"}),
         context=("data", "clients", "rng"), example="iid",

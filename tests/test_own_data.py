@@ -29,7 +29,6 @@ from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.table import table
 from fleetfit.data.files.text import text as read_text_table
 from fleetfit.errors import ConfigError, DataError, ModelError
-from fleetfit.fleet.settings import load_data, read_settings
 from fleetfit.report.tables import make_level_table, make_row_level_table, make_total_table
 
 IRIS = load_iris()
@@ -514,26 +513,6 @@ def test_a_name_with_hyphens_stands_for_the_same_run() -> None:
     assert (experiment.data.partition.kind, experiment.fleet.groups[0].profile) == ("dirichlet", "jetson-nano")
     for kind, name, plain in (("models", "ResNet-20", "resnet20"), ("data", "ag-news", "ag_news")):
         assert make_key_table(kind, name) == make_key_table(kind, plain)
-
-
-def node(place: Path, data: str) -> Path:
-    file = place / "node.toml"
-    file.write_text(f'name = "one"\n[data]\n{data}\n')
-    return file
-
-
-def test_nodes_take_the_same_numbers_or_are_refused(done: ff.Run, tmp_path: Path) -> None:
-    mine = write_iris(tmp_path / "mine.csv", range(0, 150, 2))
-    with raises(ConfigError, "columns.json", key="data.columns"):
-        load_data(read_settings(node(tmp_path, f'path = "{mine}"')))
-    (tmp_path / "columns.json").write_text((done.folder / "columns.json").read_text())
-    data = load_data(read_settings(node(tmp_path, 'path = "mine.csv"\ncolumns = "columns.json"')))
-    ours = done.assembly.data
-    assert data.columns == ours.columns and torch.equal(data.x, ours.x[::2])  # type: ignore[union-attr, index]
-    wrong = tmp_path / "wrong.csv"
-    wrong.write_text("height,species\n1,setosa\n2,virginica\n")
-    with raises(DataError, "height", column=IRIS.feature_names[0], path="wrong.csv"):
-        load_data(read_settings(node(tmp_path, 'path = "wrong.csv"\ncolumns = "columns.json"')))
 
 
 def _is_called_r2(run: ff.Run, evaluated: str) -> None:

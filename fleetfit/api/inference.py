@@ -25,7 +25,7 @@ from fleetfit.data import AbsentData, Data
 from fleetfit.data.files.folders import resolve_folder
 from fleetfit.data.files.memory import Samples, read_memory
 from fleetfit.data.splits import SPLITS
-from fleetfit.data.transform import COLUMNS, Transform
+from fleetfit.data.transform import FILE, Transform
 from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean
 from fleetfit.factories import call_factory
 from fleetfit.inference import Calibration, Measure, Mode, Scores
@@ -262,13 +262,11 @@ def _is_data_set(name: str) -> bool:
 
 
 def find_transform(run: TrainedRun) -> Transform:
-    """Return how other samples become those of the run. A fleet's run has it for tables with a `columns.json` only."""
+    """Return how other samples become those of the run; of a fleet without a transform only their shape and task."""
     data = run.assembly.data
-    if not isinstance(data, DataDescription):
+    if run.files.has(FILE) or not isinstance(data, DataDescription):
         return load_transform(run.files)
-    columns = run.files.text(COLUMNS) if run.files.has(COLUMNS) else ""
     return Transform(
-        kind="table" if columns else "",
         name=data.name,
         task=data.task,
         shape=data.sample_shape,
@@ -276,7 +274,6 @@ def find_transform(run: TrainedRun) -> Transform:
         classes=data.classes,
         vocabulary=data.vocabulary,
         padding=data.padding,
-        columns=columns,
     )
 
 
@@ -327,9 +324,10 @@ def _load_evaluation_data(run: TrainedRun, section: Any) -> Data | None:
     """Load data at a path or in memory, prepared like the run's; None for a data set or `Data`."""
     is_named = isinstance(section, Mapping) and not isinstance(section.get("name", ""), str)
     memory = read_memory(section["name"] if is_named else section)
-    is_on_nodes = isinstance(run.assembly.data, DataDescription)
-    if memory is not None and not (is_on_nodes and isinstance(memory, Samples)):
-        return find_transform(run).apply(memory)
+    if memory is not None:
+        transform = find_transform(run)
+        if transform.kind or not isinstance(memory, Samples):
+            return transform.apply(memory)
     name = section.get("path", section.get("name")) if isinstance(section, Mapping) else section
     if isinstance(name, Path) or (isinstance(name, str) and not _is_data_set(name)):
         return load_other_data(run, name)
@@ -507,13 +505,17 @@ def prepare_export(
     Args:
         run: The run.
         level: 1..L, or its name.
-        data: Source of preprocessing, validation and test samples; the run's data by default.
+        data: Source of validation and test samples; the run's data by default. Preprocessing is the run's, unless
+            these samples have another one.
         prior: Counts of a client's labels, a JSON file with them, or "own" for those of `data`.
     """
     experiment, federation, entry = run.experiment, run.assembly.federation, find_level(run, level)
     architecture, exits = federation.problem.architecture, entry.submodel.exits
     sizes = {**federation.problem.layout.full_sizes, **entry.submodel.sizes}
-    calibration = load_calibration(run, level)
+    calibration, transform = load_calibration(run, level), find_transform(run) if run.files.has(FILE) else None
+    if data is not None and (transform is None or not transform.has_prepared(data)):
+        transform = Transform.fit(data, "", {})
+    known = run.assembly.data if transform is None else transform.describe("")
     facts = {
         "model": names.get_short_name(experiment.model.name),
         "method": names.get_short_name(experiment.method.name),
@@ -530,6 +532,6 @@ def prepare_export(
         run.assembly.data if data is None else _rescale_targets(run.assembly.data, data),
         None if calibration is None else inference.read_policy(calibration),
         facts,
-        None if prior is None else make_offset(prior, run.server.prior, run.assembly.data, data),
-        None if isinstance(run.assembly.data, DataDescription) else find_transform(run),
+        None if prior is None else make_offset(prior, run.server.prior, known, data),
+        transform,
     )

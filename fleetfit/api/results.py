@@ -22,7 +22,7 @@ from fleetfit.config.dump import find_object_sections
 from fleetfit.config.load import restore_experiment
 from fleetfit.data import AbsentData, Data
 from fleetfit.data.files.folders import resolve_folder
-from fleetfit.data.transform import COLUMNS, FILE
+from fleetfit.data.transform import FILE
 from fleetfit.errors import COMMAND, ConfigError, FleetFitError, RunError, did_you_mean
 from fleetfit.layout import predictions
 from fleetfit.markup import escape_html
@@ -491,8 +491,8 @@ def load(folder: str | Path, **sections: Any) -> Run:
     if not isinstance(table.get("data"), dict):
         path = files.path / "config.toml"
         raise RunError(f"{path} is damaged: it has no [data].", key="data", path=path)
-    if files.has(COLUMNS) and table["data"].get("name") == "table":
-        table["data"]["columns"] = str(files.path / COLUMNS)  # the table may have changed since then
+    if files.has(FILE) and ("transform" in table["data"] or table["data"].get("name") == "table"):
+        table["data"]["transform"] = str(files.path)  # the table may have changed since then
     if files.has(DERIVED) and not hasattr(sections.get("model"), "build"):  # levels stay as they were derived
         sections["recorded"] = {"derived": str(files.path / DERIVED)}
     if "data" in sections:

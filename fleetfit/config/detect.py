@@ -13,6 +13,7 @@ from fleetfit import names
 from fleetfit.config.merge import Table
 from fleetfit.config.toml import path_exists, resolve_path
 from fleetfit.data import Data, DataInMemory
+from fleetfit.data.transform import Transform
 from fleetfit.errors import ConfigError, DataError, truncate
 
 OWN_FILES = ("arrays", "images", "plain_text", "sounds", "table", "text")
@@ -66,26 +67,46 @@ def detect_data(section: Mapping[str, Any], where: str = "[data]") -> Table:
         DataError: The path is missing, or its format is unknown.
     """
     table = resolve_data(section, Path.cwd(), where)
+    transform = _load_transform(table, where)
+    hints = table if transform is None else {**transform.settings, **table}
+    detected = _detect_path(table, hints, where)
+    keys = {key: value for key, value in table.items() if key not in ("name", "path")} if detected else table
+    partition = table.get("partition")
+    if isinstance(partition, Mapping):  # the section's kind wins over the detected one
+        keys["partition"] = {**detected.get("partition", {}), **partition}
+    kind = {**detected, **keys}.get("name")
+    if transform is None or not isinstance(kind, str):
+        return {**detected, **keys}
+    return {**detected, **transform.select_keys(names.match_name("data", kind), keys)}
+
+
+def _load_transform(table: Table, where: str) -> Transform | None:
+    place = table.get("transform")
+    if place is None or where != "[data]":
+        return None
+    if not isinstance(place, str | Path):
+        raise ConfigError(f"[data] transform: should be a folder, got {truncate(repr(place))}.", key="data.transform")
+    return Transform.load(place)
+
+
+def _detect_path(table: Table, hints: Mapping[str, Any], where: str) -> Table:
+    """Return the name and keys of the data at a section's path; {} without a path."""
     name, path = table.get("name"), table.get("path")
     if name is None and path is not None:
-        name, path = table.pop("path"), None
+        name, path = path, None
     elif not isinstance(name, str) or ":" in name or (path is None and not _is_path(name, Path.cwd())):
-        return table
+        return {}
     if path is not None:
         parameters = inspect.signature(names.resolve("data", name)).parameters
         location_key = next((key for key in ("folder", "file") if key in parameters), None)
         if location_key is None:
             key = {"[data]": "data.path", "[data] server": "data.server.path"}.get(where)
             raise ConfigError(f"{where} path: {name} reads no files. Leave out path or name.", key=key)
-        return {location_key: path, **{key: value for key, value in table.items() if key != "path"}}
+        return {"name": name, location_key: path}
     from fleetfit.data.files.detect import detect_format
 
-    table.pop("name", None)
-    detected = detect_format(name, table)
-    partition = table.get("partition")
-    if isinstance(partition, Mapping):  # the section's kind wins over the detected one
-        table["partition"] = {**detected.get("partition", {}), **partition}
-    return {**detected, **table}
+    keys = {key: value for key, value in hints.items() if key not in ("name", "path", "transform")}
+    return dict(detect_format(name, keys))
 
 
 def _is_path(name: str, folder: Path) -> bool:

@@ -369,7 +369,7 @@ def _has_value(default: Any) -> bool:
 
 # ---- paths and names in a run file ---------------------------------------------------------------------------------
 
-_DATA_FILES = ("folder", "file", "tokenizer", "columns")
+_DATA_FILES = ("folder", "file", "tokenizer", "transform")
 """Keys of a data set that name files."""
 
 

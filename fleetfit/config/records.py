@@ -56,9 +56,10 @@ def restore_records(experiment: Experiment, recorded: Experiment) -> Experiment:
             changes["data.partition.clients"] = theirs.partition.clients
         if has_data_sized_cohort(experiment):
             changes["cohort.fraction"] = recorded.cohort.fraction
-        for key in ("columns", "channels_last"):
-            if (value := theirs.settings.get(key)) is not None and key not in data.settings:
-                changes[f"data.{key}"] = value
+        if theirs.transform is not None and data.transform is None:
+            changes["data.transform"] = theirs.transform
+        if (value := theirs.settings.get("channels_last")) is not None and "channels_last" not in data.settings:
+            changes["data.channels_last"] = value
     if experiment.method.name == recorded.method.name:
         keys = recorded.method.settings.keys() - {key.removeprefix("method.") for key in experiment.request.decided}
         changes |= {f"method.{key}": recorded.method.settings[key] for key in keys}

@@ -87,6 +87,7 @@ REQUIREMENTS = (
     Requirement("data.name", is_sized_by_data, _NODES),
     Requirement("data.partition.kind", is_sized_by_data, _NODES),
     Requirement("data.partition.clients", has_open_cohort, _NODES),
+    Requirement("data.transform", lambda run: True, ""),  # holds for nodes, too
     Requirement("data", is_simulated, _NODES),
     Requirement("fleet.levels", takes_levels, "the method has levels of its own"),
     Requirement("fleet.split", takes_levels, "the method has levels of its own"),

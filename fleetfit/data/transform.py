@@ -4,6 +4,7 @@ A run folder and an export have it as `data.json`, with the encoding of a table'
 """
 
 import contextlib
+import dataclasses
 import importlib
 import json
 from collections.abc import Mapping
@@ -13,12 +14,12 @@ from typing import Annotated, Any, Literal
 import pydantic
 import torch
 
-from fleetfit import names
+from fleetfit import files, names
 from fleetfit.data.dataset import AbsentData, Data
 from fleetfit.data.files.memory import Samples, TableSplits
 from fleetfit.data.rows import FITTED
 from fleetfit.data.splits import SPLITS
-from fleetfit.errors import ConfigError, DataError
+from fleetfit.errors import ConfigError, DataError, quote_some, truncate
 from fleetfit.factories import call_factory
 
 FILE, COLUMNS, TOKENISER = "data.json", "columns.json", "tokenizer.json"
@@ -38,7 +39,8 @@ samples or labels do not fit the training data.
 """
 _PLAIN_TEXT = "plain_text"  # the only format whose test set is the end of each file
 _FACTS = ("name", *FITTED)
-_OF_TRAINING = ("folder", "file", "columns", "groups", "samples", "augment", "hub", "tokenizer", "test")
+_OF_TRAINING = ("folder", "file", "transform", "groups", "samples", "augment", "hub", "tokenizer", "test")
+_OF_SPLITS = ("validation", "seed")
 
 Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
 Count = Annotated[int, pydantic.Field(ge=0)]
@@ -48,7 +50,7 @@ class Transform(pydantic.BaseModel):
     """How samples become those of a trained model.
 
     Attributes:
-        kind: The reader of the training data, such as "images"; "" if they are on the nodes of a fleet.
+        kind: The reader of the training data, such as "images"; "" if nodes of a fleet prepared theirs by themselves.
         settings: Its keys that hold for other samples, too.
         name: The data set.
         shape: Of a sample as stored.
@@ -106,6 +108,25 @@ class Transform(pydantic.BaseModel):
         return texts
 
     @classmethod
+    def load(cls, folder: str | Path) -> "Transform":
+        """Return the transform in the folder of a run or an export.
+
+        Raises:
+            DataError: A file is missing or damaged.
+        """
+        folder = Path(folder)
+        columns, tokenizer = folder / COLUMNS, folder / TOKENISER
+        text = files.read_text(folder / FILE, DataError)
+        try:
+            return cls.from_json(
+                files.parse_json(text),
+                files.read_text(columns, DataError) if files.is_file(columns) else "",
+                str(tokenizer) if files.is_file(tokenizer) else "",
+            )
+        except (ValueError, DataError) as error:
+            raise DataError(f"{folder / FILE} is damaged: {error}", path=folder / FILE) from None
+
+    @classmethod
     def from_json(cls, content: Any, columns: str = "", tokenizer: str = "") -> "Transform":
         """Return the transform of a `data.json`.
 
@@ -126,6 +147,103 @@ class Transform(pydantic.BaseModel):
         except (DataError, IndexError, RuntimeError, TypeError) as error:
             raise DataError(str(error)) from None
         return transform
+
+    def select_keys(self, kind: str, written: Mapping[str, Any], path: Path | None = None) -> dict[str, Any]:
+        """Return the keys of `[data]` by which other files are read as those of the training data were.
+
+        Args:
+            kind: Their reader. One that reads no files of the user keeps the keys that are set.
+            written: The keys that a user set. They stay, and must not contradict what was fitted.
+            path: Their place, for messages.
+
+        Raises:
+            ConfigError: They do, the training data were of another kind, or they are a plain text.
+        """
+        place = "[data]" if path is None else path
+        if self.kind != kind and (path is not None or {self.kind, kind} <= KINDS.keys()):
+            raise ConfigError(
+                f"{place} was detected as {kind}, but the training data are {self.kind.rpartition(':')[2]}. Name data "
+                "of the same format.",
+                key="data",
+                path=path,
+            )
+        if kind == _PLAIN_TEXT:
+            raise ConfigError(
+                "the tokens of a plain text are its own, so another text has other tokens. Use labelled texts.",
+                key="data",
+                path=path,
+            )
+        if kind not in KINDS:
+            return dict(written)
+        keys = {key: value for key, value in self.settings.items() if key not in (*_OF_TRAINING, *_OF_SPLITS)}
+        keys = {**keys, **written}
+        for key, value in self._list_fitted_keys(kind, keys).items():
+            if written.get(key, value) != value:
+                raise ConfigError(
+                    f"{place} {key}: got {truncate(str(written[key]))}, but the transform has {truncate(str(value))}. "
+                    f"Leave {key} out.",
+                    key=f"data.{key}",
+                )
+            keys[key] = value
+        return keys
+
+    def _list_fitted_keys(self, kind: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+        if kind == "text" and self.tokenizer and len(self.shape) == 1:
+            return {"tokenizer": self.tokenizer, "length": self.shape[0]}
+        if kind == "images" and len(self.shape) == 3:
+            channels, height, width = self.shape
+            return {"channels": channels} | ({"size": height} if height == width else {})
+        if kind == "sounds" and len(self.shape) == 3:
+            from fleetfit.data.files.sounds import compute_seconds
+
+            return {"mels": self.shape[1], "seconds": compute_seconds(self.shape[2], keys)}
+        return {}
+
+    def convert(self, data: Data) -> Data:
+        """Return the training data of another party with the transform's classes, normalisation and scale of targets.
+
+        Raises:
+            DataError: Their samples, task or classes do not fit.
+        """
+        facts = self.describe("")
+        for what, ours, theirs in (
+            ("the task", self.task, data.task),
+            ("samples", list(self.shape), list(data.x.shape[1:])),
+            ("samples of type", facts.x.dtype, data.x.dtype),
+            ("tokens", self.vocabulary, data.vocabulary),
+            ("padding", self.padding, data.padding),
+            ("an encoding of columns", self.columns, data.columns),
+            ("a tokenizer", _read_tokenizer(self), _read_tokenizer(data) or _read_tokenizer(self)),
+            ("targets or labels", self.classes, self.classes if data.task == "classification" else data.classes),
+        ):
+            if ours != theirs:
+                raise DataError(
+                    f"{data.name} has {what} {truncate(str(theirs))}, but the training data have "
+                    f"{truncate(str(ours))}. Name data like them.",
+                    key="data",
+                )
+        fitted = {name: getattr(self, name) for name in (*FITTED, "targets")}
+        return dataclasses.replace(data, y=self._convert_classes(data), **fitted)
+
+    def has_prepared(self, data: Data) -> bool:
+        """Return whether samples are stored and normalised as the transform's."""
+        fields = [name for name in FITTED if name not in ("columns", "tokenizer", "class_names")]
+        shapes = data.x.shape[1:] == self.shape and f"torch.{self.dtype}" == str(data.x.dtype)
+        return shapes and all(getattr(data, name) == getattr(self, name) for name in fields)
+
+    def _convert_classes(self, data: Data) -> torch.Tensor:
+        if data.task != "classification" or data.class_names == self.class_names:
+            return data.y
+        ours = self.class_names or tuple(map(str, range(self.classes)))
+        theirs = data.class_names or (*ours, *map(str, range(self.classes, data.classes)))[: data.classes]
+        numbers = {name: number for number, name in enumerate(ours)}
+        if unknown := [name for name in theirs if name not in numbers]:
+            raise DataError(
+                f"{data.name} has classes that the training data lack: {quote_some(unknown)}. Their classes are "
+                f"{quote_some(ours)}.",
+                key="data",
+            )
+        return torch.tensor([numbers[name] for name in theirs], device=data.y.device)[data.y]
 
     def describe(self, reason: str) -> AbsentData:
         """Return the facts of the training data, without samples.
@@ -179,46 +297,30 @@ class Transform(pydantic.BaseModel):
 
         label = {"label": self.settings["label"]} if "label" in self.settings else {}  # tells texts from a table
         try:
-            section = {key: value for key, value in detect_format(str(path), label).items() if key != "partition"}
+            detected = {key: value for key, value in detect_format(str(path), label).items() if key != "partition"}
         except DataError as error:
             raise DataError(f"--data: {error}", key="data", path=error.path) from None
-        kind, settings = section.pop("name"), section
+        kind, keys = detected.pop("name"), detected
         if not self.kind and kind == "table":
             raise ConfigError(
-                f"the run's folder lacks the encoding of the nodes' tables. Copy their {COLUMNS} there, and repeat the "
-                "command.",
-                path=COLUMNS,
+                f"the run has no {FILE}: it has no transform, which tables need. Set transform under [data] in the run "
+                "file of a fleet.",
+                path=FILE,
             )
         if self.kind:
-            self._check_kind(path, kind)
-            settings = {**self.settings, **{key: section[key] for key in ("folder", "file") if key in section}}
-            settings |= {"tokenizer": self.tokenizer} if self.tokenizer else {}
+            own = {key: value for key, value in detected.items() if key in ("folder", "file")}
+            splits = {key: self.settings[key] for key in _OF_SPLITS if key in self.settings}
+            keys = self.select_keys(kind, {**splits, **own}, path)
         if kind != _PLAIN_TEXT:
-            settings["test"] = 0.0  # so that the reader returns test samples only if there is a test set
-        data: Data = call_factory(names.resolve("data", kind), kind, "--data", settings)
-        if self.class_names and data.class_names and data.class_names != self.class_names:
-            raise ConfigError(
-                f"{path} has classes {', '.join(data.class_names[:10])}, but the run was trained on "
-                f"{', '.join(self.class_names[:10])}.",
-                key="data",
-                path=path,
-            )
+            keys["test"] = 0.0  # so that the reader returns test samples only if there is a test set
+        data: Data = call_factory(names.resolve("data", kind), kind, "--data", keys)
+        if self.kind:
+            data = self.convert(data)
         if kind != _PLAIN_TEXT and len(data.split("test")):
             return data
         rows = torch.cat([data.split(split) for split in SPLITS]).sort().values
         return data.share({"validation": rows[::2], "test": rows[1::2]} if halves else {"test": rows})
 
-    def _check_kind(self, path: Path, kind: str) -> None:
-        if kind != self.kind:
-            raise ConfigError(
-                f"{path} was detected as {kind}, but this run was trained on {self.kind.rpartition(':')[2]}. Name data "
-                "of the same format.",
-                key="data",
-                path=path,
-            )
-        if kind == _PLAIN_TEXT:
-            raise ConfigError(
-                "the tokens of a plain text are its characters, so another text has other tokens.",
-                key="data",
-                path=path,
-            )
+
+def _read_tokenizer(data: Data | Transform) -> str:
+    return files.read_text(data.tokenizer, DataError) if data.tokenizer else ""

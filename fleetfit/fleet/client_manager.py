@@ -15,12 +15,13 @@ import queue
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from fleetfit.errors import RunError, format_exception, one_line
 from fleetfit.fleet import transport
-from fleetfit.fleet.protocol import pack_message, read_answer
-from fleetfit.fleet.transport import NodeReply, ReplyQueue, Transport
+from fleetfit.fleet.protocol import compute_digest, pack_message, read_answer
+from fleetfit.fleet.transport import NodeReply, Part, ReplyQueue, Transport
 from fleetfit.values import DataDescription, NodeDescription
 from fleetfit.values.nodes import parse_node_description
 
@@ -71,6 +72,7 @@ class ClientManager:
         say: Prints a line of the server's log.
         members: The enrolled nodes; a client's number is its position.
         setup: Set as soon as the model exists.
+        transform: The transform by which the nodes prepare their samples, packed; empty where there is none.
         online: Flower's ids of the connected nodes.
         changed: Whether members were added or have changed since they were last stored.
     """
@@ -81,6 +83,7 @@ class ClientManager:
     say: Callable[[str], None]
     members: list[EnrolledNode] = field(default_factory=list)
     setup: Setup | None = None
+    transform: bytes = b""
     online: set[int] = field(default_factory=set)
     changed: bool = False
     _replies: ReplyQueue = field(default_factory=queue.Queue)
@@ -89,6 +92,7 @@ class ClientManager:
     _not_before: dict[int, float] = field(default_factory=dict)
     _new: list[EnrolledNode] = field(default_factory=list)
     _base_part: Any = None
+    _transform_part: Any = None
 
     def dump_members(self) -> list[dict[str, Any]]:
         """Return the members as plain values, for the run folder."""
@@ -162,13 +166,20 @@ class ClientManager:
         self._receive()
 
     def mark_unready(self, client: int) -> None:
-        """Have a member set up again before its next job."""
-        self.members[client].is_ready = False
+        """Have a member describe itself and be set up again before its next job."""
+        self.members[client].is_ready = self.members[client].is_described = False
+
+    @cached_property
+    def digest(self) -> str:
+        """The digest of the transform, or ""."""
+        return compute_digest(self.transform) if self.transform else ""
 
     @property
-    def hello(self) -> bytes:
-        """The header that asks a node for its description."""
-        return pack_message({"what": "hello", **self.questions})
+    def hello(self) -> dict[str, Part]:
+        """The parts of the message that asks a node for its description."""
+        header = pack_message({"what": "hello", "transform": self.digest, **self.questions})
+        self._transform_part = self._transform_part or transport.make_part(self.transform)
+        return {"header": header} | ({"transform": self._transform_part} if self.transform else {})
 
     def _find_member(self, node: int) -> EnrolledNode | None:
         return next((m for m in (*self.members, *self._new) if m.node == node), None)
@@ -182,7 +193,7 @@ class ClientManager:
 
     def _ask(self, node: int, what: str, held: bool = False) -> None:
         if what == "hello":
-            parts: dict[str, transport.Part] = {"header": self.hello}
+            parts = self.hello
         else:
             assert self.setup is not None
             parts = {"header": pack_message({"what": what, **self.setup.header})}
@@ -233,7 +244,9 @@ class ClientManager:
             return
         member = self._find_member(node)
         assert member is not None
-        if answer.get("ready") is True:
+        if answer.get("lost") is True:
+            member.is_described = False
+        elif answer.get("ready") is True:
             member.is_ready = True
         elif what == "setup":
             self._ask(node, "base")

@@ -278,7 +278,7 @@ class FleetEngine:
         """Send a hello to the node of a job: it answers as soon as it is free."""
         assert job.client is not None
         node = self._manager.members[job.client].node
-        question = transport.make_request(node, "query", {"header": self._manager.hello}, ttl_s, 0)
+        question = transport.make_request(node, "query", self._manager.hello, ttl_s, 0)
         return self._transport.send(question, self._replies)
 
     def _repeat_lost(self, state: "_RunState", detector: LostJobDetector) -> None:
@@ -342,7 +342,7 @@ class FleetEngine:
             return Failure.of(job, f"it refused: {one_line(answer['refused'], 500)}")
         if answer.get("lost") is True:
             self._manager.mark_unready(job.client)
-            return Failure.of(job, "it has lost the tensors that are never trained; it gets them again")
+            return Failure.of(job, "it has lost tensors that are never trained, or the transform; it gets them again")
         reply = load_reply(answer["reply"] if isinstance(answer.get("reply"), Mapping) else {}, self._layout)
         if answer.get("forgot") is True:
             name = self._manager.members[job.client].description.name

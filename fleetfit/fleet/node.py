@@ -13,6 +13,7 @@ import contextlib
 import functools
 import logging
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -26,6 +27,7 @@ import torch
 from fleetfit import files, names
 from fleetfit.cost import BATCH_SIZE, Conditions, Piece, compute_cost
 from fleetfit.data import Data, class_counts
+from fleetfit.data.transform import FILE as TRANSFORM
 from fleetfit.errors import ConfigError, FleetFitError, RunError, format_exception
 from fleetfit.fleet.protocol import (
     Header,
@@ -35,6 +37,7 @@ from fleetfit.fleet.protocol import (
     make_model_key,
     pack_message,
     pack_refusal,
+    unpack_transform,
 )
 from fleetfit.fleet.secure_aggregation import PHASES, Member
 from fleetfit.fleet.settings import NodeSettings, load_data, read_settings
@@ -62,6 +65,7 @@ Finish = Callable[[Job, Update | Failure], dict[str, Any] | Failure]
 
 _MAX_RUNS = 8
 _MAX_BASES = 3
+_MAX_TRANSFORMS = 3
 _RUN = re.compile(r"[0-9a-f]{8,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -124,15 +128,41 @@ class NodeFiles:
         _keep_newest(self._folder / "base", _MAX_BASES)
 
     def _find_base(self, digest: str) -> Path:
-        if not _DIGEST.fullmatch(digest):
-            raise RunError("a digest has 64 hexadecimal digits.", key="digest")
-        return self._folder / "base" / f"{digest}.ffit"
+        return self._folder / "base" / f"{_check_digest(digest)}.ffit"
+
+    # -- the fleet's transform
+
+    def find_transform(self, digest: str) -> Path | None:
+        """Return the folder of a transform, or None where it is missing."""
+        folder = self._folder / "transforms" / _check_digest(digest)
+        return folder if (folder / TRANSFORM).is_file() else None
+
+    def keep_transform(self, digest: str, content: bytes | bytearray) -> None:
+        """Store the files of a transform (see `pack_transform`).
+
+        Raises:
+            RunError: They have another digest, or are not those of a transform.
+        """
+        if compute_digest(content) != digest:
+            raise RunError("the transform that came is not the one that was announced.", key="transform")
+        texts = unpack_transform(content)
+        if self.find_transform(digest) is None:
+            (self._folder / "transforms").mkdir(parents=True, exist_ok=True, mode=0o700)
+            for name in sorted(texts, key=TRANSFORM.__eq__):  # that one last: it marks a complete folder
+                _write(self._folder / "transforms" / digest / name, texts[name].encode())
+            _keep_newest(self._folder / "transforms", _MAX_TRANSFORMS, "*")
 
 
-def _keep_newest(folder: Path, count: int) -> None:
-    paths = sorted(folder.glob("*.ffit"), key=lambda path: path.stat().st_mtime, reverse=True)
+def _check_digest(digest: str) -> str:
+    if not _DIGEST.fullmatch(digest):
+        raise RunError("a digest has 64 hexadecimal digits.", key="digest")
+    return digest
+
+
+def _keep_newest(folder: Path, count: int, pattern: str = "*.ffit") -> None:
+    paths = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in paths[count:]:
-        path.unlink(missing_ok=True)
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _write(path: Path, content: bytes | bytearray) -> None:
@@ -219,11 +249,20 @@ class Node:
         self._memory = NodeFiles(Path(settings.folder))
         self._problems: dict[str, Problem] = {}
         self._memory_limit = MemoryLimit(settings.limit_bytes)
+        self._transform = ""
 
     @cached_property
     def data(self) -> Data:
         """The node's own data, on the device that computes; loaded at the first use."""
-        return load_data(self.settings).to(self._accelerator)
+        transform = self._memory.find_transform(self._transform) if self._transform else None
+        return load_data(self.settings, transform).to(self._accelerator)
+
+    def _use_transform(self, digest: str) -> bool:
+        """Have the data prepared by another transform, "" for none; return whether the node has it."""
+        if digest != self._transform:
+            self.__dict__.pop("data", None)
+            self._transform = digest
+        return not digest or "data" in self.__dict__ or self._memory.find_transform(digest) is not None
 
     @cached_property
     def _accelerator(self) -> torch.device:
@@ -236,6 +275,10 @@ class Node:
             FleetFitError: It cannot be answered; the message says why.
         """
         header = check_header(unpack(_get_part(parts, "header"), bounded=True))
+        if header["what"] == "hello" and header["transform"]:
+            self._memory.keep_transform(header["transform"], _get_part(parts, "transform"))
+        if not self._use_transform(header["transform"]):
+            return pack_message({"lost": True})
         if header["what"] == "hello":
             return pack_message(self._describe(header))
         if header["what"] == "base":

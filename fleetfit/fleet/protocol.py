@@ -1,13 +1,14 @@
 """The messages between server and nodes, as tables for `fleetfit.messages`, and the checks of incoming ones.
 
 Server to node, in part `header`: `what` is one of
-- hello: describe yourself (`asks_budget`, `asks_labels`)
+- hello: describe yourself (`asks_budget`, `asks_labels`), with the files of the fleet's transform in part `transform`
 - setup: can you train this? (`problem`, `method`, `base`: the digest of the tensors that are never trained, or "")
 - base: as setup, with those tensors in part `base`
 - secure: a phase of a secure round, with a message of `fleetfit.secure` in part `secure` (see `secure_aggregation`)
 - job: a job, with its tensors in parts `state` and `statistics`, which several nodes' messages share.
+Each has `transform`, the digest of the transform that prepares the nodes' samples, or "".
 Node to server, in part `answer`: `hello`, `ready`, `reply` (of a job), `secure` (of a phase), `lost` (the node has lost
-the base), or `refused` with a reason.
+the base or the transform), or `refused` with a reason.
 """
 
 import hashlib
@@ -15,17 +16,21 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+
 from fleetfit.data import Data
-from fleetfit.errors import RunError, one_line
+from fleetfit.data.transform import COLUMNS, FILE, TOKENISER, Transform
+from fleetfit.errors import DataError, RunError, one_line
+from fleetfit.files import parse_json, read_text
 from fleetfit.messages import pack, unpack
 from fleetfit.method import is_portable
 
 PROTOCOL = 1
 
 Header = Mapping[str, Any]
-_SETUP: Mapping[str, type] = {"run": str, "problem": dict, "method": dict, "base": str, "cost": str}
+_SETUP: Mapping[str, type] = {"run": str, "problem": dict, "method": dict, "base": str, "cost": str, "transform": str}
 _ENTRIES: Mapping[str, Mapping[str, type]] = {
-    "hello": {"asks_budget": bool, "asks_labels": bool}, "setup": _SETUP, "base": _SETUP,
+    "hello": {"asks_budget": bool, "asks_labels": bool, "transform": str}, "setup": _SETUP, "base": _SETUP,
     "job": {**_SETUP, "job": dict}, "secure": {**_SETUP, "job": dict, "secure": dict},
 }  # fmt: skip
 
@@ -102,7 +107,40 @@ def _format_version(table: Mapping[str, Any]) -> str:
 def describe_data(data: Data) -> dict[str, Any]:
     """Return what a model needs to know of data, as plain values."""
     return {"name": data.name, "task": data.task, "sample_shape": list(data.sample_shape), "classes": data.classes,
-            "vocabulary": data.vocabulary, "padding": data.padding, "channels_last": data.channels_last}  # fmt: skip
+            "vocabulary": data.vocabulary, "padding": data.padding, "channels_last": data.channels_last,
+            "encoding": _compute_encoding(data)}  # fmt: skip
+
+
+def _compute_encoding(data: Data) -> str:
+    """Return a digest of the names of classes and of the tokenizer; "" without them."""
+    tokenizer = read_text(data.tokenizer, DataError) if data.tokenizer else ""
+    is_numbered = data.class_names == tuple(map(str, range(data.classes)))  # as classes without names
+    named = [() if is_numbered else data.class_names, tokenizer]
+    return compute_digest(json.dumps(named).encode()) if any(named) else ""
+
+
+def pack_transform(transform: Transform) -> bytes:
+    """Return the files of a transform as bytes."""
+    texts = transform.to_files()
+    return pack({name: torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) for name, text in texts.items()})
+
+
+def unpack_transform(content: bytes | bytearray) -> dict[str, str]:
+    """Return the texts of a transform's files, by name.
+
+    Raises:
+        RunError: The content is malformed.
+        DataError: The transform is wrong.
+    """
+    table = unpack(content, bounded=True)
+    if not isinstance(table, dict) or FILE not in table or not table.keys() <= {FILE, COLUMNS, TOKENISER}:
+        raise RunError("the fleet's transform has other files than a transform.", key="transform")
+    try:
+        texts = {name: tensor.numpy().tobytes().decode() for name, tensor in table.items()}
+        Transform.from_json(parse_json(texts[FILE]))
+    except (AttributeError, TypeError, ValueError):
+        raise RunError("a file of the fleet's transform is not text, or not JSON.", key="transform") from None
+    return texts
 
 
 def make_model_key(header: Header) -> str:

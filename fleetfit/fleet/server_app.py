@@ -36,12 +36,14 @@ from fleetfit.config.assemble.rounds import compute_cohort_size, count_asked_cli
 from fleetfit.config.assemble.run import assemble_fleet
 from fleetfit.config.components import build_component
 from fleetfit.config.schema import EngineSection, GroupSection
+from fleetfit.data.transform import FILE as TRANSFORM
+from fleetfit.data.transform import Transform
 from fleetfit.engines.flower import Rules
 from fleetfit.errors import ConfigError, FleetFitError, RunError, make_printable
 from fleetfit.fleet import logs
 from fleetfit.fleet.client_manager import ClientManager, Setup
 from fleetfit.fleet.engine import FleetEngine
-from fleetfit.fleet.protocol import compute_digest, make_model_key
+from fleetfit.fleet.protocol import compute_digest, make_model_key, pack_transform
 from fleetfit.fleet.secure_aggregation import NodeParties
 from fleetfit.fleet.transport import Transport
 from fleetfit.fleet.warm_start import speed_up
@@ -51,6 +53,7 @@ from fleetfit.planner import find_budget_error
 from fleetfit.report.text import format_percent, format_privacy
 from fleetfit.round_report import format_rollback
 from fleetfit.rounds import Engine
+from fleetfit.runs.data import load_transform
 from fleetfit.runs.folder import NODES, RunFolder
 from fleetfit.secure_engine import SecureEngine
 from fleetfit.values import DataDescription, Federation, NodeDescription
@@ -118,11 +121,14 @@ def replace_groups(experiment: Experiment, nodes: Sequence[NodeDescription]) -> 
 # ---- enrolment -------------------------------------------------------------------------------------------------------
 
 
-def make_manager(transport: Transport, experiment: Experiment, say: Callable[[str], None]) -> ClientManager:
+def make_manager(
+    transport: Transport, experiment: Experiment, transform: Transform | None, say: Callable[[str], None]
+) -> ClientManager:
     """Return the manager of a run's clients, none of whom has enrolled yet."""
     method = build(build_method_spec(experiment))
     questions = {"asks_budget": method.needs_budgets, "asks_labels": experiment.fleet.reports_labels}
-    return ClientManager(transport, questions, make_node_check(experiment), say)
+    packed = b"" if transform is None else pack_transform(transform)
+    return ClientManager(transport, questions, make_node_check(experiment), say, transform=packed)
 
 
 def make_node_check(experiment: Experiment, facts: DataDescription | None = None) -> Callable[[NodeDescription], str]:
@@ -136,9 +142,12 @@ def make_node_check(experiment: Experiment, facts: DataDescription | None = None
 
     def check_node(node: NodeDescription) -> str:
         if facts is not None and node.facts.shape != facts.shape:
-            return f"its data are {node.facts}, and the others' {facts}."
-        if node.facts.task == "regression":
-            return "its task is a regression, whose targets each node would scale by its own mean."
+            return f"its data are {node.facts}, and the others' {facts}. One [data] transform makes them alike."
+        if node.facts.task == "regression" and experiment.data.transform is None:
+            return (
+                "its task is a regression, whose targets each node would scale by its own mean. Set transform under "
+                "[data] in the run file."
+            )
         if not node.num_examples:
             return "it has no training data."
         if method.needs_budgets and node.budget is None:
@@ -318,7 +327,8 @@ class _FleetRun:
                 f"{out} is not empty. Choose another folder, or continue it: fleetfit flower resume {out}.", path=out
             )
         rules = make_rules(experiment)
-        manager = make_manager(transport, experiment, say)
+        transform = None if experiment.data.transform is None else Transform.load(experiment.data.transform)
+        manager = make_manager(transport, experiment, transform, say)
         wait_for_nodes(manager, rules, say)
         nodes = [member.description for member in manager.members]
         manager.check_node = make_node_check(experiment, find_common_data(nodes))
@@ -326,7 +336,7 @@ class _FleetRun:
         check_requested_keys(assembly.unused, requested)
         assembly = verify_layout(assembly, say)
         key = secrets.token_hex(8)
-        files = {NODES: format_nodes(key, nodes, manager)}
+        files = {NODES: format_nodes(key, nodes, manager), **({} if transform is None else transform.to_files())}
         folder = create_run_folder(assembly, _describe_clients(assembly), out, files, HEADING)
         run = Run(folder, assembly.experiment, assembly)
         fleet_run = _FleetRun._make(run, assembly, manager, rules, key, nodes, say)
@@ -338,7 +348,8 @@ class _FleetRun:
         """Continue a run: its nodes keep their numbers, the levels stay."""
         run = load(RunFolder.open_fleet(config.resume).path)
         rules, planned = make_rules(run.experiment), run.files.read_planned_nodes()
-        manager = make_manager(transport, run.experiment, say)
+        transform = load_transform(run.files) if run.files.has(TRANSFORM) else None
+        manager = make_manager(transport, run.experiment, transform, say)
         try:
             table = run.files.json(NODES)
             manager.restore(table["members"])
@@ -363,7 +374,8 @@ class _FleetRun:
             )
         base = pack(dict(problem.base)) if problem.base else b""
         header = {"run": key, "problem": problem.spec, "method": dict(federation.method_spec),
-                  "base": compute_digest(base) if base else "", "cost": run.experiment.fleet.cost}  # fmt: skip
+                  "base": compute_digest(base) if base else "", "cost": run.experiment.fleet.cost,
+                  "transform": manager.digest}  # fmt: skip
         manager.setup = Setup(header, base)
         flower_engine = FleetEngine(manager.transport, manager, rules, federation.cohort, problem.layout)
         secure = assembly.settings.secure

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fleetfit import files, names
+from fleetfit.config.assemble import data as data_sets
 from fleetfit.config.detect import detect_data
 from fleetfit.config.load import is_budget_file, read_budget_file, resolve_paths
 from fleetfit.config.parse import parse_section
@@ -15,10 +16,11 @@ from fleetfit.cost import COSTS
 from fleetfit.data import Data
 from fleetfit.data.partition import partition
 from fleetfit.errors import ConfigError, FleetFitError
-from fleetfit.factories import call_factory
 from fleetfit.planner import Budget, find_budget_error, parse_amount
 from fleetfit.values.nodes import NODE_NAME
 from fleetfit.values.section import Count, NotNegative, OpenSection, Positive, Section, Unit
+
+_NOT_OF_READER = ("name", "partition", "transform")
 
 
 class NodePartition(OpenSection):
@@ -105,14 +107,15 @@ def read_settings(path: str | Path) -> NodeSettings:
     """
     path = files.parse_path(path).resolve()
     folder = path.parent
-    written = read_toml(path)
-    table = resolve_paths(written, folder)
-    if isinstance(table.get("data"), dict):
-        table["data"] = detect_data(table["data"])
-        if "partition" not in written["data"]:
-            table["data"].pop("partition", None)  # of a simulation, found with data at a path
+    table = resolve_paths(read_toml(path), folder)
+    if isinstance(table.get("data"), dict):  # a wrong path is an error before the fleet's transform is there
+        detect_data({key: value for key, value in table["data"].items() if key != "transform"})
     try:
         settings = parse_section(NodeSettings, table)
+        if "transform" in settings.data.settings:
+            raise ConfigError(
+                "[data] transform: a node gets it from the server. Set it in the run file.", key="data.transform"
+            )
         if not NODE_NAME.fullmatch(settings.name):
             raise ConfigError(f'name: at most 60 letters, digits, dots and dashes, got "{settings.name}".', key="name")
         if (settings.data.partition is None) != (settings.data.client is None):
@@ -148,33 +151,23 @@ def _check_budget(budget: Budget | None) -> None:
         raise ConfigError(f"budget: {problem}")
 
 
-def load_data(settings: NodeSettings) -> Data:
+def load_data(settings: NodeSettings, transform: Path | None = None) -> Data:
     """Load the node's own data.
 
+    Args:
+        settings: The node's configuration.
+        transform: The folder of the fleet's transform, which prepares the samples; None: the fleet has none.
+
     Raises:
-        FleetFitError: They cannot be loaded.
+        FleetFitError: They cannot be loaded, or do not fit the transform.
     """
-    section = settings.data
-    function = names.resolve("data", section.name)
-    try:
-        data = call_factory(function, section.name, "[data]", section.settings)
-    except FleetFitError:
-        raise
-    except (OSError, ImportError) as error:
-        raise ConfigError(f"[data] {section.name} failed: {error}", key="data.name") from error
-    if not isinstance(data, Data):
-        raise ConfigError(
-            f"[data] {section.name} must return a fleetfit.Data, got {type(data).__name__}.", key="data.name"
-        )
+    section, place = settings.data, None if transform is None else str(transform)
+    keys = detect_data({"name": section.name, **section.settings, **({} if place is None else {"transform": place})})
+    own = {key: value for key, value in keys.items() if key not in _NOT_OF_READER}
+    data = data_sets.load_data(keys["name"], own, place)
     division, client = section.partition, section.client
-    if data.columns and division is None and not section.settings.get("columns"):
-        raise ConfigError(
-            "[data] columns: a node's table is encoded as all the others' are, not by its own means and categories. "
-            'Name the file of the encoding, the same on all nodes: columns = "columns.json". The folder of a run on '
-            "such a table has one.",
-            key="data.columns",
-        )
     if division is None or client is None:
+        _check_fitted(keys, data, transform is not None)
         return data
     parts = partition(data, division.kind, division.clients, division.seed, **division.settings)
     if client >= len(parts):
@@ -182,3 +175,19 @@ def load_data(settings: NodeSettings) -> Data:
             f"[data] client: the division has clients 0 to {len(parts) - 1}, got {client}.", key="data.client"
         )
     return data.share(parts[client])
+
+
+def _check_fitted(keys: Mapping[str, Any], data: Data, has_transform: bool) -> None:
+    """Refuse data whose columns or tokens are this node's own, and not the fleet's."""
+    if keys["name"] == "plain_text":
+        raise ConfigError(
+            "[data] the tokens of a plain text are its own, so they differ from node to node. Use labelled texts.",
+            key="data.name",
+        )
+    if not has_transform and (data.columns or (keys["name"] == "text" and "tokenizer" not in keys)):
+        what = "columns of a table" if data.columns else "tokens of texts"
+        raise ConfigError(
+            f"[data] the {what} must be prepared alike on all nodes, and not by each node's own samples. Set transform "
+            "under [data] in the run file: the folder of a run on such data.",
+            key="data.transform",
+        )

@@ -9,7 +9,7 @@ from typing import Any
 
 from fleetfit.data import Data
 from fleetfit.data.splits import SPLITS
-from fleetfit.data.transform import COLUMNS, FILE, TOKENISER, Transform
+from fleetfit.data.transform import Transform
 from fleetfit.errors import DataError, RunError
 from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import FingerprintRecord
@@ -24,15 +24,10 @@ def load_transform(files: RunFolder) -> Transform:
     Raises:
         RunError: A file is damaged.
     """
-    path = files.path / FILE
     try:
-        return Transform.from_json(
-            files.json(FILE),
-            files.text(COLUMNS) if files.has(COLUMNS) else "",
-            str(files.path / TOKENISER) if files.has(TOKENISER) else "",
-        )
+        return Transform.load(files.path)
     except DataError as error:
-        raise RunError(f"{path} is damaged: {error}", path=path) from None
+        raise RunError(str(error), path=error.path) from None
 
 
 def make_fingerprint(data: Data) -> FingerprintRecord:

@@ -35,6 +35,7 @@ class DataDescription:
         vocabulary: Tokens, or 0.
         padding: Id of the padding token, or -1.
         channels_last: Whether the channels of a sample are its last dimension.
+        encoding: Digest of the names of classes and of the tokenizer; "" without them.
     """
 
     name: str
@@ -44,6 +45,7 @@ class DataDescription:
     vocabulary: int = 0
     padding: int = -1
     channels_last: bool = False
+    encoding: str = ""
 
     @property
     def channels(self) -> int:
@@ -63,7 +65,8 @@ class DataDescription:
     def __str__(self) -> str:
         """Return it as text."""
         samples = f"samples {list(self.sample_shape)}{' with channels last' * self.channels_last}"
-        return f"{self.task}, {samples}, {self.classes} classes, {self.vocabulary} tokens"
+        encoding = f", names of classes and tokens {self.encoding[:8]}" * bool(self.encoding)
+        return f"{self.task}, {samples}, {self.classes} classes, {self.vocabulary} tokens{encoding}"
 
 
 @dataclass(frozen=True)

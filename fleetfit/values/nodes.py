@@ -10,6 +10,7 @@ from fleetfit.planner import Budget
 from fleetfit.values.fleet import DataDescription, NodeDescription
 
 NODE_NAME = re.compile(r"[\w.-]{1,60}")
+_ENCODING = re.compile(r"([0-9a-f]{64})?")
 _MAX_CHARACTERS = 300  # of a text in the description of the data
 _MAX_SIZE = 2**31  # classes, tokens, and numbers in a sample
 
@@ -45,11 +46,14 @@ def _parse_facts(table: Any) -> DataDescription:
         shape, padding = table["sample_shape"], table["padding"]
         numbers = (table["classes"], table["vocabulary"], *shape)
         texts, channels_last = (table["name"], table["task"]), table.get("channels_last", False)
+        encoding = table.get("encoding", "")
         is_valid = (
             isinstance(table, Mapping)
             and all(isinstance(text, str) and 0 < len(text) <= _MAX_CHARACTERS for text in texts)
             and all(text.isprintable() for text in texts)
             and all(map(_is_count, numbers))
+            and isinstance(encoding, str)
+            and _ENCODING.fullmatch(encoding) is not None
             and type(padding) is int
             and type(channels_last) is bool
             and -(2**40) < padding < 2**40
@@ -63,7 +67,8 @@ def _parse_facts(table: Any) -> DataDescription:
         is_valid = False
     if not is_valid:
         raise RunError("its description of the data is missing or wrong.", key="facts")
-    return DataDescription(*texts, tuple(shape), table["classes"], table["vocabulary"], padding, channels_last)
+    return DataDescription(*texts, tuple(shape), table["classes"], table["vocabulary"], padding,
+                           channels_last, encoding)  # fmt: skip
 
 
 def _parse_budget(value: Any) -> Budget | None:

@@ -305,7 +305,7 @@ def test_what_columns_says_otherwise_is_refused(key: str, value: Any, says: str,
     path = str(write([[*row, i % 5] for i, row in enumerate(make_mixed_rows())]))
     data = table(path, label="kind", drop=("0",), categories=("colour",))
     (tmp_path / "columns.json").write_text(data.columns)
-    settings = {"columns": str(tmp_path / "columns.json")}
+    settings = {"transform": str(tmp_path)}
     again = table(path, label="kind", task="classification", drop=("0",), categories=("colour",), **settings)
     assert torch.equal(again.x, data.x)
     with raises(DataError, says, key=key, path="columns.json"):
@@ -318,8 +318,8 @@ def test_further_marks_count_beside_columns(write: Write, tmp_path: Path) -> Non
     rows[1] = [rows[1][0], "unknown", *rows[1][2:]]
     path = str(write(rows, "mine.csv"))
     with raises(DataError, '"unknown"', row=1, column="age", path="mine.csv"):
-        table(path, columns=str(tmp_path / "columns.json"))
-    data = table(path, columns=str(tmp_path / "columns.json"), missing=("unknown",))
+        table(path, transform=str(tmp_path))
+    data = table(path, transform=str(tmp_path), missing=("unknown",))
     assert data.x[0, 1:3].tolist() == [0, 1]
 
 

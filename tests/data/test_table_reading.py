@@ -220,13 +220,13 @@ def test_digits_that_a_number_would_not_give_back_stay_text(case: str, form: str
         return
     assert data.groups is not None and data.groups.tolist() == [sorted(set(places)).index(place) for place in places]
     assert encoder.codes == ("site", "kind")
-    again = table(str(path), groups="site", columns=str(_store(tmp_path, data)))
+    again = table(str(path), groups="site", transform=str(_store(tmp_path, data)))
     assert again.groups is not None and again.y.equal(data.y) and again.groups.equal(data.groups)
 
 
 def _store(folder: Path, data: Data) -> Path:
     (folder / "columns.json").write_text(data.columns)
-    return folder / "columns.json"
+    return folder
 
 
 def test_numbers_stay_numbers_beside_codes(tmp_path: Path) -> None:

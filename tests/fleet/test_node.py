@@ -37,7 +37,7 @@ from fleetfit.values.nodes import parse_node_description
 
 GOOD: dict[str, Any] = {"name": "pi", "budget": 0.5, "data": {"name": "tiny:tiny_data"}}
 THREE = {"kind": "iid", "clients": 3}
-HELLO = {"what": "hello", "asks_budget": True, "asks_labels": True}
+HELLO = {"what": "hello", "asks_budget": True, "asks_labels": True, "transform": ""}
 
 
 def config(folder: Path, **changes: Any) -> Path:
@@ -117,7 +117,7 @@ def test_check_shows_it_and_starts_nothing(tmp_path: Path) -> None:
 # ---- what a server may not do ------------------------------------------------------------------------------------
 
 SETUP: dict[str, Any] = {
-    "what": "setup", "run": "ab" * 8, "base": "", "cost": "parameters", "method": {"name": "fedavg"},
+    "what": "setup", "run": "ab" * 8, "base": "", "cost": "parameters", "transform": "", "method": {"name": "fedavg"},
     "problem": {"model": {"name": "tiny:tiny"}, "given": {"classes": 4, "input_shape": [1, 4, 4]},
                 "task": "classification", "exits": [3]},
 }  # fmt: skip
@@ -372,7 +372,7 @@ os.getppid = lambda: int(sys.argv[2])
 from fleetfit.fleet import worker
 from fleetfit.fleet.protocol import pack_message
 
-header = pack_message({"what": "hello", "asks_budget": 1 > 0, "asks_labels": 1 > 0})
+header = pack_message({"what": "hello", "asks_budget": 1 > 0, "asks_labels": 1 > 0, "transform": ""})
 sys.stdout.buffer.write(worker.ask_worker({"header": header},
                                    sys.argv[1]))
 """

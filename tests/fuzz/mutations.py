@@ -301,7 +301,7 @@ def mutated(content: bytes, draw: Draw) -> bytes:
 # ---- what a server sends -----------------------------------------------------------------------------------------
 
 SETUP: dict[str, Any] = {
-    "what": "setup", "run": "ab" * 8, "base": "", "cost": "parameters", "method": {"name": "fedavg"},
+    "what": "setup", "run": "ab" * 8, "base": "", "cost": "parameters", "transform": "", "method": {"name": "fedavg"},
     "problem": {"model": {"name": "tiny:tiny"}, "given": {"classes": 4, "channels": 1, "input_shape": [1, 4, 4]},
                 "task": "classification", "exits": [1, 2, 3]},
 }  # fmt: skip
@@ -310,7 +310,7 @@ SETUP: dict[str, Any] = {
 def make_parts(kind: str, place: int) -> dict[str, bytes]:
     """Return the parts of a server's message: kind "hello", "setup", "train", "evaluate" or "statistics"."""
     if kind == "hello":
-        return {"header": pack_message({"what": "hello", "asks_budget": True, "asks_labels": True})}
+        return {"header": pack_message({"what": "hello", "asks_budget": True, "asks_labels": True, "transform": ""})}
     if kind == "setup":
         return {"header": pack_message(SETUP)}
     pairs = real().replies[kind]

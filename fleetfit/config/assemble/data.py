@@ -16,6 +16,7 @@ from fleetfit.config.components import build_component, find_function
 from fleetfit.config.detect import OWN_FILES, describe_data, sets_client_count
 from fleetfit.config.schema import CLIENTS, MIN_COHORT, MIN_SAMPLES, DataSection, Experiment, ServerDataSection
 from fleetfit.data import AbsentData, Data, DataInMemory, drop_labels, partition
+from fleetfit.data.transform import Transform
 from fleetfit.errors import ConfigError, DataError, FleetFitError, format_cause, truncate
 from fleetfit.values import DataDescription
 
@@ -46,38 +47,50 @@ def build_data(section: DataSection | ServerDataSection, where: str = "[data]", 
         FleetFitError: The data set cannot be loaded.
     """
     shared = _SHARED.get()
+    transform = getattr(section, "transform", None)
     try:
-        key = json.dumps([section.name, section.settings | settings], sort_keys=True)
+        key = json.dumps([section.name, section.settings | settings, transform], sort_keys=True)
     except TypeError:  # an object
         key = None
     if shared is None or key is None:
-        return _load(section, where, settings)
-    data = shared.pop(key) if key in shared else _load(section, where, settings)
+        return load_data(section.name, section.settings | settings, transform, where)
+    data = shared.pop(key) if key in shared else load_data(section.name, section.settings | settings, transform, where)
     shared[key] = data
     while len(shared) > _MOST_SHARED:
         shared.pop(next(iter(shared)))
     return data
 
 
-def _load(section: DataSection | ServerDataSection, where: str, settings: Mapping[str, Any]) -> Data:
+def load_data(name: Any, settings: Mapping[str, Any], transform: str | None = None, where: str = "[data]") -> Data:
+    """Load a data set.
+
+    Args:
+        name: Its name, a function that returns it, data in memory, or the data set itself.
+        settings: Its keys.
+        transform: The folder whose transform prepares the samples; None: it is fitted to the training samples.
+        where: The section, for messages.
+
+    Raises:
+        FleetFitError: The data set cannot be loaded, or does not fit the transform.
+    """
     key = "data.name" if where == "[data]" else "data.server.name"
-    if isinstance(section.name, Data):
-        return section.name
-    if isinstance(section.name, DataInMemory):
-        return section.name.load({**section.settings, **settings}, where)
-    if not isinstance(section.name, str) and not callable(section.name):
-        raise ConfigError(
-            f"data must be a name, a function or a fleetfit.Data, got {type(section.name).__name__}.", key=key
-        )
-    try:
-        data = build_component("data", section.name, where, {**section.settings, **settings})
-    except FleetFitError:
-        raise
-    except (OSError, ImportError) as error:
-        raise ConfigError(f"{where} {section.name} failed: {format_cause(error)}", key=key) from error
+    is_table = isinstance(name, str) and name == "table"  # whose columns are chosen while it is read
+    if isinstance(name, Data):
+        data: Any = name
+    elif isinstance(name, DataInMemory):
+        data = name.load(settings, where)
+    elif not isinstance(name, str) and not callable(name):
+        raise ConfigError(f"data must be a name, a function or a fleetfit.Data, got {type(name).__name__}.", key=key)
+    else:
+        try:
+            data = build_component("data", name, where, settings, **({"transform": transform} if is_table else {}))
+        except FleetFitError:
+            raise
+        except (OSError, ImportError) as error:
+            raise ConfigError(f"{where} {name} failed: {format_cause(error)}", key=key) from error
     if not isinstance(data, Data):
-        raise ConfigError(f"{where} {section.name} must return a fleetfit.Data, got {type(data).__name__}.", key=key)
-    return data
+        raise ConfigError(f"{where} {name} must return a fleetfit.Data, got {type(data).__name__}.", key=key)
+    return data if transform is None else Transform.load(transform).convert(data)
 
 
 def build_partition(experiment: Experiment, data: Data) -> Sequence[Mapping[str, Tensor]]:

@@ -352,6 +352,12 @@ def _load_sounds(name: str, paths: Sequence[Path], form: Spectrogram) -> NDArray
     return cache.load_array(key, len(paths), build)
 
 
+def compute_seconds(frames: int, keys: Mapping[str, Any]) -> float:
+    """Return the length of sounds that have a number of frames with some keys of `sounds`."""
+    rate = keys.get("rate", RATE)
+    return (frames - 1) * round(keys.get("hop_ms", HOP_MS) * rate / 1000) / rate
+
+
 def prepare_sounds(path: Path, facts: Data, settings: Mapping[str, Any], halves: bool = False) -> Data | None:
     """Return new sounds of a file, a folder or a table of files as spectrograms (see `transform.KINDS`)."""
     files = find_new_files(path, SUFFIXES, facts, settings.get("label"))

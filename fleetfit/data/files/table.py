@@ -95,7 +95,7 @@ def table(
     categories: tuple[str, ...] = (),
     drop: tuple[str, ...] = (),
     missing: tuple[str, ...] = (),
-    columns: str | None = None,
+    transform: str | None = None,
     separator: str | None = None,
     header: bool = True,
     samples: int | None = None,
@@ -119,8 +119,8 @@ def table(
         drop: Columns to leave out.
         missing: Further texts or numbers that count as missing, such as "unknown" or "-999"; empty cells, NA, N/A, NaN,
             null, None, ? and - always do.
-        columns: A `columns.json` of a run, whose encoding is used. Other keys must not contradict it. None: fit the
-            encoding to the training rows.
+        transform: The folder of a run, whose `columns.json` has the encoding. Other keys must not contradict it. None:
+            fit the encoding to the training rows.
         separator: Separator of the cells in a CSV file; None: detected.
         header: Whether the first line of a CSV file has the names of the columns. If not, they are "1", "2" and so on.
         samples: Number of training rows to draw, in proportion for each class, including rows held out for validation;
@@ -135,10 +135,10 @@ def table(
     path = resolve_folder(folder)
     name = path.resolve().stem if path.is_file() else path.resolve().name
     options, encoder = TableOptions(label, task, groups, categories, drop, missing), None
-    if columns is not None:
-        file = resolve_folder(columns)
+    if transform is not None:
+        file = Path(transform) / "columns.json"
         encoder = TableEncoder.from_json(files.read_text(file, DataError), str(file))
-        _check_options(options, encoder, columns)
+        _check_options(options, encoder, str(file))
         options = replace(options, missing=(*encoder.missing, *missing))
     sheet = read_sheet(convert_saved_dataset(path), separator, header, options.missing)
     return make_data(name, sheet, options, encoder, samples, validation, test, seed)
@@ -158,8 +158,8 @@ def _check_options(options: TableOptions, encoder: "TableEncoder", file: str) ->
     ):
         if value not in (None, expected):
             raise DataError(
-                f'{key}: got "{truncate(value)}", but {file} (columns) has another encoding: {reason}. Leave out '
-                f"{key}; or leave out columns, to detect the columns in these rows.",
+                f'{key}: got "{truncate(value)}", but {file} (transform) has another encoding: {reason}. Leave '
+                f"out {key}; or leave out transform, to detect the columns in these rows.",
                 path=file,
                 key=key,
             )

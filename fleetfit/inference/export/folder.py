@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fleetfit import files
+from fleetfit.data import Data
 from fleetfit.data.transform import COLUMNS, TOKENISER
 from fleetfit.errors import ConfigError, DataError, MissingExtra, ModelError, RunError, did_you_mean, make_printable
 from fleetfit.inference.export import executorch, onnx
@@ -228,7 +229,9 @@ class _FolderWriter:
             self.say("transformers")
             write_transformers(model, folder / "transformers")
             self.notes += notes_on_transformers(model)
-        if isinstance(model.data, DataDescription):
+        if not model.has_samples and isinstance(model.prepared, Data):
+            self.notes.append(f"The files were compared on {len(self.x)} drawn samples: there are no data here.")
+        if isinstance(model.prepared, DataDescription):
             self.notes.append(
                 "The data are on the nodes of a fleet, so the graphs do not include scaling: pass samples as the "
                 "nodes' data functions do. To include scaling, name a similar data set with --data NAME."
@@ -260,10 +263,10 @@ class _FolderWriter:
                 f"A sample is a row of a table as {COLUMNS} makes it: (value - mean) / std of each number, 0 where it "
                 "is missing (and 1 in the feature after it, if there is one); 1 for the category that it has, in order."
             )
-        if getattr(model.data, "tokenizer", ""):
-            write_tokeniser(model.own_data, folder / TOKENISER)
+        if model.prepared.tokenizer:
+            write_tokeniser(model.prepared_data, folder / TOKENISER)
             self.notes.append(
-                f"{TOKENISER} makes the token ids of a text, cut and padded to {model.own_data.sample_shape[0]}, with "
+                f"{TOKENISER} makes the token ids of a text, cut and padded to {model.prepared.sample_shape[0]}, with "
                 f'the package tokenizers: `Tokenizer.from_file("{TOKENISER}").encode(text).ids`.'
             )
         config = json.dumps(make_config(model, self.onnx), indent=2, allow_nan=False)
@@ -470,8 +473,8 @@ def make_config(model: LevelModel, onnx_files: Mapping[str, Any]) -> dict[str, A
         model: The model.
         onnx_files: The files of each ONNX variant.
     """
-    data, x = model.data, model.samples("test", 2)[0]
-    preprocessing, policy = Preprocessing(data), model.policy
+    data, x = model.prepared, model.samples("test", 2)[0]
+    preprocessing, policy = Preprocessing(model), model.policy
     scale, shift = (
         None if moment is None else np.atleast_1d(moment.numpy()).ravel().astype(float).tolist()
         for moment in (preprocessing.scale, preprocessing.shift)
@@ -546,7 +549,7 @@ def make_card(model: LevelModel, variants: Sequence[Variant], notes: Sequence[st
     shape, dtype = ", ".join(map(str, x.shape[1:])), str(x.dtype).removeprefix("torch.")
     if model.takes_tokens:
         inputs = f"token ids [batch, up to {x.shape[1]}]"
-    elif isinstance(data, DataDescription):
+    elif isinstance(model.prepared, DataDescription):
         inputs = f"{dtype} [batch, {shape}], scaled as the nodes scale their data"
     else:
         inputs = f"{dtype} [batch, {shape}], as stored: scaling is part of the graphs"

@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from fleetfit.data import Data
+from fleetfit.data import AbsentData, Data
 from fleetfit.data.transform import Transform
 from fleetfit.errors import ConfigError, ModelError, format_cause
 from fleetfit.inference.stopping import Policy
@@ -37,6 +38,7 @@ from fleetfit.layout import (
 from fleetfit.values import DataDescription
 
 _SAMPLES, _LOGITS = 1000, 20_000_000
+_DRAWN = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,12 +51,11 @@ class LevelModel:
         sizes: The size of every axis.
         exits: Block counts of its exits, shallow to deep.
         module: The module, in eval mode, with static batch-norm statistics re-estimated for this level.
-        data: The training data: preprocessing, class names, tokeniser, validation and test samples. Of a real fleet
-            only the description from its nodes.
+        data: Where validation and test samples come from; of a real fleet only the description from its nodes.
         policy: The policy of early stopping, if the level is calibrated.
         facts: Facts for the model card: method, model, rounds, costs; empty where unknown.
         offset: Added to the logits of every exit [C], such as a client's log class frequencies; None for nothing.
-        transform: How samples are prepared, for the files of the export; None: they have none.
+        transform: How samples are prepared; None: as `data`, and by the nodes of a fleet without a transform.
     """
 
     level: str
@@ -83,16 +84,41 @@ class LevelModel:
             )
         return self.data
 
+    @cached_property
+    def prepared(self) -> Data | DataDescription:
+        """The facts of prepared samples: normalisation, names of classes, tokeniser, scale of targets."""
+        return self.data if self.transform is None else self.transform.describe("")
+
+    @property
+    def prepared_data(self) -> Data:
+        """The same of a level that has them.
+
+        Raises:
+            ConfigError: The nodes of a fleet prepared their samples by themselves.
+        """
+        if isinstance(self.prepared, DataDescription):
+            raise ConfigError(
+                "the nodes of this fleet prepared their samples by themselves, and this form needs to know how: name a "
+                "data set like theirs with --data (from Python: data=...).",
+                key="data",
+            )
+        return self.prepared
+
     @property
     def takes_tokens(self) -> bool:
         """Whether samples are token ids."""
         return self.data.vocabulary > 0
 
     @property
+    def has_samples(self) -> bool:
+        """Whether there are samples: those of a fleet are on its nodes, and others may be gone."""
+        return isinstance(self.data, Data) and not isinstance(self.data, AbsentData)
+
+    @property
     def split(self) -> str:
         """The split on which forms are compared: test, or the next one that has samples; "drawn" without data."""
         data = self.data
-        if isinstance(data, DataDescription):
+        if not isinstance(data, Data) or not self.has_samples:
             return "drawn"
         return next((name for name in ("test", "validation", "train") if len(data.split(name))), "test")
 
@@ -103,19 +129,31 @@ class LevelModel:
         return max(2, min(_SAMPLES, _LOGITS // (len(self.exits) * self.data.classes * positions)))
 
     def samples(self, split: str, count: int) -> tuple[Tensor, Tensor]:
-        """Return samples as they are stored, and labels: evenly spread over a split; of a fleet, drawn samples.
+        """Return samples as they are stored, and labels: evenly spread over a split; without data, drawn samples.
 
         Args:
             split: "test", "validation" or "train".
             count: Their number, or all if the split has fewer.
         """
-        if isinstance(self.data, DataDescription):
-            rng = torch.Generator().manual_seed(0)
-            return make_input(self.architecture, self.data.sample_shape, 8, rng), torch.empty(0, dtype=torch.int64)
-        indices = self.data.split(split)
+        data = self.data
+        if not isinstance(data, Data) or not self.has_samples:
+            return self._draw(torch.Generator().manual_seed(0)), torch.empty(0, dtype=torch.int64)
+        indices = data.split(split)
         count = min(count, len(indices))
         indices = indices[torch.arange(count) * len(indices) // max(1, count)]
-        return self.data.stored(indices), self.data.labels(indices)
+        return data.stored(indices), data.labels(indices)
+
+    def _draw(self, rng: torch.Generator) -> Tensor:
+        """Return eight samples as they are stored: uniform bytes, tokens, or normal numbers before normalisation."""
+        facts = self.prepared
+        if not isinstance(facts, Data) or facts.vocabulary:
+            return make_input(self.architecture, facts.sample_shape, _DRAWN, rng)
+        shape = (_DRAWN, *facts.x.shape[1:])
+        if facts.x.dtype == torch.uint8:
+            return torch.randint(256, shape, generator=rng, dtype=torch.uint8)
+        x, (scale, shift) = torch.randn(shape, generator=rng), facts.normalisation
+        x = x if scale is None or shift is None else (x - shift) / scale
+        return x.to(facts.x.dtype)
 
 
 # ---- functions to trace ----------------------------------------------------------------------------------------------
@@ -127,8 +165,9 @@ class Preprocessing(nn.Module):
     scale: Tensor | None
     shift: Tensor | None
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, model: LevelModel) -> None:
         super().__init__()
+        data = model.prepared
         scale, shift = data.normalisation if isinstance(data, Data) else (None, None)
         self.register_buffer("scale", None if scale is None else scale.cpu().clone(), persistent=False)
         self.register_buffer("shift", None if shift is None else shift.cpu().clone(), persistent=False)
@@ -157,7 +196,7 @@ class Rescaling(nn.Module):
 
     def __init__(self, model: LevelModel) -> None:
         super().__init__()
-        data, std, shift = model.data, None, model.offset
+        data, std, shift = model.prepared, None, model.offset
         if isinstance(data, Data) and data.task == "regression":
             shift, std = data.target_scale
         self.register_buffer("scale", None if std is None else std.cpu().clone(), persistent=False)
@@ -174,7 +213,7 @@ class AllExits(nn.Module):
 
     def __init__(self, model: LevelModel) -> None:
         super().__init__()
-        self.preprocess, self.model, self.rescale = Preprocessing(model.data), model.module, Rescaling(model)
+        self.preprocess, self.model, self.rescale = Preprocessing(model), model.module, Rescaling(model)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return one tensor for each exit."""
@@ -197,7 +236,7 @@ class FirstSegment(nn.Module):
 
     def __init__(self, model: LevelModel) -> None:
         super().__init__()
-        self.preprocess, self.model, self.rescale = Preprocessing(model.data), model.module, Rescaling(model)
+        self.preprocess, self.model, self.rescale = Preprocessing(model), model.module, Rescaling(model)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return logits and carry."""
@@ -301,7 +340,7 @@ def make_segment_graphs(model: LevelModel, x: Tensor, free_tokens: bool = True) 
     """
     if isinstance(model.module, VisitsExits):
         return _split_whole_graph(model, x, free_tokens)
-    module, preprocess = require_segments(model.module), Preprocessing(model.data)
+    module, preprocess = require_segments(model.module), Preprocessing(model)
     carries = shorter = _compute_carries(module, preprocess(x))
     if model.takes_tokens and free_tokens:  # a second length shows which dimensions of a carry depend on it
         shorter = _compute_carries(module, preprocess(x[:, : max(1, x.shape[1] // 2)]))

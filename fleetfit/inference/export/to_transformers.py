@@ -65,12 +65,12 @@ def write_transformers(model: LevelModel, folder: Path) -> list[Path]:
     """
     try:
         checkpoint = _make_checkpoint(model)
-        config = {**checkpoint.config, **_make_label_config(model.own_data)}
+        config = {**checkpoint.config, **_make_label_config(model.prepared_data)}
     except ModelError as error:
         raise ModelError(
             f"level {model.level} cannot be written as a transformers folder: {error}", key=error.key, path=error.path
         ) from None
-    texts = {"config.json": _format_json(config)} | _make_input_files(model.own_data)
+    texts = {"config.json": _format_json(config)} | _make_input_files(model.prepared_data)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
@@ -80,7 +80,7 @@ def write_transformers(model: LevelModel, folder: Path) -> list[Path]:
 
 def notes_on_transformers(model: LevelModel) -> tuple[str, ...]:
     """Return sentences on the differences between a level and its folder."""
-    data, notes = model.own_data, []
+    data, notes = model.prepared_data, []
     if len(model.exits) > 1:
         early = ", ".join(map(str, model.exits[:-1]))
         notes.append(
@@ -104,7 +104,7 @@ def notes_on_transformers(model: LevelModel) -> tuple[str, ...]:
 
 def _make_checkpoint(model: LevelModel) -> Checkpoint:
     """Return config and tensors of the last exit."""
-    family, data, last = model.architecture, model.own_data, model.exits[-1]
+    family, data, last = model.architecture, model.prepared_data, model.exits[-1]
     state: State = {name: tensor.detach().cpu().clone() for name, tensor in model.module.state_dict().items()}
     while isinstance(family, ArchitectureWrapper):
         state = family.merge(state)
