@@ -3,6 +3,7 @@
 It only reads names of files, headers of some images and arrays, and the first rows of a table.
 """
 
+import functools
 import inspect
 import itertools
 import json
@@ -17,18 +18,16 @@ from fleetfit.data.files.folders import (
     find_tables,
     is_saved_dataset,
     is_system_name,
-    list_class_folders,
+    list_folder,
     list_sample_files,
     resolve_folder,
 )
 from fleetfit.data.files.images import sample_sizes, unpack_zip
 from fleetfit.data.files.labelled import (
     IMAGES,
+    find_class_folders,
     find_file_table,
     find_labelled_files,
-    has_class_folders,
-    has_devices,
-    sample_class_files,
 )
 from fleetfit.data.files.sounds import RATE, read_header
 from fleetfit.data.files.sounds import SUFFIXES as SOUNDS
@@ -129,11 +128,16 @@ def _detect_folder(folder: Path, keys: Keys) -> Keys:
 
 def _detect_class_folders(folder: Path, keys: Keys) -> Keys:
     """Return the keys for class folders, also within folders of devices; {} if there are none."""
+    list_once = functools.cache(list_folder)
     for name, suffixes in _FILES.items():
-        if has_class_folders(folder, suffixes):
-            partition = {"partition": _NATURAL} if has_devices(folder, suffixes) else {}
-            found = {"name": name, "folder": str(folder), **partition}
-            return {**found, **_choose_form(name, folder, sample_class_files(folder, suffixes), keys)}
+        if classes := find_class_folders(folder, suffixes, list_once):
+            partition = {"partition": _NATURAL} if classes.by_device else {}
+            return {
+                "name": name,
+                "folder": str(folder),
+                **partition,
+                **_choose_form(name, folder, classes.sample(), keys),
+            }
     return {}
 
 
@@ -143,7 +147,7 @@ def _detect_file_table(path: Path, keys: Keys) -> Keys:
         if not (files := find_file_table(path, suffixes, keys.get("label"), keys.get("groups"))):
             continue
         is_asked = path.is_file() or "label" in keys or files.groups is not None
-        if not is_asked and has_class_folders(path, suffixes) and len(list_class_folders(path)) > 1:
+        if not is_asked and find_class_folders(path, suffixes) and len(list_folder(path)[0]) > 1:
             return {}
         groups = {} if files.groups is None else {"groups": files.groups, "partition": _NATURAL}
         image = {"image": files.files} if name == "images" else {}

@@ -32,10 +32,14 @@ def is_system_name(name: str) -> bool:
     return name.startswith(".") or name.lower() in _SYSTEM_NAMES
 
 
-def list_class_folders(folder: Path) -> list[Path]:
-    """Return the subfolders of a folder, sorted, without those of systems and tools."""
+ListFolder = Callable[[Path], tuple[list[Path], list[str]]]
+
+
+def list_folder(folder: Path) -> tuple[list[Path], list[str]]:
+    """Return the subfolders of a folder, sorted, and the names of its files, without those of systems and tools."""
     with os.scandir(folder) as entries:
-        return sorted(folder / entry.name for entry in entries if entry.is_dir() and not is_system_name(entry.name))
+        own = [entry for entry in entries if not is_system_name(entry.name)]
+    return sorted(folder / entry.name for entry in own if entry.is_dir()), [e.name for e in own if e.is_file()]
 
 
 def list_sample_files(folder: Path, pattern: str) -> list[Path]:

@@ -38,14 +38,14 @@ from fleetfit.data.files.folders import (
     find_or_download,
     find_parquet_files,
     is_system_name,
-    list_class_folders,
+    list_folder,
     resolve_folder,
 )
 from fleetfit.data.files.labelled import (
     IMAGES,
+    find_class_folders,
     find_labelled_files,
     find_new_files,
-    has_class_folders,
 )
 from fleetfit.data.image_reader import (
     EncodedImages,
@@ -384,7 +384,7 @@ def unpack_zip(path: Path) -> Path:
             raise DataError(f"{path} has no images: expected CLASS/*.jpg or train/CLASS/*.jpg in it.", path=path)
 
     folder = cache.load_folder(cache.make_key(path.stem, [path], ["zip"], suffix=""), build, lambda folder: folder)
-    while not has_class_folders(folder, IMAGES) and len(folders := list_class_folders(folder)) == 1:
+    while not find_class_folders(folder, IMAGES) and len(folders := list_folder(folder)[0]) == 1:
         folder = folders[0]  # one folder may enclose the class folders
     return folder
 

@@ -20,14 +20,9 @@ from numpy.typing import NDArray
 
 from fleetfit.data import cache
 from fleetfit.data.dataset import Data
+from fleetfit.data.files import folders as listings
 from fleetfit.data.files import table
-from fleetfit.data.files.folders import (
-    find_tables,
-    is_saved_dataset,
-    is_system_name,
-    list_class_folders,
-    list_sample_files,
-)
+from fleetfit.data.files.folders import ListFolder, find_tables, is_saved_dataset, list_sample_files
 from fleetfit.data.rows import Rows
 from fleetfit.data.splits import find_splits
 from fleetfit.errors import DataError, quote_some, truncate
@@ -58,175 +53,173 @@ def find_labelled_files(
     Raises:
         DataError: A file, a column, a label or a device is missing or wrong.
     """
-    has_folders = has_class_folders(path, suffixes)
-    if in_table and path.exists() and (not has_folders or (label, groups) != (None, None)):
+    folders = find_class_folders(path, suffixes)
+    if in_table and path.exists() and (folders is None or (label, groups) != (None, None)):
         file_table = find_file_table(path, suffixes, label, groups)
         if file_table is not None:
             return read_file_table(file_table)
-    if has_folders and (label, groups) != (None, None):
+    if folders is not None and (label, groups) != (None, None):
         raise DataError(
             f"{name}: {path} has a folder for each class and no columns. Leave label and groups out.",
             path=path,
             key="groups" if label is None else "label",
         )
-    return read_class_folders(name, path, suffixes) if has_folders else None
+    return None if folders is None else folders.read(name)
 
 
 # ---- a folder for each class, or each device and class ---------------------------------------------------------------
 
 
-def has_class_folders(path: Path, suffixes: tuple[str, ...]) -> bool:
-    """Return whether a folder has class folders of files, of its training split and perhaps within folders of devices.
+def find_class_folders(
+    path: Path, suffixes: tuple[str, ...], list_folder: ListFolder | None = None
+) -> "ClassFolders | None":
+    """Return the class folders of files, of a folder's splits and perhaps within folders of devices; None without any.
+
+    Args:
+        path: The folder.
+        suffixes: Suffixes of the files, in lower case.
+        list_folder: Lists a folder, such as `folders.list_folder` with a cache.
 
     Raises:
         DataError: Folders within folders have no class in common.
     """
     if not path.is_dir():
-        return False
-    folder = _find_split_folders(path)["train"]
-    by_device = has_devices(path, suffixes)
-    return any(_list_files(class_folder, suffixes) for class_folder in _list_classes(folder, by_device, suffixes))
+        return None
+    folders = ClassFolders(path.resolve(), suffixes, list_folder or functools.cache(listings.list_folder))
+    return folders if any(map(folders.list_files, folders.list_classes("train"))) else None
 
 
-def has_devices(path: Path, suffixes: tuple[str, ...]) -> bool:
-    """Return whether a folder has a folder of files for each device and class.
+class ClassFolders:
+    """The class folders of a set. A folder is listed once, when it is needed.
 
-    Raises:
-        DataError: It has folders within folders, and no class is in two of them.
+    Attributes:
+        folder: The set's folder.
+        splits: The folder of each split, "train" first; without them the folder itself.
+        by_device: Whether there is a folder for each device and class.
     """
-    folder = _find_split_folders(path)["train"]
-    outer = list_class_folders(folder)
-    if any(_list_files(path, suffixes) for path in outer):
-        return False
-    inner = {path: [one for one in list_class_folders(path) if _list_files(one, suffixes)] for path in outer}
-    devices = [path for path in outer if inner[path]]
-    if len(devices) > 1 and max(Counter(one.name for some in inner.values() for one in some).values()) < 2:
-        raise DataError(
-            f"{folder} has folders within folders, none of whose names occurs twice: "
-            f"{quote_some(f'{path.name}/{inner[path][0].name}' for path in devices)}. Expected DEVICE/CLASS, with the "
-            "same classes in several devices, or CLASS alone. Move the files of each class into one folder.",
-            path=folder,
-        )
-    return len(devices) > 1
 
+    def __init__(self, folder: Path, suffixes: tuple[str, ...], list_folder: ListFolder) -> None:
+        self.folder, self._suffixes, self._list = folder, suffixes, list_folder
+        inner = {path.name: path for path in list_folder(folder)[0]}
+        splits = find_splits(inner.get)
+        self.splits = {split: path for split, path in splits.items() if split != "test" or list_folder(path)[0]} or {
+            "train": folder
+        }
+        self.by_device = self._has_devices(self.splits["train"])
 
-def sample_class_files(path: Path, suffixes: tuple[str, ...], count: int = 64) -> list[Path]:
-    """Return some evenly spaced training files of class folders, about as many as `count`."""
-    folders = _list_classes(_find_split_folders(path)["train"], has_devices(path, suffixes), suffixes)
-    per_class = max(1, count // max(1, len(folders)))
-    paths = []
-    for folder in folders[:: max(1, len(folders) // count)]:
-        names = _list_files(folder, suffixes)
-        paths += [folder / name for name in names[:: max(1, len(names) // per_class)][:per_class]]
-    return paths
-
-
-def read_class_folders(name: str, folder: Path, suffixes: tuple[str, ...]) -> Rows:
-    """Return the files of class folders. The folders' names in the training split are the classes in ascending order.
-
-    Args:
-        name: The set's name, for messages and the cache.
-        folder: Its folder.
-        suffixes: Suffixes of the files, in lower case.
-
-    Raises:
-        DataError: A split has no class folders, or a class that the training split lacks.
-    """
-    folder = folder.resolve()
-    splits, by_device = _find_split_folders(folder), has_devices(folder, suffixes)
-    folders = {split: _list_classes(path, by_device, suffixes) for split, path in splits.items()}
-    class_names = tuple(sorted({path.name for path in folders["train"]}))
-    stamped = [
-        path
-        for split, split_folder in splits.items()
-        for path in (
-            split_folder,
-            *(list_class_folders(split_folder) if by_device else ()),
-            *(path for top in folders[split] for path in (top, top / "images") if path.is_dir()),
-        )
-    ]
-    key = cache.make_key(name, stamped, ["class folders", suffixes[0], *splits, *class_names], suffix="")
-    write = functools.partial(_write_index, folder=folder, folders=folders, class_names=class_names, suffixes=suffixes)
-    names, y, sizes = cache.load_folder(key, write, _read_index)
-    for split, size in sizes.items():
-        if not size:
+    def _has_devices(self, folder: Path) -> bool:
+        outer = self._list(folder)[0]
+        if any(map(self.list_files, outer)):
+            return False
+        inner = {path: [one for one in self._list(path)[0] if self.list_files(one)] for path in outer}
+        devices = [path for path in outer if inner[path]]
+        if len(devices) > 1 and max(Counter(one.name for some in inner.values() for one in some).values()) < 2:
             raise DataError(
-                f"{name}: {splits[split]} has no class folders with files. Put the files of each class into a folder "
-                "with the name of the training class.",
-                path=splits[split],
+                f"{folder} has folders within folders, none of whose names occurs twice: "
+                f"{quote_some(f'{path.name}/{inner[path][0].name}' for path in devices)}. Expected DEVICE/CLASS, with "
+                "the same classes in several devices, or CLASS alone. Move the files of each class into one folder.",
+                path=folder,
             )
-    counts = np.bincount(y[: sizes["train"]], minlength=len(class_names))
-    empty = [class_names[i] for i in np.flatnonzero(counts == 0)]
-    notes, groups = [], None
-    if by_device:
-        depth = len(splits["train"].relative_to(folder).parts)
-        devices, groups = np.unique([Path(os.fsdecode(one)).parts[depth] for one in names], return_inverse=True)
-        notes.append(
-            f"{name}: DEVICE/CLASS folders, {len(devices)} devices ({quote_some(devices.tolist())}) with "
-            f"{len(class_names)} classes ({quote_some(class_names)}). If the outer folders are the classes, put their "
-            "files directly into them."
-        )
-    if empty:
-        notes.append(
-            f"{name}: class folders without files in {splits['train']}: {quote_some(empty)} ({len(empty)} of "
-            f"{len(class_names)}). They count as classes. Remove the folders to exclude them."
-        )
-    return Rows(None, y, sizes, len(class_names), class_names, groups, tuple(notes), folder, names)
+        return len(devices) > 1
 
+    def list_files(self, class_folder: Path) -> list[str]:
+        """Return the sorted names of the files of a class, relative to its folder."""
+        folders, names = self._list(class_folder)
+        names = list(names)
+        if class_folder / "images" in folders:
+            names += [f"images/{name}" for name in self._list(class_folder / "images")[1]]
+        return sorted(name for name in names if name.lower().endswith(self._suffixes))
 
-def _find_split_folders(folder: Path) -> dict[str, Path]:
-    """Return the folder of each split that exists, "train" first; without them the folder itself."""
-    splits = find_splits(lambda name: path if (path := folder / name).is_dir() else None)
-    return {split: path for split, path in splits.items() if split != "test" or list_class_folders(path)} or {
-        "train": folder
-    }
+    def list_classes(self, split: str) -> list[Path]:
+        """Return the class folders of a split, also those within folders of devices: of images in the devices' order.
 
+        A folder without files is a class of images.
+        """
+        outer = self._list(self.splits[split])[0]
+        classes = [path for device in outer for path in self._list(device)[0]] if self.by_device else outer
+        if self._suffixes == IMAGES:
+            return list(classes)
+        classes = [path for path in classes if path.name != _UNLABELLED and self.list_files(path)]
+        return sorted(classes, key=lambda path: (path.name, path))
 
-def _list_classes(folder: Path, by_device: bool, suffixes: tuple[str, ...]) -> list[Path]:
-    """Return the class folders of a split, also those within folders of devices: of images in the devices' order.
+    def sample(self, count: int = 64) -> list[Path]:
+        """Return some evenly spaced training files, about as many as `count`."""
+        folders = self.list_classes("train")
+        per_class = max(1, count // max(1, len(folders)))
+        paths = []
+        for folder in folders[:: max(1, len(folders) // count)]:
+            names = self.list_files(folder)
+            paths += [folder / name for name in names[:: max(1, len(names) // per_class)][:per_class]]
+        return paths
 
-    A folder without files is a class of images.
-    """
-    outer = list_class_folders(folder)
-    classes = [path for device in outer for path in list_class_folders(device)] if by_device else outer
-    if suffixes == IMAGES:
-        return classes
-    classes = [path for path in classes if path.name != _UNLABELLED and _list_files(path, suffixes)]
-    return sorted(classes, key=lambda path: (path.name, path))
+    def read(self, name: str) -> Rows:
+        """Return the files. The folders' names in the training split are the classes in ascending order.
 
+        Args:
+            name: The set's name, for messages and the cache.
 
-def _list_files(class_folder: Path, suffixes: tuple[str, ...]) -> list[str]:
-    """Return the sorted names of the files of a class, relative to its folder."""
-    names = []
-    for folder, prefix in ((class_folder, ""), (class_folder / "images", "images/")):
-        if folder.is_dir():
-            entries = (e for e in os.scandir(folder) if e.name.lower().endswith(suffixes) and e.is_file())
-            names += [prefix + entry.name for entry in entries if not is_system_name(entry.name)]
-    return sorted(names)
-
-
-def _write_index(
-    target: Path, folder: Path, folders: dict[str, list[Path]], class_names: Sequence[str],
-    suffixes: tuple[str, ...],
-) -> None:  # fmt: skip
-    """Write the relative path of each file, its label, and the sizes of the splits."""
-    names: list[bytes] = []
-    y: list[int] = []
-    sizes = {}
-    for split, class_folders in folders.items():
-        start = len(names)
-        for class_folder in class_folders:
-            if class_folder.name not in class_names:
+        Raises:
+            DataError: A split has no class folders, or a class that the training split lacks.
+        """
+        classes = {split: self.list_classes(split) for split in self.splits}
+        class_names = tuple(sorted({path.name for path in classes["train"]}))
+        stamped = [
+            path
+            for split, split_folder in self.splits.items()
+            for path in (
+                split_folder,
+                *(self._list(split_folder)[0] if self.by_device else ()),
+                *(path for top in classes[split] for path in (top, top / "images") if path.is_dir()),
+            )
+        ]
+        key = cache.make_key(name, stamped, ["class folders", self._suffixes[0], *self.splits, *class_names], suffix="")
+        write = functools.partial(self._write_index, classes=classes, class_names=class_names)
+        names, y, sizes = cache.load_folder(key, write, _read_index)
+        for split, size in sizes.items():
+            if not size:
                 raise DataError(
-                    f"{class_folder} is a class of the {split} split, but not of the train split.", path=class_folder
+                    f"{name}: {self.splits[split]} has no class folders with files. Put the files of each class into a "
+                    "folder with the name of the training class.",
+                    path=self.splits[split],
                 )
-            paths = [class_folder / name for name in _list_files(class_folder, suffixes)]
-            names += [os.fsencode(path.relative_to(folder)) for path in paths]
-            y += [class_names.index(class_folder.name)] * len(paths)
-        sizes[split] = len(names) - start
-    np.save(target / "names.npy", np.array(names, dtype=np.bytes_))
-    np.save(target / "y.npy", np.array(y, dtype=np.int64))
-    (target / "sizes.json").write_text(json.dumps(sizes))
+        counts = np.bincount(y[: sizes["train"]], minlength=len(class_names))
+        empty = [class_names[i] for i in np.flatnonzero(counts == 0)]
+        notes, groups = [], None
+        if self.by_device:
+            depth = len(self.splits["train"].relative_to(self.folder).parts)
+            devices, groups = np.unique([Path(os.fsdecode(one)).parts[depth] for one in names], return_inverse=True)
+            notes.append(
+                f"{name}: DEVICE/CLASS folders, {len(devices)} devices ({quote_some(devices.tolist())}) with "
+                f"{len(class_names)} classes ({quote_some(class_names)}). If the outer folders are the classes, put "
+                "their files directly into them."
+            )
+        if empty:
+            notes.append(
+                f"{name}: class folders without files in {self.splits['train']}: {quote_some(empty)} ({len(empty)} of "
+                f"{len(class_names)}). They count as classes. Remove the folders to exclude them."
+            )
+        return Rows(None, y, sizes, len(class_names), class_names, groups, tuple(notes), self.folder, names)
+
+    def _write_index(self, target: Path, classes: dict[str, list[Path]], class_names: Sequence[str]) -> None:
+        """Write the relative path of each file, its label, and the sizes of the splits."""
+        names: list[bytes] = []
+        y: list[int] = []
+        sizes = {}
+        for split, class_folders in classes.items():
+            start = len(names)
+            for class_folder in class_folders:
+                if class_folder.name not in class_names:
+                    raise DataError(
+                        f"{class_folder} is a class of the {split} split, but not of the train split.",
+                        path=class_folder,
+                    )
+                paths = [class_folder / name for name in self.list_files(class_folder)]
+                names += [os.fsencode(path.relative_to(self.folder)) for path in paths]
+                y += [class_names.index(class_folder.name)] * len(paths)
+            sizes[split] = len(names) - start
+        np.save(target / "names.npy", np.array(names, dtype=np.bytes_))
+        np.save(target / "y.npy", np.array(y, dtype=np.int64))
+        (target / "sizes.json").write_text(json.dumps(sizes))
 
 
 def _read_index(folder: Path) -> tuple[NDArray[np.bytes_], NDArray[np.int64], dict[str, int]]:

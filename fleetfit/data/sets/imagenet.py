@@ -6,7 +6,7 @@ Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge" (2015), 
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files.folders import find_or_download, find_set_folder
 from fleetfit.data.files.images import load_labelled, make_data, read_parquet
-from fleetfit.data.files.labelled import IMAGES, has_class_folders, read_class_folders
+from fleetfit.data.files.labelled import IMAGES, find_class_folders
 from fleetfit.data.image_reader import ImageSpec
 from fleetfit.errors import DataError
 
@@ -55,8 +55,8 @@ def imagenet(
     """
     spec = ImageSpec(size, 3, centre, lazy, upright=exif_orientation)
     set_folder = find_set_folder("imagenet", folder)
-    if set_folder is not None and has_class_folders(set_folder, IMAGES):
-        labelled = load_labelled("imagenet", read_class_folders("imagenet", set_folder, IMAGES), spec)
+    if set_folder is not None and (folders := find_class_folders(set_folder, IMAGES)):
+        labelled = load_labelled("imagenet", folders.read("imagenet"), spec)
     else:
         parquet_folder = find_or_download("imagenet", folder, hub, "ILSVRC/imagenet-1k")
         # the labels of the test set were never published

@@ -27,7 +27,7 @@ from fleetfit.data.files.folders import (
     find_parquet_files,
     find_set_folder,
     is_system_name,
-    list_class_folders,
+    list_folder,
     resolve_folder,
 )
 from fleetfit.data.files.sounds import Sound, Spectrogram
@@ -132,7 +132,7 @@ def _list_words(folder: Path) -> list[str]:
     """Return the names of the folders of words, sorted."""
     return [
         word_folder.name
-        for word_folder in list_class_folders(folder)
+        for word_folder in list_folder(folder)[0]
         if not word_folder.name.startswith("_") and any(map(_is_sound, word_folder.iterdir()))
     ]
 
