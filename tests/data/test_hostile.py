@@ -305,10 +305,10 @@ X = np.ones((12, 4), dtype=np.float32)
     [
         (np.array([{"a": 1}] * 12, dtype=object), Y, Expected(column="x", path="a.npz")),
         (X, np.array([[1], 2] * 6, dtype=object), Expected(column="y", path="a.npz")),
-        (header("(12, 1000000000000)"), Y, Expected("48,000,000,000,000", column="x", path="a.npz")),
-        (header("(4611686018427387904, 4)"), Y, Expected("73,786,976,294,838,206,464", 128, column="x", path="a.npz")),
+        (header("(12, 1000000000000)"), Y, Expected(column="x", path="a.npz")),
+        (header("(4611686018427387904, 4)"), Y, Expected(column="x", path="a.npz")),
         (header("(-1, 4)"), Y, Expected(column="x", path="a.npz")),
-        (header("(12, 1)", rest=b"\0" * 40), Y, Expected(48, column="x", path="a.npz")),
+        (header("(12, 1)", rest=b"\0" * 40), Y, Expected(column="x", path="a.npz")),
         (header("12"), Y, Expected(column="x", path="a.npz")),
         (header("(12, 1)", "|O"), Y, Expected(column="x", path="a.npz")),
         (header("()", rest=b"\0" * 4), Y, Expected(column="x", path="a.npz")),

@@ -130,9 +130,9 @@ class _DataCheck:
         data = run.files.environment.data
         if data is None:
             return ""
-        # the partition and the path of the encoded columns differ between runs
+        # the partition and the folder of the transform differ between runs
         section = {
-            k: v for k, v in to_table(run.experiment).get("data", {}).items() if k not in ("partition", "columns")
+            k: v for k, v in to_table(run.experiment).get("data", {}).items() if k not in ("partition", "transform")
         }
         first, data_before = self._first.setdefault(json.dumps(section, sort_keys=True, default=str), (title, data))
         difference = format_difference(data_before, data)

@@ -8,13 +8,12 @@ import decimal
 import logging
 import math
 import numbers
-import os
 import shutil
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -799,11 +798,7 @@ class Arrays:
                 column=name,
             )
         try:
-            if self.path.is_dir():
-                array: Array | None = self._map_file(self.path / f"{name}.npy")
-            else:
-                array = self._map_member(name)
-            array = self._unpack(name) if array is None else array
+            array = _map_file(self.path, name) if self.path.is_dir() else self._unpack(name)
         except FleetFitError:
             raise
         except Exception as error:  # a damaged header or archive may raise any error
@@ -817,17 +812,6 @@ class Arrays:
                 column=name,
             )
         return array
-
-    def _map_file(self, path: Path) -> Array:
-        """Map a single file, after a check of its header."""
-        with files.open_file(path, DataError) as file:
-            shape, fortran, dtype, header = _read_header(file)
-            size = os.fstat(file.fileno()).st_size
-        if size - header < _count_bytes(shape, dtype):
-            raise ValueError(f"it should have {_count_bytes(shape, dtype):,} bytes, but has {size - header:,}")
-        if not math.prod(shape):
-            return np.zeros(shape, dtype)
-        return np.memmap(path, dtype, "c", header, shape, "F" if fortran else "C")
 
     def concatenate(self, names: Sequence[str]) -> Array:
         """Concatenate arrays, through the cache if there are several."""
@@ -857,33 +841,12 @@ class Arrays:
         stamps = [self.path / f"{name}.npy" for name in parameters] if self.path.is_dir() else [self.path]
         return cache.make_key(self.path.stem, stamps, ["arrays", *parameters], suffix="")
 
-    def _map_member(self, name: str) -> Array | None:
-        """Map a member of the archive; None if it is compressed."""
-        with zipfile.ZipFile(self.path) as archive:
-            member = archive.getinfo(f"{name}.npy")
-            if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
-                return None
-            with archive.open(member) as content:
-                shape, fortran, dtype, header = _read_header(content)
-        with self.path.open("rb") as file:
-            file.seek(member.header_offset)
-            local = file.read(30)  # the zip format's local header: two lengths at its end, then name and extra field
-        start = member.header_offset + 30 + int.from_bytes(local[26:28], "little")
-        start += int.from_bytes(local[28:30], "little") + header
-        if _count_bytes(shape, dtype) + header != member.file_size:
-            raise ValueError(f"it should have {_count_bytes(shape, dtype):,} bytes, but has {member.file_size:,}")
-        if not math.prod(shape):
-            return np.zeros(shape, dtype)
-        return np.memmap(self.path, dtype, "c", start, shape, "F" if fortran else "C")
-
     def _unpack(self, name: str) -> Array:
+        """Map an array of the archive, which is unpacked into the cache once."""
+
         def build(target: Path) -> None:
             with zipfile.ZipFile(self.path) as archive:
                 member = archive.getinfo(f"{name}.npy")
-                with archive.open(member) as content:
-                    shape, _, dtype, header = _read_header(content)
-                if _count_bytes(shape, dtype) + header != member.file_size:
-                    raise ValueError("its header and the archive have different sizes")
                 if member.file_size > shutil.disk_usage(target).free:
                     raise DataError(
                         f'{self.path}: array "{name}" unpacks to {member.file_size:,} bytes, which do not fit into '
@@ -893,23 +856,15 @@ class Arrays:
                     )
                 archive.extract(member, target)
 
-        return load_folder(self._make_key([name]), build, lambda target: np.load(target / f"{name}.npy", mmap_mode="c"))
+        return load_folder(self._make_key([name]), build, lambda target: _map_file(target, name))
 
 
-def _count_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    """Return the bytes of an array. NumPy's product would overflow."""
-    if any(not isinstance(n, int) or n < 0 for n in shape):
-        raise ValueError(f"its shape is {shape}")
-    return math.prod(shape) * dtype.itemsize
-
-
-def _read_header(content: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Return shape, Fortran order, dtype and the length of the header of a `.npy` file."""
-    version = np.lib.format.read_magic(content)
-    read_array_header = (
-        np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    )
-    shape, fortran, dtype = read_array_header(content)
-    if dtype.hasobject:
-        raise ValueError("it has Python objects. Save numbers or text")
-    return shape, fortran, dtype, content.tell()
+def _map_file(folder: Path, name: str) -> Array:
+    path = folder / f"{name}.npy"
+    files.check_file(path, DataError)
+    try:
+        with np.errstate(over="raise"):
+            array: Array = np.lib.format.open_memmap(path, "c")
+    except FloatingPointError:
+        raise ValueError("its header claims more than any file has") from None
+    return array
