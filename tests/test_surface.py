@@ -135,7 +135,7 @@ OPTIONS = {
 
 KEYS = {
     "": ["name", "seed", "rounds", "start", "callbacks"],
-    "data": ["name", "partition", "server"],
+    "data": ["name", "partition", "server", "transform"],
     "data.partition": ["kind", "clients", "seed"],
     "data.server": ["name"],
     "model": ["name", "derive"],

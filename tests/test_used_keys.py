@@ -221,6 +221,7 @@ VALUES: dict[str, Any] = {
     "data.partition.clients": 7,
     "data.partition.seed": 9,
     "data.server.name": "tiny:tiny_server_data",
+    "data.transform": "nowhere",
     "model.name": "mlp_2nn",
     "model.derive.exits": ["blocks.0"],
     "model.derive.head": "new",

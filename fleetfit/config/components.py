@@ -118,7 +118,7 @@ def build_component(kind: str, name: Any, where: str, settings: Mapping[str, Any
         raise ConfigError(f"{where} {label} {names.describe_failure(error)}.", key="model.name") from error
 
 
-_HIDDEN = ("name", "partition", "server")
+_HIDDEN = ("name", "partition", "server", "transform")
 """Keys left out of "valid keys" hints, but suggested."""
 _CHECKED_ELSEWHERE = ("methods", "options", "hooks", "selection", "attacks")
 """Kinds that a run builds before it loads data."""

@@ -474,7 +474,7 @@ def make_config(model: LevelModel, onnx_files: Mapping[str, Any]) -> dict[str, A
         onnx_files: The files of each ONNX variant.
     """
     data, x = model.prepared, model.samples("test", 2)[0]
-    preprocessing, policy = Preprocessing(model), model.policy
+    preprocessing, policy = Preprocessing(data), model.policy
     scale, shift = (
         None if moment is None else np.atleast_1d(moment.numpy()).ravel().astype(float).tolist()
         for moment in (preprocessing.scale, preprocessing.shift)

@@ -165,9 +165,8 @@ class Preprocessing(nn.Module):
     scale: Tensor | None
     shift: Tensor | None
 
-    def __init__(self, model: LevelModel) -> None:
+    def __init__(self, data: Any) -> None:
         super().__init__()
-        data = model.prepared
         scale, shift = data.normalisation if isinstance(data, Data) else (None, None)
         self.register_buffer("scale", None if scale is None else scale.cpu().clone(), persistent=False)
         self.register_buffer("shift", None if shift is None else shift.cpu().clone(), persistent=False)
@@ -213,7 +212,7 @@ class AllExits(nn.Module):
 
     def __init__(self, model: LevelModel) -> None:
         super().__init__()
-        self.preprocess, self.model, self.rescale = Preprocessing(model), model.module, Rescaling(model)
+        self.preprocess, self.model, self.rescale = Preprocessing(model.prepared), model.module, Rescaling(model)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return one tensor for each exit."""
@@ -236,7 +235,7 @@ class FirstSegment(nn.Module):
 
     def __init__(self, model: LevelModel) -> None:
         super().__init__()
-        self.preprocess, self.model, self.rescale = Preprocessing(model), model.module, Rescaling(model)
+        self.preprocess, self.model, self.rescale = Preprocessing(model.prepared), model.module, Rescaling(model)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return logits and carry."""
@@ -340,7 +339,7 @@ def make_segment_graphs(model: LevelModel, x: Tensor, free_tokens: bool = True) 
     """
     if isinstance(model.module, VisitsExits):
         return _split_whole_graph(model, x, free_tokens)
-    module, preprocess = require_segments(model.module), Preprocessing(model)
+    module, preprocess = require_segments(model.module), Preprocessing(model.prepared)
     carries = shorter = _compute_carries(module, preprocess(x))
     if model.takes_tokens and free_tokens:  # a second length shows which dimensions of a carry depend on it
         shorter = _compute_carries(module, preprocess(x[:, : max(1, x.shape[1] // 2)]))
