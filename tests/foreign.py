@@ -81,72 +81,6 @@ def multihead(heads: Callable[[int], int] = lambda dim: dim // 8) -> Made:
     return Made(axes, lambda s: Tokens(s["dim"], Multihead(s["dim"], heads(s["dim"])), s["classes"]), declared, (5, 5))
 
 
-def encoder_layer(norm_first: bool = False) -> Made:
-    """Two of PyTorch's encoder layers."""
-    axes = {"dim": Axis(16, 4), "inner": Axis(10), "classes": CLASSES}
-
-    def make(s: Sizes) -> nn.Module:
-        dim = s["dim"]
-        layers = [
-            nn.TransformerEncoderLayer(dim, dim // 4, s["inner"], 0.1, "gelu", batch_first=True, norm_first=norm_first)
-            for _ in range(2)
-        ]
-        return Tokens(dim, nn.Sequential(*layers), s["classes"])
-
-    return Made(axes, make, {"*.in_proj_*": blocked(3)}, (5, 5))
-
-
-class Llama(nn.Module):
-    """RMS norms, a gated MLP, heads of a fixed number whose size is cut."""
-
-    def __init__(self, dim: int, size: int, inner: int, classes: int) -> None:
-        super().__init__()
-        self.embed, self.norm1, self.norm2 = nn.Linear(5, dim), nn.RMSNorm(dim), nn.RMSNorm(dim)
-        self.q, self.k, self.v = (nn.Linear(dim, 3 * size, bias=False) for _ in range(3))
-        self.o = nn.Linear(3 * size, dim, bias=False)
-        self.gate_up, self.down = nn.Linear(dim, 2 * inner, bias=False), nn.Linear(inner, dim, bias=False)
-        self.fc = nn.Linear(dim, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.embed(x)
-        h = self.norm1(x)
-        q, k, v = (layer(h).unflatten(-1, (3, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
-        x = x + self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-        gate, up = self.gate_up(self.norm2(x)).chunk(2, dim=-1)
-        return self.fc((x + self.down(F.silu(gate) * up)).mean(1))
-
-
-def llama() -> Made:
-    axes = {"dim": Axis(12), "size": Axis(6), "inner": Axis(9), "classes": CLASSES}
-    heads = {f"{name}.weight": blocked(3, dim=0) for name in "qkv"}
-    declared = {**heads, "o.weight": blocked(3, dim=1), "gate_up.weight": blocked(2, dim=0)}
-    return Made(axes, lambda s: Llama(s["dim"], s["size"], s["inner"], s["classes"]), declared, (5, 5))
-
-
-class MixerBlock(nn.Module):
-    """MLPs over tokens and over channels."""
-
-    def __init__(self, tokens: int, dim: int, token_inner: int, inner: int) -> None:
-        super().__init__()
-        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.tokens = nn.Sequential(nn.Linear(tokens, token_inner), nn.GELU(), nn.Linear(token_inner, tokens))
-        self.channels = nn.Sequential(nn.Linear(dim, inner), nn.GELU(), nn.Linear(inner, dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
-        return x + self.channels(self.norm2(x))
-
-
-def mixer() -> Made:
-    axes = {"dim": Axis(10), "token_inner": Axis(6), "inner": Axis(10), "classes": CLASSES}
-
-    def make(s: Sizes) -> nn.Module:
-        blocks = [MixerBlock(5, s["dim"], s["token_inner"], s["inner"]) for _ in range(2)]
-        return Tokens(s["dim"], nn.Sequential(*blocks), s["classes"])
-
-    return Made(axes, make, {}, (5, 5))
-
-
 # ---- convolutions --------------------------------------------------------------------------------------------------
 
 
@@ -180,85 +114,6 @@ def grouped_resnet(groups: Callable[[int], int] = lambda c: c // 4) -> Made:
     return Made(axes, lambda s: GroupedResNet(s["first"], s["second"], s["classes"], groups), {}, (1, 6, 6))
 
 
-class Unet(nn.Module):
-    """Down, up, and a concatenation across."""
-
-    def __init__(self, wide: int, deep: int, classes: int) -> None:
-        super().__init__()
-        self.inc = nn.Sequential(nn.Conv2d(1, wide, 3, padding=1), nn.BatchNorm2d(wide), nn.ReLU())
-        self.down = nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(wide, deep, 3, padding=1), nn.ReLU())
-        self.up = nn.ConvTranspose2d(deep, wide, 2, stride=2)
-        self.out = nn.Conv2d(2 * wide, wide, 3, padding=1)
-        self.fc = nn.Linear(wide, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.inc(x)
-        x = torch.cat([x, self.up(self.down(x))], dim=1)
-        return self.fc(F.relu(self.out(x)).mean((2, 3)))
-
-
-def unet() -> Made:
-    axes = {"wide": Axis(8), "deep": Axis(8), "classes": CLASSES}
-    declared = {"out.weight": blocked(2, dim=1)}
-    return Made(axes, lambda s: Unet(s["wide"], s["deep"], s["classes"]), declared, (1, 6, 6))
-
-
-class Separable(nn.Module):
-    """Depthwise and pointwise convolutions."""
-
-    def __init__(self, first: int, second: int, classes: int) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(1, first, 3, padding=1, bias=False), nn.BatchNorm2d(first), nn.ReLU6())
-        self.depthwise = nn.Conv2d(first, first, 3, padding=1, groups=first, bias=False)
-        self.bn1, self.pointwise = nn.BatchNorm2d(first), nn.Conv2d(first, second, 1, bias=False)
-        self.bn2, self.fc = nn.BatchNorm2d(second), nn.Linear(second * 4, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.bn1(self.depthwise(self.stem(x))))
-        return self.fc(F.adaptive_avg_pool2d(F.relu(self.bn2(self.pointwise(x))), 2).flatten(1))
-
-
-def separable() -> Made:
-    axes = {"first": Axis(8), "second": Axis(8), "classes": CLASSES}
-    declared = {"fc.weight": interleaved(4)}
-    return Made(axes, lambda s: Separable(s["first"], s["second"], s["classes"]), declared, (1, 6, 6))
-
-
-class ChannelNorm(nn.Module):
-    """A layer norm over the first dimension of a map, written out."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
-
-    def forward(self, x: Tensor) -> Tensor:
-        mean = x.mean(1, keepdim=True)
-        spread = (x - mean).pow(2).mean(1, keepdim=True)
-        return self.weight[:, None, None] * ((x - mean) / torch.sqrt(spread + 1e-6)) + self.bias[:, None, None]
-
-
-class ConvNext(nn.Module):
-    """A depthwise convolution, a norm over channels, two linear layers, a scale per channel, attention over space."""
-
-    def __init__(self, dim: int, inner: int, classes: int) -> None:
-        super().__init__()
-        self.stem, self.dwconv = nn.Conv2d(1, dim, 2, stride=2), nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
-        self.norm, self.pw1, self.pw2 = ChannelNorm(dim), nn.Conv2d(dim, inner, 1), nn.Conv2d(inner, dim, 1)
-        self.gamma = nn.Parameter(torch.ones(dim, 1, 1))
-        self.spatial, self.fc = nn.Conv2d(2, 1, 3, padding=1), nn.Linear(dim, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        x = x + self.gamma * self.pw2(F.gelu(self.pw1(self.norm(self.dwconv(x)))))
-        seen = torch.cat([x.mean(1, keepdim=True), x.amax(1, keepdim=True)], dim=1)
-        return self.fc(F.normalize((x * self.spatial(seen).sigmoid()).mean((2, 3)), dim=-1))
-
-
-def convnext() -> Made:
-    axes = {"dim": Axis(9), "inner": Axis(11), "classes": CLASSES}
-    return Made(axes, lambda s: ConvNext(s["dim"], s["inner"], s["classes"]), {}, (1, 6, 6))
-
-
 # ---- the rest ------------------------------------------------------------------------------------------------------
 
 
@@ -278,25 +133,6 @@ class Temporal(nn.Module):
 def temporal() -> Made:
     axes = {"first": Axis(8), "second": Axis(8), "classes": CLASSES}
     return Made(axes, lambda s: Temporal(s["first"], s["second"], s["classes"]), {}, (5, 5))
-
-
-class Recurrent(nn.Module):
-    """Two layers of GRU, both directions of the second side by side."""
-
-    def __init__(self, hidden: int, second: int, classes: int) -> None:
-        super().__init__()
-        self.first = nn.GRU(5, hidden, batch_first=True)
-        self.second = nn.GRU(hidden, second, batch_first=True, bidirectional=True)
-        self.fc = nn.Linear(2 * second, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.second(self.first(x)[0])[0].mean(1))
-
-
-def recurrent() -> Made:
-    axes = {"hidden": Axis(6), "second": Axis(6), "classes": CLASSES}
-    declared = {"*_l0*": blocked(3, dim=0), "fc.weight": blocked(2, dim=1)}
-    return Made(axes, lambda s: Recurrent(s["hidden"], s["second"], s["classes"]), declared, (4, 5))
 
 
 class Experts(nn.Module):
@@ -322,15 +158,7 @@ def experts() -> Made:
 FOREIGN: Mapping[str, Callable[[], Made]] = {
     "fused attention": fused,
     "nn.MultiheadAttention": multihead,
-    "nn.TransformerEncoderLayer": encoder_layer,
-    "encoder layer, norms first": lambda: encoder_layer(norm_first=True),
-    "heads of a fixed number": llama,
-    "MLP-Mixer": mixer,
     "ResNet with group norms": grouped_resnet,
-    "U-Net": unet,
-    "depthwise separable": separable,
-    "norm written out": convnext,
     "weight norm": temporal,
-    "GRU": recurrent,
     "concatenation with a norm": experts,
 }

@@ -218,28 +218,6 @@ class SimpleViT(nn.Module):
 # ---- a convolutional tokenizer, PyTorch's encoder, pooling over the sequence -----------------------------------------
 
 
-class CCT(nn.Module):
-    """Compact transformers (Hassani et al. 2021) on nn.TransformerEncoderLayer."""
-
-    def __init__(self, d_model=32, nhead=4, num_layers=2, n_classes=10):
-        super().__init__()
-        self.tokenizer = nn.Sequential(
-            nn.Conv2d(3, d_model // 2, 3, 1, 1, bias=False), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(d_model // 2, d_model, 3, 1, 1, bias=False), nn.ReLU(), nn.MaxPool2d(2),
-        )  # fmt: skip
-        layer = nn.TransformerEncoderLayer(d_model, nhead, 2 * d_model, 0.1, "gelu", batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, num_layers)
-        self.positional_emb = nn.Parameter(torch.randn(1, 16, d_model) * 0.2)
-        self.attention_pool = nn.Linear(d_model, 1)
-        self.fc = nn.Linear(d_model, n_classes)
-
-    def forward(self, x):
-        x = self.tokenizer(x).flatten(2, 3).transpose(-2, -1) + self.positional_emb
-        x = self.encoder(x)
-        x = torch.matmul(F.softmax(self.attention_pool(x), dim=1).transpose(-1, -2), x).squeeze(-2)
-        return self.fc(x)
-
-
 class MultiheadBlock(nn.Module):
     def __init__(self, embed_dim, hidden_dim, num_heads, dropout=0.0):
         super().__init__()
@@ -582,51 +560,6 @@ def MLPMixer(*, image_size, patch_size, dim, depth, num_classes, expansion_facto
     )
 
 
-class Affine(nn.Module):
-    def __init__(self, dim):
-        super().__init__()
-        self.alpha = nn.Parameter(torch.ones((1, 1, dim)))
-        self.beta = nn.Parameter(torch.zeros((1, 1, dim)))
-
-    def forward(self, x):
-        return torch.addcmul(self.beta, self.alpha, x)
-
-
-class ResMLPBlock(nn.Module):
-    def __init__(self, nb_patches, dim, layerscale_init=0.1):
-        super().__init__()
-        self.affine_1, self.affine_2 = Affine(dim), Affine(dim)
-        self.linear_patches = nn.Linear(nb_patches, nb_patches)
-        self.mlp_channels = Mlp(dim, 4 * dim)
-        self.layerscale_1 = nn.Parameter(layerscale_init * torch.ones(dim))
-        self.layerscale_2 = nn.Parameter(layerscale_init * torch.ones(dim))
-
-    def forward(self, x):
-        res_1 = self.linear_patches(self.affine_1(x).transpose(1, 2)).transpose(1, 2)
-        x = x + self.layerscale_1 * res_1
-        return x + self.layerscale_2 * self.mlp_channels(self.affine_2(x))
-
-
-class ResMLP(nn.Module):
-    """Touvron et al. 2021."""
-
-    def __init__(self, dim=16, depth=2, nb_patches=16, num_classes=10):
-        super().__init__()
-        self.patch_projector = nn.Conv2d(3, dim, 4, 4)
-        self.blocks = nn.ModuleList([ResMLPBlock(nb_patches, dim) for _ in range(depth)])
-        self.affine = Affine(dim)
-        self.linear_classifier = nn.Linear(dim, num_classes)
-
-    def forward(self, x):
-        B = x.size(0)
-        x = self.patch_projector(x)
-        x = x.reshape(B, x.size(1), -1).permute(0, 2, 1)
-        for blk in self.blocks:
-            x = blk(x)
-        x = self.affine(x)
-        return self.linear_classifier(x.mean(dim=1).reshape(B, -1))
-
-
 class SpatialGatingUnit(nn.Module):
     def __init__(self, d_ffn, seq_len):
         super().__init__()
@@ -790,28 +723,6 @@ class ClipStyleResNet(nn.Module):
         return self.attnpool(x)
 
 
-class QueryPooling(nn.Module):
-    """Set transformer's pooling (Lee et al. 2019): a seed attends to the set."""
-
-    def __init__(self, d_in=3, d=24, heads=4, classes=10):
-        super().__init__()
-        self.inp = nn.Conv2d(d_in, d, 4, 4)
-        self.seed = nn.Parameter(torch.randn(1, 1, d))
-        self.fc_k = nn.Linear(d, d)
-        self.fc_v = nn.Linear(d, d)
-        self.h = heads
-        self.cls = nn.Linear(d, classes)
-
-    def forward(self, x):
-        x = self.inp(x).flatten(2).transpose(1, 2)
-        S = self.seed.repeat(x.size(0), 1, 1)
-        split = lambda t: torch.cat(t.split(t.size(2) // self.h, 2), 0)
-        Q, K, V = split(S), split(self.fc_k(x)), split(self.fc_v(x))
-        A = torch.softmax(Q.bmm(K.transpose(1, 2)) / math.sqrt(self.seed.size(-1)), 2)
-        O = torch.cat((Q + A.bmm(V)).split(x.size(0), 0), 2)
-        return self.cls(O.squeeze(1))
-
-
 class QueryTransformer(nn.Module):
     """DETR's minimal demonstration (Carion et al. 2020): nn.Transformer and a table of queries."""
 
@@ -923,7 +834,6 @@ ENTRIES = [
         narrow=lambda f: VisionTransformer(int(32 * f), num_heads=int(4 * f)),
     ),
     Entry("vit_chunked_qkv", simple_vit, images(), narrow=simple_vit),
-    Entry("convolutional_tokenizer", CCT, images(), narrow=lambda f: CCT(int(32 * f), int(4 * f))),
     Entry(
         "multihead_attention", LightningViT, images(),
         narrow=lambda f: LightningViT(int(24 * f), int(48 * f), int(4 * f)),
@@ -936,13 +846,11 @@ ENTRIES = [
         "mlp_mixer", lambda: MLPMixer(image_size=16, patch_size=4, dim=24, depth=2, num_classes=10), images(),
         narrow=lambda f: MLPMixer(image_size=16, patch_size=4, dim=int(24 * f), depth=2, num_classes=10),
     ),
-    Entry("resmlp", ResMLP, images(), narrow=lambda f: ResMLP(int(16 * f))),
     Entry("gmlp", gMLP, images(), narrow=lambda f: gMLP(int(16 * f), int(24 * f))),
     Entry("poolformer", PoolFormer, images()),
     Entry("global_filter", GlobalFilterNet, images()),
     Entry("perceiver", Perceiver, images()),
     Entry("attention_pooling", ClipStyleResNet, images()),
-    Entry("query_pooling", QueryPooling, images()),
     Entry("query_transformer", quiet(QueryTransformer), images()),
     Entry("tab_transformer", TabTransformer, vectors(7)),
     Entry("feature_tokenizer", FTTransformer, vectors(8)),

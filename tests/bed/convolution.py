@@ -124,112 +124,7 @@ class VGG(nn.Module):
         return self.classifier(x)
 
 
-class NIN(nn.Module):
-    """Network in network (Lin et al. 2013): the last convolution gives the classes."""
-
-    def __init__(self, num_classes=10):
-        super().__init__()
-        self.num_classes = num_classes
-        self.classifier = nn.Sequential(
-            nn.Conv2d(3, 24, kernel_size=5, stride=1, padding=2),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(24, 20, kernel_size=1, stride=1, padding=0),
-            nn.ReLU(inplace=True),
-            nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
-            nn.Dropout(0.5),
-            nn.Conv2d(20, 24, kernel_size=3, stride=1, padding=1),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(24, num_classes, kernel_size=1, stride=1, padding=0),
-            nn.AvgPool2d(kernel_size=8, stride=1, padding=0),
-        )
-
-    def forward(self, x):
-        x = self.classifier(x)
-        return x.view(x.size(0), self.num_classes)
-
-
-class Fire(nn.Module):
-    def __init__(self, inplanes, squeeze_planes, expand1x1_planes, expand3x3_planes):
-        super().__init__()
-        self.squeeze = nn.Conv2d(inplanes, squeeze_planes, kernel_size=1)
-        self.squeeze_activation = nn.ReLU(inplace=True)
-        self.expand1x1 = nn.Conv2d(squeeze_planes, expand1x1_planes, kernel_size=1)
-        self.expand1x1_activation = nn.ReLU(inplace=True)
-        self.expand3x3 = nn.Conv2d(squeeze_planes, expand3x3_planes, kernel_size=3, padding=1)
-        self.expand3x3_activation = nn.ReLU(inplace=True)
-
-    def forward(self, x):
-        x = self.squeeze_activation(self.squeeze(x))
-        return torch.cat(
-            [self.expand1x1_activation(self.expand1x1(x)), self.expand3x3_activation(self.expand3x3(x))], 1
-        )
-
-
-class SqueezeNet(nn.Module):
-    """As in torchvision."""
-
-    def __init__(self, num_classes=10):
-        super().__init__()
-        self.num_classes = num_classes
-        self.features = nn.Sequential(
-            nn.Conv2d(3, 16, kernel_size=3, stride=2),
-            nn.ReLU(inplace=True),
-            nn.MaxPool2d(kernel_size=3, stride=2, ceil_mode=True),
-            Fire(16, 4, 12, 12),
-            Fire(24, 4, 12, 12),
-            nn.MaxPool2d(kernel_size=3, stride=2, ceil_mode=True),
-            Fire(24, 8, 16, 24),
-        )
-        final_conv = nn.Conv2d(40, self.num_classes, kernel_size=1)
-        self.classifier = nn.Sequential(
-            nn.Dropout(p=0.5), final_conv, nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d((1, 1))
-        )
-
-    def forward(self, x):
-        x = self.features(x)
-        x = self.classifier(x)
-        return torch.flatten(x, 1)
-
-
 # ---- mobile ----------------------------------------------------------------------------------------------------------
-
-
-class MobileNetV1(nn.Module):
-    """Functions inside of the constructor, one long Sequential."""
-
-    def __init__(self, ch_in, n_classes, alpha=1.0):
-        super().__init__()
-
-        def conv_bn(inp, oup, stride):
-            return nn.Sequential(
-                nn.Conv2d(inp, oup, 3, stride, 1, bias=False), nn.BatchNorm2d(oup), nn.ReLU(inplace=True)
-            )
-
-        def conv_dw(inp, oup, stride):
-            return nn.Sequential(
-                nn.Conv2d(inp, inp, 3, stride, 1, groups=inp, bias=False),
-                nn.BatchNorm2d(inp),
-                nn.ReLU(inplace=True),
-                nn.Conv2d(inp, oup, 1, 1, 0, bias=False),
-                nn.BatchNorm2d(oup),
-                nn.ReLU(inplace=True),
-            )
-
-        c = [int(n * alpha) for n in (16, 32, 64)]
-        self.model = nn.Sequential(
-            conv_bn(ch_in, c[0], 2),
-            conv_dw(c[0], c[1], 1),
-            conv_dw(c[1], c[1], 2),
-            conv_dw(c[1], c[2], 1),
-            nn.AdaptiveAvgPool2d(1),
-        )
-        self.fc = nn.Linear(c[2], n_classes)
-        self.last = c[2]
-
-    def forward(self, x):
-        x = self.model(x)
-        x = x.view(-1, self.last)
-        return self.fc(x)
 
 
 def _make_divisible(v, divisor=4, min_value=None):
@@ -293,62 +188,6 @@ class MobileNetV2(nn.Module):
     def forward(self, x):
         x = self.features(x)
         x = nn.functional.adaptive_avg_pool2d(x, 1).reshape(x.shape[0], -1)
-        return self.classifier(x)
-
-
-class SEModule(nn.Module):
-    def __init__(self, channel, reduction=4):
-        super().__init__()
-        self.avg_pool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Sequential(
-            nn.Linear(channel, channel // reduction, bias=False),
-            nn.ReLU(inplace=True),
-            nn.Linear(channel // reduction, channel, bias=False),
-            nn.Hardsigmoid(),
-        )
-
-    def forward(self, x):
-        b, c, _, _ = x.size()
-        y = self.avg_pool(x).view(b, c)
-        y = self.fc(y).view(b, c, 1, 1)
-        return x * y.expand_as(x)
-
-
-class MobileBottleneck(nn.Module):
-    def __init__(self, inp, oup, kernel, stride, exp, se=False, nl="RE"):
-        super().__init__()
-        self.use_res_connect = stride == 1 and inp == oup
-        nlin_layer = nn.ReLU if nl == "RE" else nn.Hardswish
-        self.conv = nn.Sequential(
-            nn.Conv2d(inp, exp, 1, 1, 0, bias=False), nn.BatchNorm2d(exp), nlin_layer(inplace=True),
-            nn.Conv2d(exp, exp, kernel, stride, (kernel - 1) // 2, groups=exp, bias=False), nn.BatchNorm2d(exp),
-            SEModule(exp) if se else nn.Identity(), nlin_layer(inplace=True),
-            nn.Conv2d(exp, oup, 1, 1, 0, bias=False), nn.BatchNorm2d(oup),
-        )  # fmt: skip
-
-    def forward(self, x):
-        return x + self.conv(x) if self.use_res_connect else self.conv(x)
-
-
-class MobileNetV3(nn.Module):
-    """Inverted residuals with squeeze-excite (Howard et al. 2019)."""
-
-    def __init__(self, n_class=10):
-        super().__init__()
-        self.features = [ConvBNReLU(3, 8, stride=2, act=nn.Hardswish)]
-        for k, exp, i, o, se, nl, s in [
-            (3, 16, 8, 8, True, "RE", 2), (3, 24, 8, 12, False, "RE", 1), (5, 48, 12, 12, True, "HS", 1),
-        ]:  # fmt: skip
-            self.features.append(MobileBottleneck(i, o, k, s, exp, se, nl))
-        self.features.append(nn.AdaptiveAvgPool2d(1))
-        self.features.append(nn.Conv2d(12, 40, 1))
-        self.features.append(nn.Hardswish(inplace=True))
-        self.features = nn.Sequential(*self.features)
-        self.classifier = nn.Sequential(nn.Dropout(p=0.2), nn.Linear(40, n_class))
-
-    def forward(self, x):
-        x = self.features(x)
-        x = x.mean(3).mean(2)
         return self.classifier(x)
 
 
@@ -715,27 +554,6 @@ class GoogLeNet(nn.Module):
         return x if aux1 is None else (x, aux1)
 
 
-class ASPP(nn.Module):
-    """DeepLab's dilated branches (Chen et al. 2017) under a classifier, beside a pooled branch that is expanded."""
-
-    def __init__(self, in_ch=3, mid=16, out=24, rates=(1, 2, 4), n_classes=10):
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(in_ch, mid, 3, 2, 1), nn.BatchNorm2d(mid), nn.LeakyReLU(0.1, inplace=True))
-        self.branches = nn.ModuleDict(
-            {f"rate_{r}": nn.Conv2d(mid, out, 3, padding=r, dilation=r, bias=False) for r in rates}
-        )
-        self.image_pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(mid, out, 1))
-        self.project = nn.Conv2d(out * (len(rates) + 1), out, 1)
-        self.cls = nn.Linear(out, n_classes)
-
-    def forward(self, x):
-        x = self.stem(x)
-        size = x.shape[-2:]
-        outs = [b(x) for b in self.branches.values()]
-        outs.append(F.interpolate(self.image_pool(x), size=size, mode="bilinear", align_corners=False))
-        return self.cls(F.relu(self.project(torch.cat(outs, dim=1))).mean(dim=(2, 3)))
-
-
 class Supervised(nn.Module):
     """BranchyNet's style (Teerapittayanon et al. 2016): a list of logits, one of each branch."""
 
@@ -951,40 +769,6 @@ class ConvNeXt(nn.Module):
         return self.head(self.forward_features(x))
 
 
-class Residual(nn.Module):
-    def __init__(self, fn):
-        super().__init__()
-        self.fn = fn
-
-    def forward(self, x):
-        return self.fn(x) + x
-
-
-def ConvMixer(dim, depth, kernel_size=5, patch_size=4, n_classes=10):
-    """Trockman and Kolter 2022: a function that returns a Sequential."""
-    return nn.Sequential(
-        nn.Conv2d(3, dim, kernel_size=patch_size, stride=patch_size),
-        nn.GELU(),
-        nn.BatchNorm2d(dim),
-        *[
-            nn.Sequential(
-                Residual(
-                    nn.Sequential(
-                        nn.Conv2d(dim, dim, kernel_size, groups=dim, padding="same"), nn.GELU(), nn.BatchNorm2d(dim)
-                    )
-                ),
-                nn.Conv2d(dim, dim, kernel_size=1),
-                nn.GELU(),
-                nn.BatchNorm2d(dim),
-            )
-            for i in range(depth)
-        ],
-        nn.AdaptiveAvgPool2d((1, 1)),
-        nn.Flatten(),
-        nn.Linear(dim, n_classes),
-    )
-
-
 class InstanceNormNet(nn.Module):
     """Style transfer's blocks (Johnson et al. 2016): reflection padding, affine instance norm."""
 
@@ -1101,11 +885,7 @@ ENTRIES = [
     Entry("alexnet", AlexNet, images(side=32)),
     Entry("vgg", lambda: VGG(make_layers(cfgs["tiny"]), 32 * 2 * 2, 48), images()),
     Entry("vgg_batch_norm", lambda: VGG(make_layers(cfgs["small"], batch_norm=True), 512, 32), images()),
-    Entry("network_in_network", NIN, images()),
-    Entry("squeezenet", SqueezeNet, images(side=32)),
-    Entry("mobilenet_v1", lambda: MobileNetV1(3, 10), images(), narrow=lambda f: MobileNetV1(3, 10, f)),
     Entry("mobilenet_v2", MobileNetV2, images(), narrow=lambda f: MobileNetV2(width_mult=f)),
-    Entry("mobilenet_v3", MobileNetV3, images()),
     Entry("efficientnet", efficientnet, images(), narrow=efficientnet),
     Entry("shufflenet", ShuffleNetV2, images()),
     Entry("ghostnet", GhostNet, images()),
@@ -1116,7 +896,6 @@ ENTRIES = [
         "auxiliary_classifier", lambda: GoogLeNet(aux_logits=True), images(),
         limit="parameters that the example in evaluation mode does not use",
     ),
-    Entry("aspp", ASPP, images()),
     Entry("list_of_logits", Supervised, images()),
     Entry("unet", lambda: UNet(3, 10), images(), narrow=lambda f: UNet(3, 10, c=int(8 * f))),
     Entry("unet_bilinear", lambda: UNet(1, 5, bilinear=True), images(1)),
@@ -1124,7 +903,6 @@ ENTRIES = [
     Entry("pixel_shuffle", SubPixel, images()),
     Entry("space_to_depth", SpaceToDepth, images()),
     Entry("convnext", ConvNeXt, images(), narrow=lambda f: ConvNeXt(dims=(int(16 * f), int(32 * f)))),
-    Entry("convmixer", lambda: ConvMixer(16, 2), images(), narrow=lambda f: ConvMixer(int(16 * f), 2)),
     Entry("instance_norm", InstanceNormNet, images()),
     Entry("prelu", PReLUNet, images()),
     Entry("maxout", MaxoutNet, images()),

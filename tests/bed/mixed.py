@@ -89,29 +89,6 @@ class DeepFM(nn.Module):
         return self.linear(x) + fm + self.out(torch.cat((xl, deep), 1))
 
 
-class Highway(nn.Module):
-    """Srivastava et al. 2015."""
-
-    def __init__(self, size=24, num_layers=3, n_in=10, n_out=4, f=torch.relu):
-        super().__init__()
-        self.num_layers = num_layers
-        self.first = nn.Linear(n_in, size)
-        self.nonlinear = nn.ModuleList([nn.Linear(size, size) for _ in range(num_layers)])
-        self.linear = nn.ModuleList([nn.Linear(size, size) for _ in range(num_layers)])
-        self.gate = nn.ModuleList([nn.Linear(size, size) for _ in range(num_layers)])
-        self.last = nn.Linear(size, n_out)
-        self.f = f
-
-    def forward(self, x):
-        x = self.first(x)
-        for layer in range(self.num_layers):
-            gate = torch.sigmoid(self.gate[layer](x))
-            nonlinear = self.f(self.nonlinear[layer](x))
-            linear = self.linear[layer](x)
-            x = gate * nonlinear + (1 - gate) * linear
-        return self.last(x)
-
-
 class GatedResidual(nn.Module):
     """Temporal fusion's gated residual network (Lim et al. 2021) on vectors, GEGLU after it."""
 
@@ -635,7 +612,6 @@ ENTRIES = [
     Entry("mlp_batch_norm", mlp, vectors(10), narrow=mlp),
     Entry("column_embeddings", ColumnEmbeddings, vectors(8)),
     Entry("factorisation_machine", DeepFM, vectors(8)),
-    Entry("highway", Highway, vectors(10), narrow=lambda f: Highway(int(24 * f))),
     Entry("gated_residual", GatedResidual, vectors(10), narrow=lambda f: GatedResidual(d=int(16 * f))),
     Entry("siren", Siren, vectors(10)),
     Entry("masked_weights", MADE, vectors(8)),

@@ -6,7 +6,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from bed.entry import Entry, images, sentences, series
+from bed.entry import Entry, sentences, series
 
 # ---- LSTM and GRU ----------------------------------------------------------------------------------------------------
 
@@ -152,30 +152,6 @@ class AttentiveLSTM(nn.Module):
         return self.pred(torch.tanh(self.fc(outp)))
 
 
-class CRNN(nn.Module):
-    """Shi et al. 2015: the columns of a convolution's map are a sequence."""
-
-    def __init__(self, nc=1, nh=16, nclass=10):
-        super().__init__()
-        self.cnn = nn.Sequential()
-        for i, (c_in, c_out) in enumerate([(nc, 8), (8, 12)]):
-            self.cnn.add_module(f"conv{i}", nn.Conv2d(c_in, c_out, 3, 1, 1))
-            self.cnn.add_module(f"batchnorm{i}", nn.BatchNorm2d(c_out))
-            self.cnn.add_module(f"relu{i}", nn.ReLU(True))
-            self.cnn.add_module(f"pooling{i}", nn.MaxPool2d(2, 2))
-        self.rnn = nn.GRU(12 * 4, nh, bidirectional=True)
-        self.embedding = nn.Linear(nh * 2, nclass)
-
-    def forward(self, x):
-        conv = self.cnn(x)
-        b, c, h, w = conv.size()
-        conv = conv.permute(3, 0, 1, 2).reshape(w, b, c * h)
-        recurrent, _ = self.rnn(conv)
-        T, b, h = recurrent.size()
-        output = self.embedding(recurrent.view(T * b, h)).view(T, b, -1)
-        return output.mean(0)
-
-
 class ConvLSTMCell(nn.Module):
     def __init__(self, input_dim, hidden_dim, kernel_size, bias=True):
         super().__init__()
@@ -271,25 +247,6 @@ class Mamba(nn.Module):
         for layer, norm in zip(self.layers, self.norms, strict=True):
             x = layer(norm(x)) + x
         return self.lm_head(self.norm_f(x))
-
-
-class MinGRU(nn.Module):
-    """Feng et al. 2024: a gate that does not see the state, so that time is one cumulative sum of logarithms."""
-
-    def __init__(self, n_in=6, dim=20, n_out=5):
-        super().__init__()
-        self.embed = nn.Linear(n_in, dim)
-        self.to_hidden_and_gate = nn.Linear(dim, dim * 2, bias=False)
-        self.head = nn.Linear(dim, n_out)
-
-    def forward(self, x):
-        hidden, gate = self.to_hidden_and_gate(self.embed(x)).chunk(2, dim=-1)
-        log_coeffs = -F.softplus(gate)
-        log_z = -F.softplus(-gate)
-        log_tilde_h = torch.where(hidden >= 0, (F.relu(hidden) + 0.5).log(), -F.softplus(-hidden))
-        a_star = log_coeffs.cumsum(dim=1)
-        h = (a_star + (log_z + log_tilde_h - a_star).logcumsumexp(dim=1)).exp()
-        return self.head(h[:, -1])
 
 
 # ---- convolutions over time ------------------------------------------------------------------------------------------
@@ -391,47 +348,6 @@ class TCN(nn.Module):
         return self.linear(self.network(x.transpose(1, 2))[:, :, -1])
 
 
-class ConformerBlock(nn.Module):
-    """Gulati et al. 2020: half steps, attention, then GLU and a depthwise convolution."""
-
-    def __init__(self, dim=16, heads=2, expansion=2, kernel=5):
-        super().__init__()
-        self.ff1 = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim * 4), nn.SiLU(), nn.Linear(dim * 4, dim))
-        self.ff2 = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim * 4), nn.SiLU(), nn.Linear(dim * 4, dim))
-        self.norm = nn.LayerNorm(dim)
-        self.attn = nn.MultiheadAttention(dim, heads, batch_first=True)
-        inner = dim * expansion
-        self.conv_norm = nn.LayerNorm(dim)
-        self.conv = nn.Sequential(
-            nn.Conv1d(dim, inner * 2, 1),
-            nn.GLU(dim=1),
-            nn.Conv1d(inner, inner, kernel, padding=kernel // 2, groups=inner),
-            nn.BatchNorm1d(inner),
-            nn.SiLU(),
-            nn.Conv1d(inner, dim, 1),
-        )
-        self.post_norm = nn.LayerNorm(dim)
-
-    def forward(self, x):
-        x = x + 0.5 * self.ff1(x)
-        h = self.norm(x)
-        x = x + self.attn(h, h, h)[0]
-        x = x + self.conv(self.conv_norm(x).transpose(1, 2)).transpose(1, 2)
-        x = x + 0.5 * self.ff2(x)
-        return self.post_norm(x)
-
-
-class Conformer(nn.Module):
-    def __init__(self, n_mels=8, dim=16, depth=2, n_keywords=6):
-        super().__init__()
-        self.sub = nn.Conv1d(n_mels, dim, 3, 2, 1)
-        self.blocks = nn.Sequential(*[ConformerBlock(dim) for _ in range(depth)])
-        self.fc = nn.Linear(dim, n_keywords)
-
-    def forward(self, mel):
-        return self.fc(self.blocks(self.sub(mel).transpose(1, 2)).mean(1))
-
-
 ENTRIES = [
     Entry(
         "lstm", lambda: LSTMClassifier(40, 12, 20, 4, 1, False, 0.0), sentences(40, 10), tokens=40,
@@ -447,12 +363,9 @@ ENTRIES = [
     Entry("gru_cells", GRUCellLoop, series(7, 6), narrow=lambda f: GRUCellLoop(n_hid=int(16 * f))),
     Entry("lstm_by_hand", HandLSTM, series(7, 6)),
     Entry("lstm_with_attention", AttentiveLSTM, sentences(40, 10), tokens=40),
-    Entry("crnn", CRNN, images(1)),
     Entry("conv_lstm", ConvLSTM, series(4, 2, 8, 8)),
     Entry("selective_scan", Mamba, sentences(40, 10), tokens=40, next_tokens=True),
-    Entry("min_gru", MinGRU, series(9, 6)),
     Entry("audio", M5, series(1, 256), narrow=lambda f: M5(n_channel=int(16 * f))),
     Entry("wavenet", WaveNet, series(1, 32)),
     Entry("temporal_convolution", TCN, series(12, 6)),
-    Entry("conformer", Conformer, series(8, 20)),
 ]  # fmt: skip

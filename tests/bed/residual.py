@@ -229,60 +229,6 @@ class PreActResNet(nn.Module):
 # ---- wide, in nested Sequentials -------------------------------------------------------------------------------------
 
 
-class WideBlock(nn.Module):
-    def __init__(self, in_planes, out_planes, stride, drop_rate=0.0):
-        super().__init__()
-        self.bn1 = nn.BatchNorm2d(in_planes)
-        self.relu1 = nn.ReLU(inplace=True)
-        self.conv1 = nn.Conv2d(in_planes, out_planes, 3, stride, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(out_planes)
-        self.relu2 = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv2d(out_planes, out_planes, 3, 1, 1, bias=False)
-        self.droprate = drop_rate
-        self.equal_in_out = in_planes == out_planes
-        self.conv_shortcut = (not self.equal_in_out and nn.Conv2d(in_planes, out_planes, 1, stride, bias=False)) or None
-
-    def forward(self, x):
-        if not self.equal_in_out:
-            x = self.relu1(self.bn1(x))
-        else:
-            out = self.relu1(self.bn1(x))
-        out = self.relu2(self.bn2(self.conv1(out if self.equal_in_out else x)))
-        if self.droprate > 0:
-            out = F.dropout(out, p=self.droprate, training=self.training)
-        out = self.conv2(out)
-        return torch.add(x if self.equal_in_out else self.conv_shortcut(x), out)
-
-
-class WideResNet(nn.Module):
-    """As xternalz's WideResNet-pytorch."""
-
-    def __init__(self, depth, num_classes, widen_factor=1, drop_rate=0.0):
-        super().__init__()
-        n_channels = [8, int(8 * widen_factor), int(16 * widen_factor), int(32 * widen_factor)]
-        n = (depth - 4) // 6
-        self.conv1 = nn.Conv2d(3, n_channels[0], 3, 1, 1, bias=False)
-        self.block1 = self.network_block(n, n_channels[0], n_channels[1], 1, drop_rate)
-        self.block2 = self.network_block(n, n_channels[1], n_channels[2], 2, drop_rate)
-        self.block3 = self.network_block(n, n_channels[2], n_channels[3], 2, drop_rate)
-        self.bn1 = nn.BatchNorm2d(n_channels[3])
-        self.relu = nn.ReLU(inplace=True)
-        self.fc = nn.Linear(n_channels[3], num_classes)
-        self.n_channels = n_channels[3]
-
-    @staticmethod
-    def network_block(n, i, o, stride, drop_rate):
-        return nn.Sequential(
-            *[WideBlock((j == 0 and i) or o, o, (j == 0 and stride) or 1, drop_rate) for j in range(int(n))]
-        )
-
-    def forward(self, x):
-        out = self.block3(self.block2(self.block1(self.conv1(x))))
-        out = F.avg_pool2d(self.relu(self.bn1(out)), 4)
-        out = out.view(-1, self.n_channels)
-        return self.fc(out)
-
-
 # ---- weight standardisation ------------------------------------------------------------------------------------------
 
 
@@ -393,56 +339,6 @@ class Res2Net(nn.Module):
 
 
 # ---- RepVGG: three branches, one of them a norm alone ----------------------------------------------------------------
-
-
-class RepVGGBlock(nn.Module):
-    def __init__(self, in_channels, out_channels, stride=1):
-        super().__init__()
-        self.nonlinearity = nn.ReLU()
-        self.rbr_identity = nn.BatchNorm2d(in_channels) if out_channels == in_channels and stride == 1 else None
-        self.rbr_dense = self.conv_bn(in_channels, out_channels, 3, stride, 1)
-        self.rbr_1x1 = self.conv_bn(in_channels, out_channels, 1, stride, 0)
-
-    @staticmethod
-    def conv_bn(in_channels, out_channels, kernel_size, stride, padding):
-        result = nn.Sequential()
-        result.add_module("conv", nn.Conv2d(in_channels, out_channels, kernel_size, stride, padding, bias=False))
-        result.add_module("bn", nn.BatchNorm2d(num_features=out_channels))
-        return result
-
-    def forward(self, inputs):
-        id_out = 0 if self.rbr_identity is None else self.rbr_identity(inputs)
-        return self.nonlinearity(self.rbr_dense(inputs) + self.rbr_1x1(inputs) + id_out)
-
-
-class RepVGG(nn.Module):
-    """Ding et al. 2021."""
-
-    def __init__(self, num_blocks, num_classes=10, width_multiplier=(1, 1, 1)):
-        super().__init__()
-        self.in_planes = int(16 * width_multiplier[0])
-        self.stage0 = RepVGGBlock(3, self.in_planes, stride=2)
-        self.stage1 = self._make_stage(int(16 * width_multiplier[0]), num_blocks[0], stride=1)
-        self.stage2 = self._make_stage(int(32 * width_multiplier[1]), num_blocks[1], stride=2)
-        self.stage3 = self._make_stage(int(64 * width_multiplier[2]), num_blocks[2], stride=2)
-        self.gap = nn.AdaptiveAvgPool2d(output_size=1)
-        self.linear = nn.Linear(int(64 * width_multiplier[2]), num_classes)
-
-    def _make_stage(self, planes, num_blocks, stride):
-        blocks = []
-        for stride in [stride] + [1] * (num_blocks - 1):
-            blocks.append(RepVGGBlock(self.in_planes, planes, stride))
-            self.in_planes = planes
-        return nn.ModuleList(blocks)
-
-    def forward(self, x):
-        out = self.stage0(x)
-        for stage in (self.stage1, self.stage2, self.stage3):
-            for block in stage:
-                out = block(out)
-        out = self.gap(out)
-        out = out.view(out.size(0), -1)
-        return self.linear(out)
 
 
 # ---- CBAM and ECA: attention over channels ---------------------------------------------------------------------------
@@ -586,13 +482,8 @@ ENTRIES = [
         "resnet_group_norm", PreActResNet, images(),
         narrow=lambda f: PreActResNet([int(w * f) for w in (16, 32, 64)]),
     ),
-    Entry("wide_resnet", lambda: WideResNet(10, 10, widen_factor=2, drop_rate=0.1), images()),
     Entry("weight_standardisation", BiT, images(), narrow=lambda f: BiT(width_factor=f)),
     Entry("res2net", Res2Net, images(), narrow=lambda f: Res2Net(int(24 * f), int(32 * f))),
-    Entry(
-        "repvgg", lambda: RepVGG([2, 2, 1]), images(),
-        narrow=lambda f: RepVGG([2, 2, 1], width_multiplier=[f, f, f]),
-    ),
     Entry("cbam", lambda: AttentiveCNN(CBAM), images()),
     Entry("eca", lambda: AttentiveCNN(ECA), images()),
     Entry("selective_kernel", SKNet, images(), narrow=lambda f: SKNet(int(16 * f))),
