@@ -263,7 +263,7 @@ def test_a_device_trains_the_largest_contained_model() -> None:
             ]
             reply = sent_to(budget, model, federation, simulation)
             if not fits:
-                assert isinstance(reply, Failure) and reply.declined and "affords no part" in reply.reason
+                assert isinstance(reply, Failure) and reply.declined
             else:
                 assert isinstance(reply, Update)
                 assert reply.submodel == federation.levels[max(fits, key=lambda i: count[i])].submodel

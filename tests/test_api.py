@@ -398,7 +398,7 @@ def test_tuning_uses_validation_data_only(tmp_path: Path, file: Path) -> None:
     comparison = ff.compare(file, out=tmp_path / "out")
     assert comparison.tuned == {("Scale", ""): "lr = 0.1", ("fedavg", ""): "lr = 0.1"}
     assert comparison.runs[("Scale", "")][0].experiment.local.lr == 0.1
-    assert "Tuned on validation data: Scale: lr = 0.1." in comparison.table.notes
+    assert any("Scale: lr = 0.1" in note for note in comparison.table.notes)
     tried = sorted((tmp_path / "out" / "tune").rglob("summary.json"))
     assert len(tried) == 4
     assert {json.loads(path.read_text())["evaluate"]["split"] for path in tried} == {"validation"}
@@ -466,7 +466,7 @@ def test_named_settings_printed_numbers_and_targets(tmp_path: Path, file: Path) 
     assert kinds["non-IID"].settings["alpha"] == 0.5
     run = comparison.runs["fedavg", "IID"][0]
     assert comparison.table.rows[0][2] == f"{100 * run.accuracy('full'):.2f}"
-    assert "Differs from the paper's setting: 8 clients" in comparison.table.notes
+    assert any(note.endswith(": 8 clients") for note in comparison.table.notes)
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert results["printed"][0]["numbers"] == {"global": 81.46, "rounds to 5%": 10, "rounds to 99.9%": 100}
     assert results["runs"][0]["final"]["full"] == pytest.approx(100 * run.accuracy("full"), abs=1e-4)

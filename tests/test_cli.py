@@ -234,23 +234,10 @@ def test_a_checkpoint_of_a_newer_version_is_refused(done: Path, tmp_path: Path) 
     newer = tmp_path / "run" / "checkpoints" / "round-000099.safetensors"
     save_file({"x": torch.ones(1)}, newer, {"fleetfit": "checkpoint", "format": "99"})
     result = run_verb("resume", tmp_path / "run", code=2)
-    assert "has format 99; this version of FleetFit reads format 2." in result.err
+    assert newer.name in result.err and "99" in result.err
 
 
 # ---- verbs ---------------------------------------------------------------------------------------------------------
-
-
-def test_help_names_every_verb_without_importing_torch() -> None:
-    program = (
-        "import sys, fleetfit\n"
-        "from fleetfit.cli import main\n"
-        "try:\n    main(['--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
-        "assert 'torch' not in sys.modules and 'pydantic' not in sys.modules and 'numpy' not in sys.modules\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    for verb in ("run", "plan", "compare", "resume", "eval", "pictures", "list", "check-model"):
-        assert verb in done.stdout
 
 
 def test_no_arguments_show_the_help() -> None:
@@ -266,7 +253,7 @@ def test_run_shows_rounds_and_ends_with_tables_and_the_folder(tmp_path: Path, wi
                     "bytes sent down / up"):  # fmt: skip
         assert heading in result.out
     assert result.out.rstrip().endswith(f"Run folder: {tmp_path / 'run'}")
-    assert 'No plots were drawn: matplotlib is not installed. Install it: pip install "fleetfit[plots]".' in result.out
+    assert 'pip install "fleetfit[plots]"' in result.out
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert f"{100 * summary['global']:.2f}" in result.out
 
@@ -284,7 +271,7 @@ def test_who_cannot_take_part_is_said(tmp_path: Path) -> None:
     groups = 'fleet.groups=[{budget=0.05, name="tiny"}, {budget=1.0}]'
     arguments = [*SMALL, "--set", groups, "--set", "fleet.levels=[0.5, 1]", "--out", tmp_path / "run", "-q"]
     result = run_verb("run", *arguments, code=0)
-    assert 'Note: 4 clients of group "tiny" (budget 0.05 of the full model) cannot take part' in result.out
+    assert 'Note: 4 clients of group "tiny" (budget 0.05 ' in result.out
 
 
 def test_eval_prints_what_the_run_found(done: Path) -> None:
@@ -298,8 +285,7 @@ def test_eval_prints_what_the_run_found(done: Path) -> None:
 
 def test_resume_of_a_finished_run_prints_it_again(done: Path) -> None:
     result = run_verb("resume", done, code=0)
-    assert "is already finished" in result.out
-    assert "global accuracy %" in result.out
+    assert "global accuracy %" in result.out and str(done) in result.out
 
 
 def test_compare_prints_one_table(tmp_path: Path) -> None:
@@ -316,7 +302,7 @@ def test_compare_prints_one_table(tmp_path: Path) -> None:
 
 def test_plan_of_a_run_file_can_be_saved_and_used(tmp_path: Path) -> None:
     result = run_verb("plan", *SMALL, "--save", tmp_path / "plan.toml", code=0)
-    assert "fleetfit on digits, 8 clients" in result.out
+    assert "digits, 8 clients" in result.out
     levels = ["--set", f"fleet.levels={tmp_path / 'plan.toml'}", "--out", str(tmp_path / "run"), "-q"]
     run_verb("run", *SMALL, *levels, code=0)
     saved, used = (tomllib.loads((tmp_path / name).read_text()) for name in ("plan.toml", "run/plan.toml"))
@@ -356,7 +342,6 @@ def test_list_has_a_line_for_everything_built_in(kind: str) -> None:
 def test_check_model_prints_the_report() -> None:
     result = run_verb("check-model", "cnn", "--input-shape", "1,8,8", "--set", "model.norm=group", code=0)
     assert "norm='group'" in result.out
-    assert "the layout is right" in result.out
 
 
 @pytest.mark.slow
@@ -369,16 +354,15 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode in (130, -signal.SIGINT), "a shell shows 130 for both"
-    rest = f"continue with: fleetfit resume {tmp_path / 'run'}"
-    assert err.strip() == f"fleetfit: stopped. Nothing is half written; {rest}"
+    assert len(err.splitlines()) == 1 and err.rstrip().endswith(f"fleetfit resume {tmp_path / 'run'}")
 
 
 def test_list_explains_the_keys_of_one() -> None:
     output = run_verb("list", "options", "fedprox").out
     assert "mu" in output and "0.01" in output and "Strength" in output
-    assert "no keys of its own" in run_verb("list", "selection", "uniform").out
-    wrong = run_verb("list", "models", "resnet21")
-    assert wrong.code == 2 and "Did you mean" in wrong.err and "Traceback" not in wrong.err
+    assert "│" not in run_verb("list", "selection", "uniform", code=0).out, "it has no keys"
+    wrong = run_verb("list", "models", "resnet21", code=2)
+    assert '"resnet32"' in wrong.err and "Traceback" not in wrong.err
 
 
 @pytest.mark.parametrize(

@@ -87,15 +87,13 @@ def test_an_override_of_a_name_keeps_rows_what_their_labels_say(tmp_path: Path) 
 
 def test_a_setting_wins_over_a_row_and_a_row_over_the_file(tmp_path: Path) -> None:
     few = SETTINGS.partition('[[compare.setting]]\nlabel = "few"')[0]
-    text = (
-        ROWS.replace("rounds = 3", "rounds = 1\ncohort.count = 5") + few + '[[compare.setting]]\nlabel = "as it is"\n'
-    )
+    text = ROWS.replace("rounds = 3", "rounds = 1\ncohort.count = 5") + few + '[[compare.setting]]\nlabel = "as-is"\n'
     tables = configs(run_comparison(tmp_path, text))
     assert {key: (table["rounds"], table["cohort"]["count"]) for key, table in tables.items()} == {
         ("Scale", "many"): (1, 4),
-        ("Scale", "as it is"): (1, 5),
+        ("Scale", "as-is"): (1, 5),
         ("fedavg", "many"): (2, 4),
-        ("fedavg", "as it is"): (2, 2),
+        ("fedavg", "as-is"): (2, 2),
     }
     assert not any("Changed" in note for note in run_comparison(tmp_path, text).table.notes)
 
@@ -179,17 +177,16 @@ def test_a_key_that_one_run_uses_is_used(tmp_path: Path) -> None:
     """`temperature` beside `beta = 0` in one row; the other has the distillation. What none uses is a note."""
     rows = "[[compare.row]]\nlabel = 'on'\n[[compare.row]]\nlabel = 'off'\nmethod.beta = 0.0\n"
     comparison = run_comparison(tmp_path, "method.temperature = 5.0\ncohort.late = 'drop'\n" + rows)
-    assert [note for note in comparison.table.notes if "not used" in note] == [
-        "[cohort] late is not used here: deadline_s is not set."
-    ]
+    (note,) = (note for note in comparison.table.notes if note.startswith("["))
+    assert note.startswith("[cohort] late ") and "deadline_s" in note
     for (row, _), (run,) in comparison.runs.items():
-        assert "[cohort] late is not used here: deadline_s is not set." in run.summary["notes"], row
+        assert note in run.summary["notes"], row
 
 
 def test_keys_of_a_method_that_no_row_has_are_a_note(tmp_path: Path) -> None:
     rows = "[[compare.row]]\nmethod.name = 'fedavg'\n[[compare.row]]\nmethod.name = 'heterofl'\n"
     comparison = run_comparison(tmp_path, "method.beta = 0.3\n" + rows)
-    assert "method.beta of the file has no effect: every row names another component." in comparison.table.notes
+    assert any(note.startswith("method.beta ") for note in comparison.table.notes)
 
 
 def test_another_comparison_in_the_same_folder_is_refused(tmp_path: Path) -> None:
@@ -218,10 +215,12 @@ def test_plan_shows_each_row_that_has_another_plan(tmp_path: Path) -> None:
     second = '[[compare.row]]\nlabel = "Scale too"\nmethod.name = "scalefl"\nlocal.lr = 0.2\n'
     (tmp_path / "two.toml").write_text(HEAD + ROWS + second + third)
     output = run_verb("plan", tmp_path / "two.toml", code=0).out
-    assert "Scale, Scale too: scalefl on tiny, 6 clients" in output
-    assert "fedavg: fedavg on tiny" in output and "Adaptive: adaptivefl on digits" in output
+    for rows, parts in {"Scale, Scale too": ("scalefl", "tiny", "6 clients"), "fedavg": ("fedavg", "tiny"),
+                        "Adaptive": ("adaptivefl", "digits")}.items():  # fmt: skip
+        (line,) = (line for line in output.splitlines() if line.strip().startswith(f"{rows}: "))
+        assert all(part in line for part in parts)
     err = run_verb("plan", tmp_path / "two.toml", "--save", tmp_path / "plan.toml", code=2).err
-    assert "--save writes one plan" in err
+    assert "--save" in err
     assert not (tmp_path / "plan.toml").exists()
     (tmp_path / "one.toml").write_text(
         HEAD + '[[compare.row]]\nlabel = "a"\n[[compare.row]]\nlabel = "b"\nlocal.lr = 1.0\n'
@@ -235,12 +234,8 @@ def test_a_run_says_what_it_does_not_use(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(HEAD + 'cohort.late = "drop"\nmethod.beta = 0.3\n')
     file, out = tmp_path / "run.toml", tmp_path / "out"
     output = run_verb("run", file, "--set", "method.name=heterofl", "--set", "rounds=1", "--out", out, "-q", code=0).out
-    assert "Note: [cohort] late is not used here: deadline_s is not set." in output
-    assert "Note: [method] beta of the run file: dropped, because an override names another component." in output
-    assert (
-        "[cohort] late is not used here: deadline_s is not set."
-        in json.loads((out / "summary.json").read_text())["notes"]
-    )
+    assert "Note: [cohort] late " in output and "Note: [method] beta " in output
+    assert any(note.startswith("[cohort] late ") for note in json.loads((out / "summary.json").read_text())["notes"])
 
 
 def test_data_are_loaded_once_for_rows_that_have_the_same(tmp_path: Path) -> None:
@@ -301,8 +296,8 @@ def test_runs_on_different_data_are_told_as_such_on_one_page(tmp_path: Path) -> 
     runs = [RunFolder.open(next(iter(comparison.runs.values()))[0].folder) for comparison in places]
     several = make_runs_page(group_runs(runs), tmp_path / "page")
     sheets = [one.table for section in several.sections for one in section.blocks if isinstance(one, Sheet)]
-    assert sheets[0].notes[0].startswith("Accuracy in percent on test or validation data; 1 seed")
-    assert any("also differ in evaluate" in note for note in sheets[0].notes)
+    assert " test or validation " in sheets[0].notes[0] and "1 seed" in sheets[0].notes[0]
+    assert any(" evaluate" in note for note in sheets[0].notes)
 
 
 @pytest.mark.parametrize(

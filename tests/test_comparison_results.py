@@ -1,7 +1,6 @@
 """`results.json`: what a comparison leaves to be committed; format 1, read back, after each run, kept elsewhere."""
 
 import json
-import shutil
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -279,20 +278,3 @@ def test_what_is_no_json_is_a_sentence(tmp_path: Path, text: str) -> None:
         read_results(tmp_path / "bad.json")
     with raises(RunError, path=tmp_path / "none.json"):
         read_results(tmp_path / "none.json")
-
-
-def test_a_folder_of_an_earlier_version_has_less(tmp_path: Path) -> None:
-    """Its runs do not say the processor or the commit, and may not tell seconds apart."""
-    run_comparison(tmp_path, "")
-    for path in (tmp_path / "out").rglob("environment.json"):
-        content = json.loads(path.read_text())
-        path.write_text(json.dumps({key: content[key] for key in ("python", "torch", "processors", "sha256")}))
-    for path in (tmp_path / "out").rglob("summary.json"):
-        content = json.loads(path.read_text())
-        path.write_text(json.dumps({key: value for key, value in content.items() if key != "seconds_of"}))
-    run_comparison(tmp_path, "")
-    document = read_stored_results(tmp_path)
-    assert document["commit"] is None and document["versions"]["fleetfit"] == "unknown"
-    assert all("training_seconds" not in run for run in document["runs"])
-    assert read_results(tmp_path / "out" / "results.json").runs[0].training_seconds is None
-    shutil.rmtree(tmp_path / "out")

@@ -118,7 +118,7 @@ def test_several_seeds_choose_by_their_mean(place: Path) -> None:
             means[lr] = statistics.fmean(scores.values())
         assert one.chosen["local.lr"] == max(means, key=lambda lr: means[lr])
     assert comparison.tuning_table is not None
-    assert comparison.tuning_table.notes[0].startswith("On validation data, with seeds 8, 5, 11, by the")
+    assert "validation" in comparison.tuning_table.notes[0] and " 8, 5, 11" in comparison.tuning_table.notes[0]
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -225,5 +225,5 @@ def test_rounds_that_choose_are_in_the_table() -> None:
 def test_the_terminal_shows_it(place: Path) -> None:
     (place / "tuned.toml").write_text(HEAD + "[compare.tune]\nlocal.lr = [0.00001, 0.05]\n")
     output = run_verb("compare", place / "tuned.toml", "--out", place / "out", "-q", code=0).out
-    assert "local.lr = 0.05 is the largest value tried. Try values beyond it." in output
+    assert any("local.lr = 0.05 " in line for line in output.splitlines() if not line.startswith("│")), "in a note"
     assert sum("local.lr = 1e-05" in line for line in output.splitlines() if line.startswith("│")) == 2

@@ -432,7 +432,7 @@ def test_absent_clients_are_listed() -> None:
     assembly = assemble(load_experiment({}, [*SMALL, groups, "fleet.levels=[0.5, 1]"]))
     tiny = np.flatnonzero(assembly.fleet.group == 0)
     assert sum("tiny" in note for note in assembly.notes) == 1
-    assert '4 clients of group "tiny" (budget 0.1 of the full model) cannot take part' in assembly.notes[0]
+    assert all(value in assembly.notes[0] for value in ("4 clients", '"tiny"', "0.1 "))
     assert format_ranges(tiny) in assembly.notes[0]
     assert assembly.plan.left_out == tuple(f'{c} (group "tiny")' for c in tiny)
     assert set(assembly.federation.able) == set(np.flatnonzero(assembly.fleet.group == 1))

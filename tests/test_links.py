@@ -139,7 +139,7 @@ def test_absent_clients_lose_no_message() -> None:
     settings = replace(SETTINGS, links=LinkFaults(lost_up=1.0, repeated=1.0))
     done = next(run(federation, Seen(simulation), settings, start(federation)))
     assert done.report["links"] == {"lost_down": 0, "lost_up": 0, "repeated": 0} and done.report["bytes_up"] == 0
-    assert {f["reason"] for f in done.report["failures"]} == {"the client went away during the round"}
+    assert all(f["absent"] for f in done.report["failures"])
 
 
 @pytest.mark.parametrize("links", [LinkFaults(lost_down=1.0), LinkFaults(lost_up=1.0)])
@@ -258,7 +258,8 @@ def test_ten_thousand_clients_with_losses() -> None:
     done, _ = rounds_of(federation, simulation, settings)
     assert [r.report["train"]["clients"] + len(r.report["failures"]) for r in done] == [80] * 5
     reasons = Counter(f["reason"] for r in done for f in r.report["failures"])
-    assert {DOWN, UP, "the client went away during the round"} < reasons.keys() and len(reasons) >= 4, reasons
+    assert {DOWN, UP} < reasons.keys() and len(reasons) >= 4, reasons
+    assert any(f["absent"] and f["reason"] not in (DOWN, UP) for r in done for f in r.report["failures"])
     assert 0.4 < (reasons[DOWN] + reasons[UP]) / 400 < 0.6
     assert sum(r.report["links"]["repeated"] for r in done) > 10
     assert all(r.report["train"]["samples"] == 2 * r.report["train"]["clients"] for r in done)
@@ -294,7 +295,7 @@ def test_quorums_without_a_clock_are_noted() -> None:
     table = {**TABLE, "fleet": {"groups": [{"budget": 1.0}], "links": {"lost_up": 0.3}}}
     assembly = assemble(load_experiment(table))
     assert {one.key for one in assembly.unused} == {"cohort.quorum", "cohort.over_selection"}
-    assert "no group has a profile" in str(assembly.unused[0]) and assembly.settings.quorum is None
+    assert assembly.settings.quorum is None
     assert assembly.federation.cohort == 6 and assembly.settings.links == LinkFaults(lost_up=0.3)
     with raises(ConfigError, "[cohort] quorum", key="cohort.quorum"):
         ff.run({**table, "cohort": {"count": 6}}, overrides=["cohort.quorum=0.5"])

@@ -11,7 +11,7 @@ KINDS = ("methods", "options", "models", "data", "selection", "peft", "attacks",
 
 
 def test_nothing_heavy_is_imported() -> None:
-    """Of every kind, and of one of each; an import of torch would be an error here."""
+    """By the package, its names, its help, and lists of every kind: an import of torch would be an error here."""
     arguments = [
         (),
         ("profiles",),
@@ -21,12 +21,16 @@ def test_nothing_heavy_is_imported() -> None:
         ("data", "mnist"),
     ]
     program = (
-        "import sys; sys.modules['torch'] = sys.modules['numpy'] = sys.modules['pydantic'] = None\n"
+        "import sys; sys.modules.update(dict.fromkeys(('torch', 'numpy', 'pydantic', 'PIL')))\n"
+        "import fleetfit; assert 'typer' not in sys.modules\n"
+        "from fleetfit import names; assert 'resnet20' in names.list_names('models')\n"
         "from fleetfit.cli.main import run_command\n"
+        "assert run_command(['--help']) == 0\n"
         f"print([run_command(['list', *words]) for words in {arguments}])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == str([0] * len(arguments)), done.stderr
+    assert all(f" {verb} " in done.stdout for verb in ("run", "plan", "compare", "resume", "eval", "check-model"))
     assert "head_layers" in done.stdout and "beta" in done.stdout and "60,000" in done.stdout
 
 

@@ -99,8 +99,7 @@ def test_an_internal_error_asks_for_a_report(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(listing, "make_list_table", broken)
     err = run_verb("list", "models", code=1).err
-    assert sentence(err).startswith("internal error in FleetFit: KeyError: 'the\\ncause'.")
-    assert "--traceback" in err and "report it" in err
+    assert "KeyError: 'the\\ncause'" in sentence(err) and "--traceback" in err
 
 
 @pytest.mark.parametrize("way", ["option", "variable"])
@@ -109,7 +108,7 @@ def test_a_traceback_is_printed_where_it_is_asked_for(plug_in: Path, monkeypatch
         monkeypatch.setenv("FLEETFIT_TRACEBACK", "1")
     options = ["--traceback"] if way == "option" else []
     err = run_verb(*options, "run", "--set", f"method.name={plug_in}:bug", code=2).err
-    assert "Traceback (most recent call last)" in err and "own.py" in err
+    assert err.startswith("Traceback") and "own.py" in err
     assert err.splitlines()[-1].startswith("fleetfit: "), "the sentence is the last line"
 
 
@@ -138,7 +137,7 @@ def test_sys_exit_while_a_plug_in_is_imported_names_the_plug_in(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     err = run_verb("run", "--set", f"method.name={name}", code=2).err
-    assert "it called sys.exit(0)" in sentence(err) and "bye" in err
+    assert "sys.exit(0)" in sentence(err) and "bye" in err
 
 
 def test_sys_exit_in_a_job_is_that_jobs_failure(plug_in: Path, tmp_path: Path) -> None:
@@ -154,10 +153,9 @@ def test_what_a_plug_in_raises_in_a_worker_is_the_same_sentence(plug_in: Path, t
     result = process("run", *SMALL, *own, *workers, "--out", tmp_path / "run", "-q")
     message = sentence(result.stderr)
     assert result.returncode == 2
-    assert message.startswith(f'a worker could not go on: "{plug_in}:in_a_job" (own.py, line ')
-    assert "raised KeyError: 'missing'." in message
+    assert f'"{plug_in}:in_a_job" (own.py, line ' in message and "KeyError: 'missing'" in message
     printed = process("--traceback", "run", *SMALL, *own, *workers, "--out", tmp_path / "again", "-q").stderr
-    assert "Traceback (most recent call last)" in printed and "own.py" in printed, "that of the worker"
+    assert "Traceback" in printed and "own.py" in printed, "that of the worker"
 
 
 def test_what_a_plug_in_prints_does_not_get_among_json(plug_in: Path, tmp_path: Path) -> None:
@@ -176,16 +174,16 @@ def test_what_a_plug_in_prints_does_not_get_among_json(plug_in: Path, tmp_path: 
 
 def test_no_memory_and_no_disk_are_sentences(plug_in: Path) -> None:
     err = run_verb("run", "--set", f"method.name={plug_in}:no_memory", code=2).err
-    assert sentence(err).startswith("out of memory")
+    assert "memory" in sentence(err)
     err = run_verb("run", "--set", f"method.name={plug_in}:no_disk", code=2).err
-    assert sentence(err) == "/somewhere/file cannot be used: the disk is full."
+    assert "/somewhere/file" in sentence(err) and "disk" in sentence(err)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_an_output_that_is_full_is_a_sentence() -> None:
     with Path("/dev/full").open("w") as full:
         result = process("list", "engines", stdout=full)
-    assert result.returncode == 2 and "the disk is full" in sentence(result.stderr)
+    assert result.returncode == 2 and "disk" in sentence(result.stderr)
 
 
 # ---- streams -------------------------------------------------------------------------------------------------------

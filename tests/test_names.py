@@ -47,30 +47,15 @@ def test_an_unknown_name_gets_the_nearest_one(kind: str, wrong: str, near: str) 
 def test_a_name_near_nothing_gets_the_list_only() -> None:
     with pytest.raises(ConfigError) as caught:
         names.resolve("methods", "zzzzz")
-    assert "scalefl" in str(caught.value) and "Did you mean" not in str(caught.value)
+    assert str(caught.value).count("scalefl") == 1, "in the list, and not as the nearest name"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "",
-        "scale fl",
-        "scale:fl",
-        "../scalefl",
-        "fleetfit.methods.scalefl",
-        "os.system",
-        "__init__",
-        "_private",
-        "1st",
-        "a/b",
-        "scalefl\n",
-        "fedávg",
-    ],
-)
 @pytest.mark.parametrize("kind", KINDS)
-def test_malformed_names_are_refused(kind: str, name: str) -> None:
-    with pytest.raises(ConfigError):
-        names.resolve(kind, name)
+def test_malformed_names_are_refused(kind: str) -> None:
+    for name in ("", "scale fl", "scale:fl", "../scalefl", "fleetfit.methods.scalefl", "os.system", "__init__",
+                 "_private", "1st", "a/b", "scalefl\n", "fedávg"):  # fmt: skip
+        with pytest.raises(ConfigError):
+            names.resolve(kind, name)
 
 
 @pytest.mark.parametrize(
@@ -101,23 +86,11 @@ def test_a_name_must_be_text(name: Any) -> None:
         names.resolve("methods", name)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("engines", "memories"),
-        ("models", "blocks"),
-        ("data", "dataset"),
-        ("data", "parquet"),
-        ("data", "augment"),
-        ("data", "partition"),
-        ("data", "_cache"),
-        ("data", "_decode"),
-    ],
-)
-def test_helper_modules_are_not_names(kind: str, name: str) -> None:
-    assert name not in names.list_names(kind)
-    with pytest.raises(ConfigError):
-        names.resolve(kind, name)
+def test_helper_modules_are_not_names() -> None:
+    for kind, name in (("engines", "memories"), ("models", "blocks"), ("data", "parquet"), ("data", "_cache")):
+        assert name not in names.list_names(kind)
+        with pytest.raises(ConfigError):
+            names.resolve(kind, name)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -160,12 +133,6 @@ def test_a_row_is_a_function_of_its_module() -> None:
     assert resnet20(norm="group").blocks == 9
 
 
-def test_the_names_of_models_are_known_without_torch() -> None:
-    code = "import sys; from fleetfit import names; print(names.list_names('models'), 'torch' in sys.modules)"
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "'resnet20'" in process.stdout and process.stdout.strip().endswith("False")
-
-
 # ---- from outside the package -------------------------------------------------
 
 PLUGIN = '''
@@ -206,8 +173,8 @@ def test_a_function_of_a_file(plugin: Path) -> None:
 def test_two_files_of_one_name_are_two_modules(plugin: Path, tmp_path: Path) -> None:
     other = tmp_path / "elsewhere" / "my_method.py"
     other.parent.mkdir()
-    other.write_text("def quiet():\n    return 'the other one'\n")
-    assert names.resolve("methods", f"{other}:quiet")() == "the other one"
+    other.write_text("def quiet():\n    return 'other'\n")
+    assert names.resolve("methods", f"{other}:quiet")() == "other"
     assert isinstance(names.resolve("methods", f"{plugin}:quiet")(), Method)
 
 
@@ -283,8 +250,8 @@ def test_a_mended_plug_in_is_imported_again(tmp_path: Path) -> None:
 
 def test_errors_and_interrupts_of_plug_ins_pass(tmp_path: Path) -> None:
     path = tmp_path / "own.py"
-    path.write_text("from fleetfit.errors import RunError\nraise RunError('in its own words')")
-    with raises(RunError, "in its own words"):
+    path.write_text("from fleetfit.errors import RunError\nraise RunError('own words')")
+    with raises(RunError, "own words"):
         names.resolve("methods", f"{path}:f")
     path.write_text("raise KeyboardInterrupt")
     with pytest.raises(KeyboardInterrupt):

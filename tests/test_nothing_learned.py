@@ -82,9 +82,9 @@ def test_one_usable_round_is_enough(tmp_path: Path) -> None:
     table = {**FAST, "method": {"name": "heterofl", "hooks": {"loss": f"{tmp_path}/own.py:loss"}}}
     run = ff.run(table, out=tmp_path / "run")
     assert run.summary["empty_rounds"] == 2
-    assert ("rounds without a usable update", "2 of 3") in make_total_table(run.files.read_summary()).rows
+    assert "2 of 3" in [value for _, value in make_total_table(run.files.read_summary()).rows]
     learned = ff.run(FAST, out=tmp_path / "learned")
-    assert not any("without a usable" in row[0] for row in make_total_table(learned.files.read_summary()).rows)
+    assert not any(" of 3" in value for _, value in make_total_table(learned.files.read_summary()).rows)
 
 
 def test_clients_that_all_go_away_teach_nothing(tmp_path: Path) -> None:
@@ -186,10 +186,10 @@ def test_missing_accuracies_are_explained(tmp_path: Path) -> None:
 
 
 def test_evaluations_that_fail_say_why(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("def metric(outputs, labels):\n    raise ValueError('no such label')\n")
+    (tmp_path / "own.py").write_text("def metric(outputs, labels):\n    raise ValueError('unlabelled')\n")
     table = {**FAST, "rounds": 1, "evaluate": {"metrics": [f"{tmp_path}/own.py:metric"]}}
     (reason,) = explain_missing(ff.run(table, out=tmp_path / "run").files.read_summary())
-    assert "no such label" in reason
+    assert "ValueError: unlabelled" in reason
 
 
 def test_the_first_cause_is_named(tmp_path: Path) -> None:
@@ -197,25 +197,22 @@ def test_the_first_cause_is_named(tmp_path: Path) -> None:
     failures = [{"client": n, "reason": f"evaluation: {NO_STATISTICS}"} for n in range(9)] + [{"reason": "a cause"}] * 2
     evaluate = {**run.summary["evaluate"], "failures": failures}
     (reason,) = explain_missing(SummaryRecord.load({**run.summary, "evaluate": evaluate, "global": None}))
-    assert "11 jobs" in reason and "2 of them by a cause" in reason and NO_STATISTICS not in reason
+    assert "11 jobs" in reason and re.search(r"\b2 .*a cause", reason) and NO_STATISTICS not in reason
 
 
 def test_failed_jobs_are_counted_by_reason(tmp_path: Path) -> None:
     loss = "torch.nn.functional.cross_entropy(module(x)[-1], y)"
-    body = f"if job.index % 2 == 0:\n            raise ValueError('an even job')\n        return {loss}"
+    body = f"if job.index % 2 == 0:\n            raise ValueError('even')\n        return {loss}"
     run = ff.run(with_loss(tmp_path, body), out=tmp_path / "run")
-    assert run.summary["failures"] == 6 and run.summary["failure_reasons"] == {"ValueError: an even job": 6}
+    assert run.summary["failures"] == 6 and run.summary["failure_reasons"] == {"ValueError: even": 6}
     assert "6 failed jobs" in repr(run)
-    assert any(
-        "6 of them" in note and "an even job" in note for note in make_total_table(run.files.read_summary()).notes
-    )
+    assert any("6 of " in note and "even" in note for note in make_total_table(run.files.read_summary()).notes)
 
 
 def test_unmeasured_accuracies_are_known_names(tmp_path: Path) -> None:
     run = ff.run({**FAST, "rounds": 1, "data": {**FAST["data"], "test": 0.0}}, out=tmp_path / "run")
-    with raises(ConfigError, key="kind") as caught:
+    with raises(ConfigError, key="kind"):
         run.accuracy("global")
-    assert "no such accuracy" not in str(caught.value)
 
 
 def test_a_level_without_test_samples(tmp_path: Path) -> None:

@@ -69,8 +69,8 @@ def test_exits_and_costs_are_the_same_in_every_verb(verbs: Verbs) -> None:
         # the last exit of a smaller level costs what the level does; of the full one, its early classifiers more
         last = numbers(by_exit[-1][1])[0]
         assert last == counted[level - 1] + (early if level == len(levels) else 0)
-        assert f"{counted[level - 1]:,}" in next(line for line in verbs.said.splitlines() if "at the last exit" in line)
-        assert (f"classifiers of earlier exits: {early:,} multiply-adds" in verbs.said) == (level == len(levels))
+        assert any(f"{counted[level - 1]:,}" in line for line in verbs.said.splitlines() if "last exit" in line)
+        assert (f": {early:,} " in verbs.said) == (level == len(levels))
     verbs("calibrate", "run", "--level", "4", "--budget", "1", "--json")
     assert json.loads(verbs.said)["costs"][-1] == counted[-1] + early
 

@@ -136,7 +136,7 @@ def test_unknown_metric_is_refused(metrics: list[str], message: str, tmp_path: P
 def test_metric_must_return_number(tmp_path: Path) -> None:
     run = ff.run(table(tmp_path, "text"), out=tmp_path / "run", rounds=1)
     reasons = {failure["reason"] for failure in run.columns["failures"]}
-    assert all('mine.py:text" must return one number, got str' in reason for reason in reasons) and reasons
+    assert reasons and all('mine.py:text"' in reason and " str" in reason for reason in reasons)
 
 
 def test_reply_must_have_requested_metrics(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_levels_that_miss_their_budgets_are_named(method: str) -> None:
 def test_levels_within_their_tolerance_are_not_named() -> None:
     assembly = plan({"name": "cnn"}, (1, 8, 8), {})
     assert all(abs(level.share / level.target - 1) <= level.tolerance for level in assembly.plan.levels)
-    assert not any("for a budget of" in note for note in assembly.notes) and not find_named_keys(assembly)
+    assert not any("budget" in note for note in assembly.notes) and not find_named_keys(assembly)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_keys_that_are_named_for_early_exits_give_them(
     for keys in named[:1]:
         changed = plan(model, shape, fleet | keys)
         assert has_early_exits(changed)
-        assert not any("for a budget of" in note for note in changed.notes)
+        assert not find_named_keys(changed)
 
 
 def write_run_file(folder: Path, text: str = "") -> Path:
@@ -113,4 +113,4 @@ def test_plan_prints_the_notes_of_a_run(tmp_path: Path, text: str) -> None:
 def test_plan_of_a_model_names_levels_that_miss() -> None:
     """One block of twelve is 0.109 of deit_ti, and two are more than the tolerance allows."""
     printed = " ".join(run_verb("plan", "--model", "deit_ti", code=0).out.split())
-    assert "0.109 for a budget of 0.125" in printed and "0.271 for a budget" not in printed
+    assert re.search(r"0\.109 \D+0\.125", printed) and not re.search(r"0\.271 \D+0\.25\b", printed)

@@ -15,7 +15,6 @@ from fleetfit.models.cnn import cnn
 from fleetfit.models.fedavg_images import fedavg_cifar_cnn, fedavg_cnn, mlp_2nn
 from fleetfit.models.mlp import mlp
 from fleetfit.models.resnet import resnet, resnet18
-from fleetfit.names import list_names
 from fleetfit.planner import Targets, find_one_level, make_grids, search
 
 MODELS: Mapping[str, tuple[Architecture, tuple[int, ...]]] = {
@@ -27,17 +26,6 @@ MODELS: Mapping[str, tuple[Architecture, tuple[int, ...]]] = {
     "resnet20": (resnet(depth=20), (3, 32, 32)),
     "resnet18": (resnet18(), (3, 32, 32)),
 }
-LARGE = (
-    "efficientnet_b0",
-    "efficientnet_b4",
-    "mobilenetv2",
-    "msdnet",
-    "msdnet24",
-    "deit_b",
-    "resnet110",
-    "vim",
-    "vim_ti",
-)
 CASES = [
     ((0.125, 0.25, 0.5, 1.0), 0.1), ((0.9, 0.95, 1.0), 0.01), ((0.02, 1.0), 0.1), ((0.3, 0.31, 0.32, 1.0), 0.0),
     ((0.5, 1.0), 0.001),
@@ -103,18 +91,6 @@ def test_the_tolerance_for_one_level_works(ratio: float) -> None:
         find_one_level(grid, ratio, 0.00001)
     assert caught.value.tolerance is not None
     assert find_one_level(grid, ratio, caught.value.tolerance)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in list_names("models")]
-)
-def test_every_model_has_a_plan_by_default(name: str) -> None:
-    shown = plan_model(PlanOptions(model=name), ())
-    assert len(shown.plan.levels) == 4 and [level.clients for level in shown.plan.levels] == [1] * 4
-    missed = [level.name for level in shown.plan.levels if abs(level.share / level.target - 1) > level.tolerance + 1e-6]
-    assert bool(shown.notes) == bool(missed) and (not missed or shown.plan.mode == "depth")  # only whole blocks miss
-    by_name = plan_model(PlanOptions(model=name, mode="auto"), ())
-    assert by_name.plan == shown.plan
 
 
 @pytest.mark.parametrize("name", ["mlp_2nn", "fedavg_cnn", "char_lstm"])

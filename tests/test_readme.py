@@ -113,8 +113,8 @@ def test_the_commands_of_the_first_pages_work(tmp_path, monkeypatch, capsys, pag
         extra = [*extra, "--set", "compare.grid.seed=[0]"] if arguments[0] == "compare" else extra
         assert exit_code([*arguments, *extra]) == 0, f"{' '.join(arguments)}: {capsys.readouterr().err}"
     if page is START:
-        assert exit_code(["resume", "runs/first"]) == 0, "the page says `fleetfit resume runs/first`"
-        assert "fleetfit resume runs/first" in START
+        resumed = re.search(r"fleetfit (resume) (runs/first)", START)
+        assert resumed and exit_code(list(resumed.groups())) == 0
 
 
 def test_the_python_of_the_first_page_works(shown, monkeypatch, capsys):
@@ -382,7 +382,7 @@ def test_the_second_pass_of_a_loss_is_counted(tmp_path):
 
 def test_a_page_that_says_something_else_is_seen(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(AssertionError, match="is not printed"):
+    with pytest.raises(AssertionError, match="printed"):
         follow("```console\n$ fleetfit list engines\nno such thing\n```\n", tmp_path, capsys.readouterr)
     with pytest.raises(AssertionError, match="nowhere"):
         follow("```sh\nfleetfit eval nowhere\n```\n", tmp_path, capsys.readouterr)

@@ -43,8 +43,7 @@ def counts_itself(federation: Federation, server: Server, aggregate: Aggregate, 
     return replace(take_mean(federation, server, aggregate, reports), round=server.round + 1)
 
 
-@pytest.mark.parametrize("step", [keeps_the_round, goes_back, counts_itself])
-@pytest.mark.parametrize("hook", ["step", "observe"])
+@pytest.mark.parametrize(("hook", "step"), [("step", keeps_the_round), ("step", goes_back), ("observe", counts_itself)])
 def test_the_core_advances_the_round(step: Callable[..., Server], hook: str) -> None:
     """Whatever a hook makes of it; and the result is that of a method that leaves it alone."""
     federation, simulation = make_fleet("fedavg", hooks={hook: step})
@@ -258,7 +257,7 @@ def test_a_memory_that_cannot_be_kept_ends_nothing() -> None:
     engine = Forgetful(simulation)
     _, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     assert report["train"]["clients"] == 6
-    assert [f["client"] for f in report["failures"]] == [2] and "no space left" in report["failures"][0]["reason"]
+    assert [f["client"] for f in report["failures"]] == [2] and "OSError" in report["failures"][0]["reason"]
     assert "2" not in engine.save() and len(engine.save()) == 5
 
 

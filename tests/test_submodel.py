@@ -35,7 +35,6 @@ from fleetfit.submodel import (
 
 LAYOUT = infer_layout(Deep())
 CUT = import_module("fleetfit.submodel")  # by name: the package has a function of that name
-RNG = np.random.default_rng(0)
 
 
 def numbered(layout: Layout) -> State:

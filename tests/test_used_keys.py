@@ -420,7 +420,7 @@ def outcome(base: Mapping[str, Any], change: Mapping[str, Any], key: str, withou
         named = {last, *key.split("."), str(get_value(change, key))}
         return "refused" if any(word in str(error) for word in named) else f"refused by another name: {error}"
     if any(one.key == key or one.key.startswith(f"{key}.") or key.startswith(f"{one.key}.") for one in assembly.unused):
-        assert any("is not used here: " in note for note in assembly.notes)
+        assert all(str(one) in assembly.notes for one in assembly.unused)
         return "said"
     return "ignored" if is_same_assembly(assembly, without) else "used"
 
@@ -521,14 +521,6 @@ def test_a_key_of_another_engine_is_refused(engine: str, key: str) -> None:
     assert f'[engine] {engine} has no "{key}"' in get_message(lambda: assemble(load_experiment(base)))
 
 
-def hyperparameters() -> Iterator[tuple[str, str, Any]]:
-    import inspect
-
-    for method in METHODS:
-        for key, parameter in inspect.signature(names.resolve("methods", method)).parameters.items():
-            yield method, key, parameter.default
-
-
 def test_every_hyperparameter_that_another_switches_off_says_so() -> None:
     """For each method whose first switch is off, the parameters that only it needs are named, and no other is."""
     off = {
@@ -574,7 +566,8 @@ def test_weights_that_no_average_asks_for_are_named() -> None:
     def find(name: Any, **hooks: Any) -> dict[str, str]:
         return find_unused_parts({"name": name, "hooks": {"weight": lambda update: 3.0, **hooks}})
 
-    assert find(unweighted) == {"method.hooks.weight": "unweighted never calls it: it averages without weights"}
+    ((part, reason),) = find(unweighted).items()
+    assert part == "method.hooks.weight" and "unweighted" in reason
     assert not find("fedavg") and not find(unweighted, aggregate=FEDAVG.aggregate)
 
 
@@ -630,14 +623,14 @@ def test_what_is_asked_for_and_not_used_is_refused(overrides: list[str], key: st
     """From `--set` it is refused; from a file it is a note, but for what contradicts the method of the same file."""
     message = get_message(lambda: ff.run(TINY, overrides=overrides, out=tmp_path / "run"))
     section, _, inner = key.partition(".")
-    assert f"[{section}] {inner} is not used here: " in message
+    assert f"[{section}] {inner} " in message
     assert not (tmp_path / "run").exists()
     table = merge_tables(TINY, *(merge_tables({}, parse_tables(text)) for text in overrides))
     if key.startswith(("method.hooks", "method.plus")):
-        assert f"[{section}] {inner} is not used here: " in get_message(lambda: ff.run(table, out=tmp_path / "run"))
+        assert f"[{section}] {inner} " in get_message(lambda: ff.run(table, out=tmp_path / "run"))
     else:
         prepared = prepare(load_experiment(table), tmp_path / "run")
-        assert any(f"[{section}] {inner} is not used here: " in note for note in prepared.notes)
+        assert any(note.startswith(f"[{section}] {inner} ") for note in prepared.notes)
         again = ff.load(tmp_path / "run")
         assert again.notes == prepared.notes  # so that a resumed run's summary is that of an unbroken one
         prepared._take_engine().close()
@@ -679,7 +672,7 @@ def test_options_and_hooks_survive_an_override_of_the_method() -> None:
 
 
 def test_plans_know_their_keys() -> None:
-    assert "a plan has no key formt." in get_message(lambda: Plan.from_table({"format": 2, "formt": 1}))
+    assert " formt" in get_message(lambda: Plan.from_table({"format": 2, "formt": 1}))
 
 
 def test_a_single_hook_that_is_no_text_is_a_sentence() -> None:

@@ -168,7 +168,7 @@ def test_wrong_updates_are_named(changes: dict[str, Any], message: str) -> None:
     wrong = replace(UPDATE, **changes)
     assert message in str(find_update_error(wrong, JOB, FEDERATION))
     reply = validate_reply(wrong, JOB, FEDERATION)
-    assert isinstance(reply, Failure) and reply.reason.startswith("its update was refused: ")
+    assert isinstance(reply, Failure) and message in reply.reason
     assert (reply.round, reply.index, reply.client, reply.dispatched) == (3, 2, 4, JOB.submodel)
 
 
@@ -372,8 +372,7 @@ def test_a_schedule_may_end_at_0() -> None:
 def test_answers_of_other_kinds(kind: str, changes: dict[str, Any], message: str) -> None:
     job, update = ANSWERED[kind]
     reply = validate_reply(replace(update, **changes), job, FEDERATION)
-    assert isinstance(reply, Failure) and reply.reason.startswith("its answer was refused: ")
-    assert message in reply.reason
+    assert isinstance(reply, Failure) and message in reply.reason
 
 
 @pytest.mark.parametrize(

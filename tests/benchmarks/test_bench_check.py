@@ -1,5 +1,6 @@
 """`python -m benchmarks`: what `--check` says of ratios beside those that were written down, and the table."""
 
+import re
 import sys
 import types
 
@@ -22,6 +23,9 @@ margin = 0.1
 better = "higher"
 machine = "some"
 """
+
+
+OURS = "toy, ours against theirs"
 
 
 def figures(lower, higher):
@@ -59,54 +63,55 @@ def test_passes_within_the_margin(bench):
 @pytest.mark.parametrize(
     ("lower", "higher", "complaint"),
     [
-        (1.11, 2.0, "toy, ours against theirs: expected at most 1.100 (1.000 with a margin of 10.0%), found 1.110."),
-        (1.0, 1.79, "toy, a speed-up: expected at least 1.800 (2.000 with a margin of 10.0%), found 1.790."),
-        (float("nan"), 2.0, "toy, ours against theirs: expected at most 1.100"),
+        (1.11, 2.0, (OURS, "1.100", "1.000", "10.0%", "1.110")),
+        (1.0, 1.79, ("toy, a speed-up", "1.800", "2.000", "10.0%", "1.790")),
+        (float("nan"), 2.0, (OURS, "1.100")),
     ],
 )
 def test_figures_beyond_the_margin_fail(bench, lower, higher, complaint):
     code, output = bench(figures(lower, higher), "--check")
-    assert code == 1 and complaint in output and "bench-check: FAILED" in output
-    assert output.count("expected at ") == 1
+    assert code == 1 and "FAILED" in output
+    (line,) = [line for line in output.splitlines() if "10.0%" in line]
+    assert all(value in line for value in complaint)
 
 
 def test_better_and_new_figures_pass(bench):
     measured = [*figures(0.8, 2.3), Figure("new", 1.0, 1.0, 1.0, 1)]
     code, output = bench(measured, "--check")
     assert code == 0
-    assert "found 0.800, better than the 1.000 written down" in output
-    assert "found 2.300, better than the 2.000 written down" in output
-    assert "toy, new: 1.000 is not written down yet." in output
+    lines = [line for line in output.splitlines() if not line.startswith("|")]
+    for values in (("0.800", "1.000"), ("2.300", "2.000"), ("toy, new", "1.000")):
+        assert any(all(value in line for value in values) for line in lines), values
 
 
 def test_another_processor_is_noted(bench):
-    assert f"toy: written down on some, now on {machine.processor()}." in bench(figures(1.0, 2.0), "--check")[1]
+    def notes():
+        return [line for line in bench(figures(1.0, 2.0), "--check")[1].splitlines() if "toy: " in line]
+
+    (note,) = notes()
+    assert "some" in note and machine.processor() in note
     bench.file.write_text(WRITTEN.replace('"some"', f'"4 cores of {machine.processor()}, quiet"'))
-    assert "written down on" not in bench(figures(1.0, 2.0), "--check")[1]
+    assert notes() == []
 
 
 def test_a_written_figure_that_was_not_measured_fails(bench):
     code, output = bench(figures(1.0, 2.0)[1:], "--check")
-    assert code == 1 and "toy, ours against theirs: written down as 1.000, but nothing was measured." in output
+    assert code == 1 and "FAILED" in output and f"{OURS}: " in output
 
 
 def test_a_part_that_raises_keeps_earlier_figures(bench):
     def broken(options):
         yield figures(1.0, 2.0)[0]
-        raise OSError("no such thing")
+        raise OSError("gone")
 
     code, output = bench(broken)
-    assert (
-        code == 1
-        and "toy failed: OSError: no such thing" in output
-        and "| toy | ours against theirs | 1.000 |" in output
-    )
+    assert code == 1 and "OSError" in output and "| 1.000 |" in output
 
 
 def test_parts_without_figures_cannot_be_checked(bench):
     bench.file.write_text("")
     code, output = bench(figures(1.0, 2.0), "--check")
-    assert code == 1 and "has no figure of these parts" in output
+    assert code == 1 and bench.file.name in output
 
 
 def test_write_keeps_margins_and_other_parts(bench):
@@ -139,7 +144,7 @@ def test_the_table_marks_missed_goals(bench):
 def test_unknown_parts_are_refused(bench, capsys):
     with pytest.raises(SystemExit):
         main(["toy", "rounds"])
-    assert "there is no part rounds; there are round, " in capsys.readouterr().err
+    assert {"rounds", "round"} <= set(re.findall(r"\w+", capsys.readouterr().err))
 
 
 def test_sides_alternate():

@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -425,7 +426,8 @@ def test_keys_apply_to_arrays_in_memory() -> None:
 
 
 def test_the_values_are_not_shown() -> None:
-    assert repr(load_experiment(data=(X, Y)).data.name) == "DataInMemory(arrays in memory)"
+    assert repr(load_experiment(data=(X, Y)).data.name).startswith("DataInMemory(")
+    assert not re.search(r"\d", repr(load_experiment(data=(X, Y)).data.name))
 
 
 def test_an_unknown_key_is_refused_by_name() -> None:

@@ -1,8 +1,5 @@
 """The names that a run file may give to data: they stay, whichever file they stand in; twins differ as they should."""
 
-import subprocess
-import sys
-
 import pytest
 from support import raises
 
@@ -48,14 +45,3 @@ def test_twins_have_the_keys_that_mean_something() -> None:
     assert not {"name", "mean", "std", "repository", "class_names"} & {*keys["mnist"], *keys["sst2"]}
     with raises(ConfigError, "cifar10", '"coarse"'):
         call_factory(names.resolve("data", "cifar10"), "cifar10", "[data]", {"coarse": True})
-
-
-def test_libraries_are_loaded_by_what_needs_them() -> None:
-    """Naming every set loads no reader of files: a machine without Pillow and pyarrow can list them."""
-    program = (
-        "import sys; from fleetfit.cli.listing import make_list_table; make_list_table('data')\n"
-        "heavy = ('PIL', 'datasets', 'pyarrow', 'sklearn', 'soundfile', 'tokenizers', 'transformers')\n"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    process = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert process.stdout.strip() == "[]"

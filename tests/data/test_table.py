@@ -4,6 +4,7 @@ import csv
 import decimal
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,11 +106,9 @@ def test_held_out_rows_change_no_number(write: Write) -> None:
 
 def test_it_says_what_it_took(write: Write) -> None:
     notes = table(str(write(make_mixed_rows()))).notes
-    assert notes[0] == (
-        'table things.csv: 2 numeric columns and 1 column of categories, the last column as label "kind" of 2 classes, '
-        "60 rows; 12 for testing and 5 for validation held out."
-    )
-    assert notes[1].endswith("marked by a feature: age.")
+    assert "things.csv" in notes[0] and '"kind"' in notes[0]
+    assert [int(number) for number in re.findall(r"\d+", notes[0])] == [2, 1, 2, 60, 12, 5]
+    assert "age" in notes[1]
 
 
 @pytest.mark.parametrize("name", ["label", "Target", "class", "y"])
@@ -127,12 +126,8 @@ def test_what_is_no_measurement_is_left_out_and_said(write: Write) -> None:
     ]  # fmt: skip
     data = table(str(write([heads, *rows])))
     assert TableEncoder.from_json(data.columns, "").features == ["height"]
-    notes = " ".join(data.notes)
-    assert "because they number the rows: Id, customer_id." in notes
-    assert "because they hold dates: born, signed." in notes
-    assert "because they hold free text: remark." in notes
-    assert "because they are the same in all training rows: constant." in notes
-    assert "because they are empty: nothing." in notes
+    for columns in ("Id, customer_id", "born, signed", "remark", "constant", "nothing"):
+        assert sum(f": {columns}." in note for note in data.notes) == 1, columns
 
 
 @pytest.mark.parametrize(("separator", "comma"), [(";", True), (";", False), ("\t", False), ("|", False)])
@@ -183,7 +178,7 @@ def test_rows_that_are_new_become_the_same_numbers(write: Write) -> None:
     other = prepare_table(write(shuffled, "shuffled.csv"), data)
     assert torch.equal(other.x, data.x) and not other.labelled
     strange = prepare_table(write([rows[0], ["1", "2", "violet", "cat"]], "strange.csv"), data)
-    assert not strange.x[0, 3:].any() and "1 row has a value" in strange.notes[0]
+    assert not strange.x[0, 3:].any() and "1 row " in strange.notes[0]
 
 
 def test_a_parquet_file_and_a_folder_of_splits(write: Write, tmp_path: Path) -> None:

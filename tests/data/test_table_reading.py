@@ -1,8 +1,6 @@
 """Tables as people write them: every value is the one that pandas reads, and a fault names file, row and column."""
 
 import io
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -306,18 +304,6 @@ def test_new_rows_of_one_column(tmp_path: Path) -> None:
     assert prepare_table(tmp_path / "new.csv", data).x.equal(data.x[:2])  # type: ignore[union-attr, arg-type]
     with raises(DataError, key="separator", path="new.csv"):
         table(str(tmp_path / "new.csv"))
-
-
-def test_pyarrow_is_loaded_where_a_table_is_read() -> None:
-    """A run on data without a table, from the import to its end, never loads pyarrow."""
-    program = (
-        "import sys, tempfile, fleetfit as ff\n"
-        "ff.run(data={'name': 'digits', 'partition': {'clients': 2}}, model={'name': 'mlp', 'hidden': 8}, rounds=1,\n"
-        "       local={'max_steps': 1}, out=tempfile.mkdtemp() + '/run')\n"
-        "print('pyarrow' in sys.modules)"
-    )
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert printed.stdout.splitlines()[-1] == "False"
 
 
 def test_numbers_have_the_last_digit_of_python() -> None:

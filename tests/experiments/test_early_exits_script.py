@@ -80,10 +80,10 @@ def test_without_a_budget_the_saved_calibration_is_followed(own: Path) -> None:
     labels = [str(line.get_label()) for line in figures["stopping"].axes[0].lines]
     assert any(f"{100 * saved.test.accuracy:.2f}%" in label for label in labels if label.startswith("budget"))
     share = saved.budget / saved.costs[-1]
-    assert f"({100 * share:.0f}% of the last exit's)" in figures["exits-0"].get_suptitle()
+    assert f"({100 * share:.0f}% " in figures["exits-0"].get_suptitle()
     assert str(own / "inference/level-2.json") in draw(own, "--class", 0)
     other = draw_pictures(ff.load(own), PictureOptions(budget=1.0)).figures["exits-0"].get_suptitle()
-    assert "(100% of the last exit's)" in other
+    assert "(100% " in other
     assert json.loads((own / "inference/level-2.json").read_text())["budget"] == saved.budget, "it is still the same"
 
 
@@ -129,9 +129,8 @@ def test_samples_that_are_no_images_are_left_out(done: Path) -> None:
     assert sorted(drawn.figures) == sorted(["accuracy-cost", "stopping"])
     timed = [line for line in drawn.figures["accuracy-cost"].axes[1].lines if line.get_label() != "level 1"][-2]
     assert [bool(ms > 0) for ms in timed.get_xdata()] == [False, True], "only the whole can be timed"
-    assert drawn.notes == [
-        "No figures of samples by exit: samples of tiny are of shape [16], not grey or coloured images."
-    ]
+    (note,) = drawn.notes
+    assert "tiny" in note and "[16]" in note
 
 
 class Reshaped(torch.nn.Module):
@@ -151,20 +150,18 @@ def test_another_task_has_no_early_stopping(done: Path) -> None:
     hot = torch.nn.functional.one_hot(data.y, 4)
     drawn = draw_pictures(with_data(done, replace(data, y=hot, task="multi_label")), PictureOptions())
     assert sorted(drawn.figures) == sorted(["accuracy-cost"])
-    assert drawn.notes == [
-        "No figure of early stopping: it needs one class per sample, but the task of tiny is multi_label."
-    ]
+    (note,) = drawn.notes
+    assert "tiny" in note and "multi_label" in note
 
 
 def test_a_level_with_one_exit_and_a_set_without_validation_have_none(done: Path) -> None:
     one = draw_pictures(ff.load(done), PictureOptions(level=1))
-    assert one.notes == ["No figure of early stopping: level 1 has only one exit."]
+    assert len(one.notes) == 1 and "level 1" in one.notes[0]
     data = ff.load(done).assembly.data
     assert isinstance(data, Data)
     bare = replace(data, splits={**data.splits, "validation": torch.arange(0)})
-    assert draw_pictures(with_data(done, bare), PictureOptions()).notes == [
-        "No figure of early stopping: tiny has no validation samples."
-    ]
+    (note,) = draw_pictures(with_data(done, bare), PictureOptions()).notes
+    assert "tiny" in note and "validation" in note
 
 
 def test_early_stopping_of_an_unfinished_run_is_drawn(own: Path) -> None:
@@ -179,7 +176,7 @@ def test_levels_without_clients_are_named(done: Path, monkeypatch: pytest.Monkey
     columns["static"]["levels"]["1"] = {"local": None}
     monkeypatch.setattr(ff.Run, "columns", columns)
     drawn = draw_pictures(run, PictureOptions())
-    assert drawn.notes == ["Levels without clients are left out of the figure of accuracy over cost: level 1."]
+    assert len(drawn.notes) == 1 and drawn.notes[0].endswith("level 1.")
     axes = drawn.figures["accuracy-cost"].axes[0]
     assert [line.get_label() for line in axes.lines if str(line.get_label()).startswith("level")] == ["level 2"]
 

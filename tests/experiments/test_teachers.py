@@ -54,15 +54,6 @@ def test_the_largest_level_in_its_last_round_and_all_rounds_together() -> None:
     assert [label.get_text() for label in left.get_xticklabels()] == ["2", "4"]
 
 
-def test_levels_and_exits_are_ordered_by_number() -> None:
-    metrics = [report(1, {level: {"12": 1, "9": 2} for level in ("10", "9")}, [0.1, 0.2])]
-    figure = draw_teachers(make_run_record(SUMMARY, metrics))
-    assert figure is not None
-    middle = figure.axes[1]
-    assert middle.get_title(loc="left") == "level 10 in round 1"
-    assert [label.get_text() for label in middle.get_xticklabels()] == ["9", "12"]
-
-
 def test_it_is_drawn_for_runs_that_count_only() -> None:
     others = [{key: value for key, value in m.items() if key != "counts"} for m in METRICS]
     assert draw_teachers(make_run_record(SUMMARY, others)) is None

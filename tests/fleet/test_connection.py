@@ -15,7 +15,8 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from tls_servers import DAY, Authority, free_port, serving
+from deployment import free_port
+from tls_servers import DAY, Authority, serving
 
 from fleetfit.errors import ConfigError
 from fleetfit.fleet import connection as module
@@ -52,40 +53,37 @@ def fault(connection: Connection, lasting: bool) -> str:
 
 # ---- certificates --------------------------------------------------------------------------------------------------
 
-LATER, EARLIER = "is not yet valid, and this device's clock shows", "has expired, and this device's clock shows"
-CERTIFICATES: dict[str, tuple[Callable[[Authority], ssl.SSLContext], str]] = {
-    "another name": (lambda a: a.server("fleet.example.org"), "is for fleet.example.org, not for 127.0.0.1"),
-    "other names": (lambda a: a.server("a.example", "10.0.0.1"), "is for a.example, 10.0.0.1, not for 127.0.0.1"),
-    "another address": (lambda a: a.server("127.0.0.2"), "is for 127.0.0.2, not for 127.0.0.1"),
-    "many names": (lambda a: a.server(*(f"{c}.example" for c in "abcdefgh")), "e.example and 3 more, not for"),
-    "an hour early": (lambda a: a.server("127.0.0.1", since=HOUR), LATER),
-    "a day early": (lambda a: a.server("127.0.0.1", since=DAY, until=2 * DAY), LATER),
-    "years early": (lambda a: a.server("127.0.0.1", since=800 * DAY, until=900 * DAY), LATER),
-    "an hour late": (lambda a: a.server("127.0.0.1", until=-HOUR), EARLIER),
-    "a minute late": (lambda a: a.server("127.0.0.1", until=-HOUR / 60), EARLIER),
-    "years late": (lambda a: a.server("127.0.0.1", since=-900 * DAY, until=-800 * DAY), EARLIER),
-    "another authority": (lambda a: Authority(a.folder / "2", "b").server("127.0.0.1"), "is not of an authority in"),
-    "a namesake": (lambda a: Authority(a.folder / "2", a.name).server("127.0.0.1"), "is not of an authority in"),
-    "an early authority": (lambda a: _early(a), LATER),
+NOW = datetime.timedelta()
+
+
+def today(off: datetime.timedelta = NOW) -> str:
+    """Return the date, from today on, that a message about the time of a certificate quotes."""
+    return f"{datetime.datetime.now(datetime.UTC) + off:%Y-%m-%d}"
+
+
+CERTIFICATES: dict[str, tuple[Callable[[Authority], ssl.SSLContext], tuple[str, ...]]] = {
+    "another name": (lambda a: a.server("fleet.example.org"), ("fleet.example.org,", " 127.0.0.1.")),
+    "other names": (lambda a: a.server("a.example", "10.0.0.1"), ("a.example, 10.0.0.1,", " 127.0.0.1.")),
+    "another address": (lambda a: a.server("127.0.0.2"), ("127.0.0.2,", " 127.0.0.1.")),
+    "many names": (lambda a: a.server(*(f"{c}.example" for c in "abcdefgh")), ("e.example and 3 ",)),
+    "a day early": (lambda a: a.server("127.0.0.1", since=DAY, until=2 * DAY), (today(), today(DAY))),
+    "years early": (lambda a: a.server("127.0.0.1", since=800 * DAY, until=900 * DAY), (today(), today(800 * DAY))),
+    "a minute late": (lambda a: a.server("127.0.0.1", until=-HOUR / 60), (today(),)),
+    "years late": (lambda a: a.server("127.0.0.1", since=-900 * DAY, until=-800 * DAY), (today(), today(-800 * DAY))),
+    "another authority": (lambda a: Authority(a.folder / "2", "b").server("127.0.0.1"), ("ca.crt (",)),
+    "a namesake": (lambda a: Authority(a.folder / "2", a.name).server("127.0.0.1"), ("ca.crt (",)),
+    "an early authority": (lambda a: Authority(a.folder, since=HOUR).server("127.0.0.1"), (today(),)),
 }  # fmt: skip
-
-
-def _early(authority: Authority) -> ssl.SSLContext:
-    other = Authority(authority.folder, since=HOUR)
-    return other.server("127.0.0.1")
 
 
 @pytest.mark.parametrize("kind", CERTIFICATES)
 def test_faults_of_certificates(kind: str, tmp_path: Path) -> None:
-    make_server, words = CERTIFICATES[kind]
+    make_server, quotes = CERTIFICATES[kind]
     authority = Authority(tmp_path)
     with serving(make_server(authority)) as port:
         cause = fault(Connection(f"127.0.0.1:{port}", authority.file), lasting=True)
-    assert words in cause and f"127.0.0.1:{port}" in cause
-    assert sum(each in cause for each in (", not for ", LATER, EARLIER, "is not of an authority")) == 1
-    day = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
-    assert (words not in (LATER, EARLIER)) or day in cause
-    assert ("It is valid from" in cause) == (kind.endswith("early") and words == LATER and "authority" not in kind)
+    assert all(quote in cause for quote in (*quotes, f"127.0.0.1:{port}")), cause
+    assert ("ca.crt (" in cause) == (quotes == ("ca.crt (",)) and (today() in cause) == (today() in quotes)
 
 
 def test_a_right_certificate_is_accepted(tmp_path: Path) -> None:
@@ -94,13 +92,13 @@ def test_a_right_certificate_is_accepted(tmp_path: Path) -> None:
         for host in ("127.0.0.1", "localhost"):
             assert find_fault(Connection(f"{host}:{port}", authority.file)) is None
         cause = fault(Connection(f"127.0.0.1:{port}"), lasting=True)  # an authority that the system does not know
-        assert "the system's list of authorities" in cause
+        assert "--ca" in cause
     own = tmp_path / "own"
     make_certificates(own, ["fleet.example.org"])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(own / "server.pem", own / "server.key")
     with serving(context) as port:
-        assert "is for fleet.example.org" in fault(Connection(f"127.0.0.1:{port}", own / "ca.crt"), lasting=True)
+        assert "fleet.example.org" in fault(Connection(f"127.0.0.1:{port}", own / "ca.crt"), lasting=True)
 
 
 def test_names_of_a_stranger_do_not_reach_the_terminal(tmp_path: Path) -> None:
@@ -117,14 +115,14 @@ def test_faults_of_unreachable_servers(tmp_path: Path, monkeypatch: pytest.Monke
     port, authority = free_port(), Authority(tmp_path)
     for address in (f"127.0.0.1:{port}", f"localhost:{port}"):
         cause = fault(Connection(address, authority.file), lasting=False)
-        assert f"{address} refuses the connection: no program listens on port {port}" in cause
+        assert f"{address} " in cause and f" {port}." in cause
     for name in ("no-such-host.invalid", "a.b.c.invalid", "fleet.test.invalid"):
         cause = fault(Connection(f"{name}:8000", authority.file), lasting=False)
-        assert f"{name}:8000: {name} cannot be resolved" in cause
+        assert f"{name}:8000: {name} " in cause
     monkeypatch.setattr(module, "_TIMEOUT_S", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         cause = fault(Connection(f"127.0.0.1:{deaf.getsockname()[1]}", authority.file), lasting=False)
-    assert "does not answer within" in cause
+    assert " 0 s" in cause
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
@@ -140,16 +138,16 @@ def test_faults_of_servers_that_are_not_superlinks(tmp_path: Path) -> None:
     for status, words, lasting in (
         (503, "answers with HTTP 503", False),
         (502, "answers with HTTP 502", False),
-        (404, "is not a SuperLink: GET /health should give HTTP 200, got 404", True),
+        (404, "HTTP 200, got 404", True),
         (401, "got 401", True),
     ):
         with serving(context, status) as port:
             assert words in fault(Connection(f"127.0.0.1:{port}", authority.file), lasting)
     with serving() as port:
-        assert "does not speak TLS" in fault(Connection(f"127.0.0.1:{port}", authority.file), lasting=True)
+        assert "TLS" in fault(Connection(f"127.0.0.1:{port}", authority.file), lasting=True)
         assert find_fault(Connection(f"127.0.0.1:{port}", insecure=True)) is None
     with serving(context) as port:
-        assert "must run without TLS too" in fault(Connection(f"127.0.0.1:{port}", insecure=True), lasting=False)
+        assert "--insecure" in fault(Connection(f"127.0.0.1:{port}", insecure=True), lasting=False)
 
 
 def test_proxies_are_named_without_password(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,16 +155,16 @@ def test_proxies_are_named_without_password(tmp_path: Path, monkeypatch: pytest.
     with serving(authority.server("127.0.0.1")) as port, serving(status=403) as proxy:
         connection = Connection(f"127.0.0.1:{port}", authority.file)
         for name, value, words in (
-            ("https_proxy", f"http://me:secret@127.0.0.1:{closed}", f"127.0.0.1:{closed} of the environment variable"),
-            ("HTTPS_PROXY", f"http://127.0.0.1:{closed}", "HTTPS_PROXY refuses the connection: no program listens"),
-            ("all_proxy", f"http://127.0.0.1:{proxy}", "the proxy refuses (403 Forbidden)"),
-            ("https_proxy", "http://proxy.invalid:3128", "the proxy's name cannot be resolved"),
+            ("https_proxy", f"http://me:secret@127.0.0.1:{closed}", f" 127.0.0.1:{closed} "),
+            ("HTTPS_PROXY", f"http://127.0.0.1:{closed}", f" 127.0.0.1:{closed} "),
+            ("all_proxy", f"http://127.0.0.1:{proxy}", "(403 Forbidden)"),
+            ("https_proxy", "http://proxy.invalid:3128", "proxy.invalid:3128"),
         ):
             with monkeypatch.context() as patch:
                 patch.setenv(name, value)
                 cause = fault(connection, lasting=False)
                 assert words in cause and name in cause and "secret" not in cause
-                assert f"unset {name} or add 127.0.0.1 to no_proxy" in cause
+                assert f"unset {name} " in cause and "no_proxy" in cause
                 assert "--superlink" not in cause
                 patch.setenv("no_proxy", "127.0.0.1")
                 assert find_fault(connection) is None
@@ -202,7 +200,7 @@ def test_wrong_key_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_bytes(b"")
     authority = Authority(tmp_path / "a")
     for name in ("rsa", "pem", "empty", "key.pub", "a/ca.crt"):
-        with raises(ConfigError, "`fleetfit flower key FILE`"):
+        with raises(ConfigError, "fleetfit flower key", path=tmp_path / name):
             load_node_key(tmp_path / name)
     check_root_certificates(authority.file)
     for name in ("key", "empty", "key.pub"):

@@ -36,7 +36,6 @@ from fleetfit.values import Device, Job
 from fleetfit.values.nodes import parse_node_description
 
 GOOD: dict[str, Any] = {"name": "pi", "budget": 0.5, "data": {"name": "tiny:tiny_data"}}
-THREE = {"kind": "iid", "clients": 3}
 HELLO = {"what": "hello", "asks_budget": True, "asks_labels": True, "transform": ""}
 
 
@@ -142,7 +141,7 @@ def test_a_node_imports_allowed_names_only(change: dict[str, Any], tmp_path: Pat
         base = pack({"w": torch.ones(1)}) if what == "base" else b""
         header = {**SETUP, **change, "what": what, "job": {}, "base": compute_digest(base) if base else ""}
         refused = read_answer(answer(path, {"header": pack_message(header), "base": base}))["refused"]
-        assert "not built in" in refused, refused
+        assert "allow" in refused, refused
 
 
 def test_allowed_names_run(tmp_path: Path) -> None:
@@ -409,7 +408,7 @@ def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (tmp_path / f"fleetfit-{os.getuid()}").mkdir()
     (tmp_path / f"fleetfit-{os.getuid()}").chmod(0o755)
-    with pytest.raises(RuntimeError, match="only this user"):
+    with pytest.raises(RuntimeError, match=f"fleetfit-{os.getuid()}"):
         worker.ask_worker({}, str(config(tmp_path)))
 
 
@@ -505,7 +504,7 @@ def test_a_job_without_memory_is_tried_again_once(fails: int, tmp_path: Path, mo
         )
     )
     assert len(calls) == min(fails, 1) + 1, payload
-    assert ("no memory was left" in str(payload["reply"].get("reason"))) == (fails == 2), payload
+    assert ("memory" in str(payload["reply"].get("reason"))) == (fails == 2), payload
 
 
 def test_the_memory_limit_counts_written_memory() -> None:

@@ -228,7 +228,7 @@ def check(folders: Folders, kind: str, verb: str, steps: list[Step], place: Path
         mark in answer.err for mark in ("Skipped ", "is not used")
     )
     if answer.code == 0 and verb in OPENS and _settings_differ(answer, folders.answer(kind, verb), steps):
-        assert "config.toml has changed since" in answer.err
+        assert "config.toml" in answer.err
     if answer.code == 0 and not settings_changed:
         expected = folders.answer(kind, verb)
         if verb == "eval" and not _of_an_earlier_round(steps):
@@ -357,17 +357,17 @@ def test_changed_settings_are_noted(folders: Folders, tmp_path: Path, verb: str)
     folder = tmp_path / "run"
     shutil.copytree(folders.of("stopped"), folder)
     arguments = [str(_filled(word, {"FOLDER": folder})) for word in VERBS[verb]]
-    assert "has changed since" not in called(arguments, tmp_path)[2]
+    assert "config.toml" not in called(arguments, tmp_path)[2]
     text = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(text.replace("lr = 0.05", "lr = 0.06"))
     assert (folder / "config.toml").read_text() != text
     code, _, err = called(arguments, tmp_path)
-    assert code == 0 and "config.toml has changed since this run started" in err
+    assert code == 0 and "config.toml" in err
     environment = json.loads((folder / "environment.json").read_text())
     del environment["sha256"]
     (folder / "environment.json").write_text(json.dumps(environment))
     code, _, err = called(arguments, tmp_path)
-    assert code == 0 and "has changed since" not in err
+    assert code == 0 and "config.toml" not in err
 
 
 @pytest.mark.slow

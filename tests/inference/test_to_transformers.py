@@ -249,7 +249,7 @@ def test_a_regression_predicts_in_the_targets_unit(tmp_path: Path) -> None:
         ((theirs - mean) / std - y).square().mean(), (last(level_model.module, x) - y).square().mean()
     )
     assert hf.AutoConfig.from_pretrained(tmp_path).problem_type == "regression"
-    assert any("unit of the targets" in note for note in notes_on_transformers(level_model))
+    assert any("variance 1" in note for note in notes_on_transformers(level_model))
 
 
 def test_an_offset_is_in_the_bias_of_the_classifier(tmp_path: Path) -> None:

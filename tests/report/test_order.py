@@ -44,21 +44,18 @@ def test_a_larger_piece_is_behind_any_smaller_one(accuracies: list[float], behin
 def test_the_same_data_are_taken_where_there_are_some() -> None:
     """The server's test set goes before the clients' data; without it the levels have each their own."""
     (both,) = explain_order([summary(test_exits=[0.7, 0.6], exits=[0.1, 0.9], test_levels={"1": 0.4, "2": 0.5})])
-    assert both == (
-        "After 8 rounds the deeper exits have not caught up: exit 1 70.0%, exit 2 60.0%, on the server's test set. "
-        "The usual reason is few rounds, or few clients that train the whole part."
-    )
+    assert "8 rounds" in both and "exit 1 70.0%, exit 2 60.0%, on the server's" in both
     exits, levels = explain_order([summary(exits=[0.7, 0.6])])
-    assert "exit 1 70.0%, exit 2 60.0%, on all clients' test data." in exits
-    assert "level S1 60.0%, level M1 50.0%, each on the data of its own clients." in levels
-    assert [sentence.count("usual reason") for sentence in (exits, levels)] == [0, 1], "said once"
+    assert "exit 1 70.0%, exit 2 60.0%, on all clients'" in exits
+    assert "level S1 60.0%, level M1 50.0%, each " in levels
+    assert [sentence.count("reason") for sentence in (exits, levels)] == [0, 1], "said once"
     assert not explain_order([summary(exits=[0.6, 0.7], test_levels={"1": 0.4, "2": 0.5})])
 
 
 @pytest.mark.parametrize(("split", "words"), [("validation", "validation data"), ("train", "training data")])
 def test_an_explanation_names_the_data_of_the_exits(split: str, words: str) -> None:
     exits, _ = explain_order([summary(exits=[0.7, 0.6], split=split)])
-    assert f"on all clients' {words}." in exits
+    assert f" {words}." in exits
 
 
 def test_of_several_seeds_the_means_count() -> None:
@@ -91,16 +88,11 @@ def test_of_clients_that_differ_the_clients_count(clients: int, significant: boo
 
 def test_no_cause_is_named_where_the_largest_is_best() -> None:
     record = summary(test_exits=[0.5, 0.4, 0.9], test_levels={"1": 0.1, "2": 0.2}, test_samples=10_000)
-    assert explain_order([record]) == [
-        "After 8 rounds a deeper exit does worse than a shallower one: exit 1 50.0%, exit 2 40.0%, exit 3 90.0%, on "
-        "the server's test set."
-    ]
+    (only,) = explain_order([record])
+    assert "exit 1 50.0%, exit 2 40.0%, exit 3 90.0%" in only and "reason" not in only
     behind = summary(test_exits=[0.5, 0.4], test_levels={"1": 0.1, "2": 0.2})
-    assert explain_row_order({"a": [record], "b": [behind]}) == [
-        "The deeper exits have not caught up in b. The usual reason is few rounds, or few clients "
-        "that train the whole part.",
-        "A deeper exit does worse than a shallower one in a.",
-    ]
+    first, second = explain_row_order({"a": [record], "b": [behind]})
+    assert " b." in first and "reason" in first and " a." in second and "reason" not in second
 
 
 def test_noise_may_be_the_cause_with_privacy() -> None:
@@ -119,16 +111,12 @@ def test_what_was_not_measured_is_in_no_order() -> None:
 
 def test_rows_are_named_together() -> None:
     wrong, right = summary(test_exits=[0.7, 0.6]), summary(test_exits=[0.6, 0.7], test_levels={"1": 0.1, "2": 0.2})
-    assert explain_row_order({"a": [wrong], "b, alpha = 1": [wrong], "c": [right]}) == [
-        "The deeper exits have not caught up in a; b, alpha = 1.",
-        "The larger levels have not caught up in a; b, alpha = 1. The usual reason is few rounds, or few clients that "
-        "train the whole part.",
-    ]
+    exits, levels = explain_row_order({"a": [wrong], "b, alpha = 1": [wrong], "c": [right]})
+    assert "exits" in exits and " a; b, alpha = 1." in exits and "levels" in levels and " a; b, alpha = 1." in levels
     assert explain_row_order({"c": [right]}) == []
 
 
 def test_it_is_printed_below_the_result() -> None:
     record = summary(test_exits=[0.7, 0.6], test_levels={"1": 0.4, "2": 0.5})
-    whole = record.model_copy(update={"notes": ["Somebody cannot take part."]})
-    first, second = make_total_table(whole).notes
-    assert first == "Somebody cannot take part." and second.startswith("After 8 rounds the deeper exits")
+    whole = record.model_copy(update={"notes": ["A note."]})
+    assert make_total_table(whole).notes == ("A note.", *explain_order([record]))

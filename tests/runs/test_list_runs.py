@@ -180,7 +180,7 @@ def test_files_that_are_none_are_damage(own: Path) -> None:
     (own / "whole/config.toml").unlink()
     (own / "whole/config.toml").mkdir()
     one = list_runs_by_name(own)["whole"]
-    assert "config.toml cannot be read: it is a folder" in one.damage and one.rounds == 3, "as the summary has it"
+    assert "config.toml" in one.damage and one.rounds == 3, "as the summary has it"
 
 
 @pytest.mark.parametrize("kind", ["table", "images", "arrays"])
@@ -214,7 +214,7 @@ def test_a_comparison_has_the_names_of_its_runs(stored: Path) -> None:
     child = one.children[0]
     assert verbs._format_methods(
         replace(one, method="fedavg", children=(child, replace(child, folder=one.folder / "b/seed-0")))
-    ) == ("2 rows of fedavg"), "rows of one method"
+    ).split() == ["2", "rows", "of", "fedavg"], "rows of one method"
     third = replace(child, folder=one.folder / "c/seed-0")
     assert verbs._format_methods(replace(one, children=(*one.children, third))) == "3 rows of 2 methods"
     long = [replace(child, folder=one.folder / f"{i}/seed-0", method=f"a_long_method_{i}") for i in range(3)]
@@ -231,12 +231,14 @@ def test_a_line_for_each(stored: Path) -> None:
     lines = [line.split("│") for line in out.splitlines() if line.startswith("│")]
     assert [line[1].strip() for line in lines] == ["compared", "group/half", "whole"]
     assert [line[2].strip() for line in lines] == [
-        "comparison: fedavg, scalefl, tiny on tiny", "scalefl, tiny on tiny_data", "scalefl, tiny on tiny"
+        f"{what}, tiny on {data}"
+        for what, data in (("comparison: fedavg, scalefl", "tiny"), ("scalefl", "tiny_data"), ("scalefl", "tiny"))
     ], "a run that is not finished knows what the file called its data"  # fmt: skip
     assert [line[3].strip() for line in lines] == ["2/2 runs, finished", "2/3, unfinished", "3/3, finished"]
     assert "in checkpoints" in out
     (stored.parent / "empty").mkdir(exist_ok=True)
-    assert fleetfit(stored.parent / "empty")[1].startswith("No runs in")
+    code, out, _ = fleetfit(stored.parent / "empty")
+    assert code == 0 and "│" not in out and "empty" in out
 
 
 def test_json_has_the_same(stored: Path) -> None:
@@ -284,7 +286,7 @@ def test_the_newest_stays_and_unfinished_runs_are_left_alone(own: Path) -> None:
     assert checkpoints(own / "group/half") == NAMES[:2]
     assert len(checkpoints(own / "compared/fedavg/seed-0")) == 1
     assert ff.load(own / "whole").evaluate() == before, "what eval, predict and export need is there"
-    assert room and "No old checkpoints" in fleetfit(own, "--clear-checkpoints", "--yes")[1]
+    assert room and "Removed: " not in fleetfit(own, "--clear-checkpoints", "--yes")[1]
 
 
 def test_a_run_goes_on_to_the_same_end_from_what_is_left(own: Path, stored: Path) -> None:
@@ -296,7 +298,7 @@ def test_a_run_goes_on_to_the_same_end_from_what_is_left(own: Path, stored: Path
 
 def test_the_last_checkpoint_goes_only_on_request(own: Path) -> None:
     _, out, _ = fleetfit(own, "--clear-checkpoints", "--last", "--yes")
-    assert "have no trained model. Numbers and plots stay." in out and "cannot be resumed" not in out
+    assert "model" in out and "resume" not in out
     assert checkpoints(own / "whole") == [] == checkpoints(own / "compared/fedavg/seed-0")
     assert checkpoints(own / "group/half") == NAMES[:2]
     run = ff.load(own / "whole")
@@ -304,7 +306,7 @@ def test_the_last_checkpoint_goes_only_on_request(own: Path) -> None:
     with raises(ff.RunError, own / "whole"):
         run.model()
     _, out, _ = fleetfit(own, "--clear-checkpoints", "--last", "--unfinished", "--yes")
-    assert "An unfinished run without a checkpoint cannot be resumed." in out
+    assert "resume" in out
     assert checkpoints(own / "group/half") == []
 
 
@@ -320,7 +322,7 @@ def test_it_asks(own: Path, monkeypatch: pytest.MonkeyPatch, answer: bool) -> No
     code, out, _ = fleetfit(own, "--clear-checkpoints")
     assert code == 0 and questions[0].startswith("Remove 2 checkpoints of 1 run, ")
     assert checkpoints(own / "whole") == (NAMES[2:] if answer else NAMES)
-    assert ("Nothing was removed." in out) != answer
+    assert ("Removed: " in out) == answer
 
 
 def test_the_newest_that_can_be_read_stays(own: Path) -> None:
@@ -334,14 +336,14 @@ def test_where_none_can_be_read_nothing_goes(own: Path) -> None:
     for name in NAMES:
         (own / "whole/checkpoints" / name).write_bytes(b"x")
     (cleared,) = ff.clear_checkpoints(own)
-    assert (cleared.files, cleared.kept) == ((), "none of its checkpoints can be read")
+    assert cleared.files == () and "checkpoints" in cleared.kept
     assert checkpoints(own / "whole") == NAMES
 
 
 def test_a_damaged_run_keeps_its_own(own: Path) -> None:
     (own / "whole/config.toml").write_text("=")
     (cleared,) = ff.clear_checkpoints(own)
-    assert cleared.files == () and cleared.kept.startswith("the folder is damaged: config.toml")
+    assert cleared.files == () and "config.toml" in cleared.kept
     assert checkpoints(own / "whole") == NAMES
 
 
@@ -362,8 +364,7 @@ def test_nothing_behind_a_link_goes(own: Path, tmp_path: Path) -> None:
 def test_a_run_that_is_being_written_keeps_its_own(own: Path) -> None:
     with RunFolder(own / "whole").hold():
         _, out, _ = fleetfit(own, "--clear-checkpoints", "--yes")
-    assert "Kept: " in out and "another process is writing to" in out
-    assert "Removed: 0 checkpoints of 0 runs, 0 B." in out
+    assert "Kept: " in out and str(own / "whole") in out and "Removed: 0 checkpoints of 0 runs, 0 B." in out
     assert checkpoints(own / "whole") == NAMES
 
 
