@@ -163,6 +163,26 @@ def test_a_run_keeps_its_numbers_when_the_table_changes(tmp_path: Path) -> None:
     assert torch.equal(after.x[0], before.x[0])  # type: ignore[union-attr, index]
 
 
+def test_an_export_needs_no_data(tmp_path: Path) -> None:
+    """Its graphs scale samples by the stored transform; it is the same with the data and without."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "a.npz", x=rng.normal(7, 3, (60, 4)).astype(np.float32), y=np.arange(60) % 3)
+    run = ff.run(data=tmp_path / "a.npz", out=tmp_path / "run", **{**QUICK, "rounds": 1})
+    x = torch.tensor(rng.normal(7, 3, (5, 4)), dtype=torch.float32)
+    logits = []
+    for folder in (tmp_path / "with", tmp_path / "without"):
+        ff.load(run.folder).export(1, folder, ())
+        logits.append(torch.export.load(folder / "model.pt2").module()(x)[-1])
+        (tmp_path / "a.npz").unlink(missing_ok=True)
+    assert torch.equal(*logits)
+    configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("with", "without")]
+    assert configs[0] == configs[1] and configs[0]["input"]["inside_the_graph"]["shift"]
+    transform = json.loads((run.folder / "data.json").read_text())
+    mean, std = (torch.tensor(transform[key]) for key in ("mean", "std"))
+    with torch.no_grad():
+        assert torch.allclose(logits[0], run.model(1)((x - mean) / std)[-1], atol=1e-5)
+
+
 class Stop(Exception):
     pass
 
