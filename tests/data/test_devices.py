@@ -1,6 +1,8 @@
 """Images and texts of devices: folders for device and class, and a table of file, label and device beside the files."""
 
 import csv
+import itertools
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from fleetfit.cli.main import main
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.data import build_data
 from fleetfit.data import Data
+from fleetfit.data.files.detect import detect_format
 from fleetfit.errors import DataError
 
 Image = pytest.importorskip("PIL.Image")
@@ -295,3 +298,19 @@ def test_new_images_are_predicted_with_their_labels(form: str, trained: ff.Run, 
         return
     assert [predictions[Path(name).name]["label"] for name in names] == [row[1] for row in rows]
     assert trained.evaluate(data=path)["static"]["samples"] == 3
+
+
+def test_a_folder_is_listed_once_while_it_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for device, kind in itertools.product("ab", "uvw"):
+        (tmp_path / device / kind).mkdir(parents=True)
+        (tmp_path / device / kind / "1.txt").write_text("a text")
+    listed: list[str] = []
+    scan = os.scandir
+
+    def count(path: Any) -> Any:
+        listed.append(str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", count)
+    assert detect_format(str(tmp_path))["name"] == "text"
+    assert len(listed) == len(set(listed)) == 9

@@ -5,9 +5,7 @@ It only reads names of files, headers of some images and arrays, and the first r
 
 import functools
 import inspect
-import itertools
 import json
-import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,9 @@ from typing import Any
 from fleetfit import files
 from fleetfit.data.files import table
 from fleetfit.data.files.folders import (
+    ListFolder,
     find_tables,
     is_saved_dataset,
-    is_system_name,
     list_folder,
     list_sample_files,
     resolve_folder,
@@ -35,7 +33,6 @@ from fleetfit.data.files.text import FILE_SUFFIXES, TEXT_COLUMNS, text
 from fleetfit.errors import DataError
 
 _LARGE, _SMALL = 64, 32  # sides for resizing images of several sizes, or large ones
-_MAX_ENTRIES = 10_000  # of a folder
 _NATURAL = {"kind": "natural"}
 
 _FILES = {"images": IMAGES, "sounds": SOUNDS, "text": FILE_SUFFIXES}
@@ -78,7 +75,7 @@ def _detect_file(path: Path, keys: Keys) -> Keys:
     if suffix == ".npz":
         return _detect_arrays(path, keys)
     if suffix == ".zip":
-        return {**_detect_class_folders(unpack_zip(path), keys), "folder": str(path)}
+        return {**_detect_class_folders(unpack_zip(path), keys, functools.cache(list_folder)), "folder": str(path)}
     if suffix == ".npy":
         return _detect_array_folder(
             path.parent, keys, f"{path.name} is a single array, but samples and labels are needed"
@@ -96,12 +93,15 @@ def _detect_file(path: Path, keys: Keys) -> Keys:
 def _detect_folder(folder: Path, keys: Keys) -> Keys:
     if is_saved_dataset(folder):
         return _detect_saved_dataset(folder, keys)
-    if listed := _detect_file_table(folder, keys):
+    list_once = functools.cache(list_folder)
+    folders, files = list_once(folder)
+    names = {name.lower() for name in files}
+    inner = list_once(folder / "data")[1] if folder / "data" in folders else ()
+    has_csv = any(name.lower().endswith(table.SUFFIXES[:2]) for name in (*files, *inner))
+    if has_csv and (listed := _detect_file_table(folder, keys)):
         return listed
-    if classes := _detect_class_folders(folder, keys):
+    if classes := _detect_class_folders(folder, keys, list_once):
         return classes
-    entries = itertools.islice(os.scandir(folder), _MAX_ENTRIES)
-    names = {entry.name.lower() for entry in entries if entry.is_file() and not is_system_name(entry.name)}
     if any(name.endswith(".npy") for name in names):
         return _detect_array_folder(folder, keys, f"{folder} lacks an array of samples or one of labels")
     try:
@@ -126,9 +126,8 @@ def _detect_folder(folder: Path, keys: Keys) -> Keys:
     )
 
 
-def _detect_class_folders(folder: Path, keys: Keys) -> Keys:
+def _detect_class_folders(folder: Path, keys: Keys, list_once: ListFolder) -> Keys:
     """Return the keys for class folders, also within folders of devices; {} if there are none."""
-    list_once = functools.cache(list_folder)
     for name, suffixes in _FILES.items():
         if classes := find_class_folders(folder, suffixes, list_once):
             partition = {"partition": _NATURAL} if classes.by_device else {}
