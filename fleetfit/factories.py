@@ -39,15 +39,16 @@ _SECTION = re.compile(r"\[([\w.]+)\](?: (\w+))?")  # such as "[method]" and "[co
 
 
 @functools.lru_cache(maxsize=256)
-def _list_parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+def list_parameters(factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function or class by name."""
     return inspect.signature(factory).parameters
 
 
-def call_factory(
+def bind_keys(
     factory: Callable[..., Any], name: str, section: str, values: Mapping[str, Any], own: Sequence[str] = (),
     hidden: Sequence[str] = (), **context: Any,
-) -> Any:  # fmt: skip
-    """Call a factory with the values of a configuration, checked against its signature.
+) -> dict[str, Any]:  # fmt: skip
+    """Return the arguments for a factory: the values of a configuration, checked against its signature.
 
     Args:
         factory: Its signature is its schema.
@@ -60,9 +61,9 @@ def call_factory(
 
     Raises:
         ConfigError: An unknown key, a missing one, or a value of the wrong type. Its `key` is the section's and the
-            parameter's name, such as "method.beta", also where the factory raises it.
+            parameter's name, such as "method.beta".
     """
-    parameters = _list_parameters(factory)
+    parameters = list_parameters(factory)
     is_open = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     keys = [key for key, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD and key not in context]
     arguments: dict[str, Any] = {}
@@ -86,10 +87,23 @@ def call_factory(
         raise ConfigError(
             f"{section} {name} needs {quoted}: write {lines} under {section}.", key=_join_key(section, missing[0])
         )
+    return arguments
+
+
+def call_factory(
+    factory: Callable[..., Any], name: str, section: str, values: Mapping[str, Any], own: Sequence[str] = (),
+    **context: Any,
+) -> Any:  # fmt: skip
+    """Call a factory with the arguments of `bind_keys`.
+
+    Raises:
+        ConfigError: As `bind_keys`, or the factory's own, whose `key` is completed by the section's.
+    """
+    arguments = bind_keys(factory, name, section, values, own, **context)
     try:
         return factory(**arguments)
     except ConfigError as error:
-        if error.key in parameters:  # as `check_range` names it
+        if error.key in list_parameters(factory):  # as `check_range` names it
             error.key = _join_key(section, str(error.key))
         raise
     except SystemExit as error:  # which would end a run with exit code 0 and without a word
@@ -159,7 +173,7 @@ class Preset:
 
 
 def make_presets(factory: Callable[..., T], table: Mapping[str, Preset]) -> list[Callable[..., T]]:
-    """Return the function of each preset, with the keys, defaults and docstring that are left for it.
+    """Return the function of each preset, with the keys and defaults that are left for it.
 
     Args:
         factory: The general factory. Its module gives each function its preset's name.
@@ -169,27 +183,21 @@ def make_presets(factory: Callable[..., T], table: Mapping[str, Preset]) -> list
 
 
 def _make_preset(factory: Callable[..., T], name: str, preset: Preset) -> Callable[..., T]:
-    general, hints = inspect.signature(factory), typing.get_type_hints(factory)
-    signature = general.replace(
-        parameters=[
-            p.replace(default=preset.defaults.get(key, p.default))
-            for key, p in general.parameters.items()
-            if key not in preset.fixed
-        ]
-    )
+    parameters = [
+        p.replace(default=preset.defaults.get(key, p.default))
+        for key, p in list_parameters(factory).items()
+        if key not in preset.fixed
+    ]
+    signature = inspect.signature(factory).replace(parameters=parameters)
 
+    @functools.wraps(factory)
     def make(*values: Any, **keys: Any) -> T:
         return factory(**{**preset.fixed, **preset.defaults, **signature.bind(*values, **keys).arguments})
 
-    doc = inspect.cleandoc(factory.__doc__ or "").partition("\n")[2]
-    for key in preset.fixed:
-        doc = re.sub(rf"\n +{key}: .*(?:\n {{8}}.*)*", "", doc)
     make.__name__ = make.__qualname__ = name
-    make.__module__, make.__doc__ = factory.__module__, f"{preset.summary}\n{doc}"
-    make.__annotations__ = {key: hint for key, hint in hints.items() if key not in preset.fixed}
+    make.__doc__ = f"{preset.summary}\n\n`fleetfit list` describes the keys that are left open."
     make.__signature__ = signature  # type: ignore[attr-defined]
     make.preset = preset  # type: ignore[attr-defined]
-    setattr(make, _DECLARATIONS, getattr(factory, _DECLARATIONS, ()))
     return make
 
 
@@ -236,7 +244,7 @@ def find_unused_parameters(factory: Callable[..., Any], values: Mapping[str, Any
         values: The values that the user set, by parameter.
     """
     rows: tuple[UnusedParameters, ...] = getattr(factory, _DECLARATIONS, ())
-    defaults = {name: p.default for name, p in inspect.signature(factory).parameters.items()} if rows else {}
+    defaults = {name: p.default for name, p in list_parameters(factory).items()} if rows else {}
     complete = {**defaults, **values}
     return {
         name: row.reason

@@ -92,13 +92,12 @@ def parse_path(text: str | Path, what: str = "a path") -> Path:
 
 
 def parse_input_file(text: str | Path) -> Path:
-    """Parse the path of a file or of an open stream, such as `<(...)` of a shell. The file may be missing.
+    """Parse the path of a file, which may be missing.
 
     Raises:
         ConfigError: The text is not a path, or the path leads to something else.
     """
-    path, kind = _find_kind(text, "a file's path")
-    return path if kind == "a named pipe" and is_open_stream(path) else _require("a file", path, kind)
+    return _require("a file", *_find_kind(text, "a file's path"))
 
 
 def parse_output_file(text: str | Path) -> Path:
@@ -108,8 +107,8 @@ def parse_output_file(text: str | Path) -> Path:
         ConfigError: The text is not a path, or the path leads to a folder, or to a pipe without a reader.
     """
     path, kind = _find_kind(text, "the path of a file to write")
-    if kind == "a device" or (kind == "a named pipe" and is_open_stream(path)):
-        return path
+    if kind == "a device" or (kind == "a named pipe" and str(path).startswith(_OPEN_STREAMS)):
+        return path  # opening a stream that this process has open already does not block
     return _require("a file", path, kind)
 
 
@@ -120,11 +119,6 @@ def parse_folder(text: str | Path) -> Path:
         ConfigError: The text is not a path, or the path leads to something else.
     """
     return _require("a folder", *_find_kind(text, "a folder's path"))
-
-
-def is_open_stream(path: Path) -> bool:
-    """Return whether a path is a stream that this process has already open, so that opening it does not block."""
-    return str(path).startswith(_OPEN_STREAMS)
 
 
 def _require(expected: str, path: Path, kind: str) -> Path:

@@ -69,7 +69,7 @@ KINDS: Mapping[str, Kind] = {
     ))),
     "hooks": Kind(("method.hooks",)),
     "selection": Kind(
-        ("cohort.choose",), _list_modules("selection", "availability diversity loss rl size uniform"),
+        ("cohort.choose",), _list_modules("selection", "availability diversity loss rl size uniform"), example="loss",
         noun="ways of client selection",
     ),
     "attacks": Kind(("attack.kind",), _list_modules("attacks", (

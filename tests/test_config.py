@@ -16,7 +16,7 @@ from fleetfit.config.assemble.fleet import compute_group_sizes
 from fleetfit.config.assemble.levels import format_ranges
 from fleetfit.config.assemble.run import assemble
 from fleetfit.config.dump import find_object_sections
-from fleetfit.config.load import expand_sections, parse_override, resolve_paths
+from fleetfit.config.load import parse_override, resolve_tables
 from fleetfit.config.merge import merge_tables
 from fleetfit.config.parse import find_keys, parse_experiment
 from fleetfit.data import Data
@@ -590,8 +590,8 @@ def test_a_broken_method_fails_while_loading(body: str, tmp_path: Path) -> None:
 
 def test_parsing_opens_no_data(tmp_path: Path) -> None:
     """The data at a path are looked at when defaults are filled in, and not where tables are resolved and validated."""
-    tables = resolve_paths({"data": {"path": "gone.zip"}, "method": "fedavg"}, tmp_path)
-    assert parse_experiment(expand_sections(tables)).data.name == "gone.zip"
+    tables = resolve_tables({"data": {"path": "gone.zip"}, "method": "fedavg"}, tmp_path)
+    assert parse_experiment(tables).data.name == "gone.zip"
     with raises(DataError, "gone.zip"):
         load_experiment(tables)
 

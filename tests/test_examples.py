@@ -22,7 +22,7 @@ from fleetfit.api.comparison import plan_comparison
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
 from fleetfit.config.components import check_keys
-from fleetfit.config.load import resolve_paths
+from fleetfit.config.load import resolve_tables
 from fleetfit.config.toml import read_toml
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
@@ -72,7 +72,7 @@ def stand_in(classes: int, channels: int, side: int, samples: int = 6000) -> ff.
 
 def entries(path: Path) -> list[tuple[str, dict]]:
     """Return label and tables of every row of a run file with every data set."""
-    table = resolve_paths(read_toml(path), path.parent)
+    table = resolve_tables(read_toml(path), path.parent)
     if "compare" not in table:
         return [(path.stem, table)]
     sections = {}

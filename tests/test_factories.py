@@ -36,9 +36,7 @@ def test_a_row_has_the_keys_that_it_leaves_open() -> None:
         call_factory(small, "small", "[model]", {"size": 2})
     with raises(ConfigError, "'deep'", key="model.depth"):
         call_factory(small, "small", "[model]", {"depth": "deep"})
-    doc = inspect.getdoc(small) or ""
-    assert doc.startswith("The small one.\n") and "depth: " in doc and "shape: " in doc
-    assert not any(word in doc for word in ("How large", "directions", "How fast", "Return its"))
+    assert (inspect.getdoc(small) or "").startswith("The small one.\n") and small.__name__ == "small"
 
 
 # ---- values against a signature -------------------------------------------------

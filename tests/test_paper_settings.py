@@ -12,7 +12,7 @@ import pytest
 from fleetfit import names
 from fleetfit.api.comparison import plan_comparison
 from fleetfit.config.assemble.method import build_method_spec
-from fleetfit.config.load import complete_experiment, resolve_paths
+from fleetfit.config.load import complete_experiment, resolve_tables
 from fleetfit.config.toml import read_toml
 from fleetfit.method import build, weigh_by_samples, weigh_equally
 
@@ -64,7 +64,7 @@ def paper_of(path: Path) -> Paper | None:
 
 def experiments(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield every row in every setting, with its label."""
-    table = resolve_paths(read_toml(path), path.parent)
+    table = resolve_tables(read_toml(path), path.parent)
     if "compare" not in table:
         yield path.stem, complete_experiment(table)
         return

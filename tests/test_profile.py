@@ -96,7 +96,7 @@ def test_node_with_budget_file_gets_level(chosen: int, measuring: Any, tmp_path:
 def test_each_level_has_a_budget(method: str, cost: str, measuring: Any) -> None:
     """And no other one, as the planner gives levels: the largest whose every need is within (1 + epsilon) B."""
     tables = {**with_fleet(cost=cost, tolerance=1.0 if method == "depthfl" else 0.4), "method": {"name": method}}
-    levels = plan_levels(load_experiment(tables), FACTS).planned.levels
+    levels = plan_levels(load_experiment(tables), FACTS).levels
     for chosen, level in enumerate(levels):
         measuring([found_of(0.1 * (i + 1)) for i in range(len(levels))])
         result = profile(tables, wishes=parse_wishes(step_s=0.1 * (chosen + 1)), facts=FACTS)
@@ -163,7 +163,7 @@ def test_failed_level_ends_profile(measuring: Any) -> None:
 def test_too_large_level_is_not_tried(measuring: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = measuring([found_of(memory=100)] * 3)
     before = plan_levels(load_experiment(TABLES), FACTS)
-    second = before.cost(before.planned.levels[1], "memory_bytes")
+    second = before.cost(before.levels[1], "memory_bytes")
     monkeypatch.setattr(profiling, "free_memory", lambda *_: int(second))
     result = profile(TABLES, wishes=parse_wishes(memory="1 GB"), facts=FACTS)
     assert len(calls) == 2 and calls[0].most_bytes == int(second)
@@ -207,11 +207,11 @@ def budget_of(result: ProfileResult) -> dict[str, Any]:
 def test_the_budget_is_the_levels_cost(measuring: Any) -> None:
     """A step that takes twice what is predicted leaves half of the memory, and the tolerance goes off it."""
     before = plan_levels(load_experiment(TABLES), FACTS)
-    predicted = before.cost(before.planned.levels[1], "memory_bytes")
+    predicted = before.cost(before.levels[1], "memory_bytes")
     measuring([found_of(0.1, memory=100), found_of(0.2, memory=int(2 * predicted)), found_of(9.0)])
     result = profile(TABLES, wishes=parse_wishes(step_s=0.5, memory="12 MB"), facts=FACTS)
     file = budget_of(result)
-    needs = before.planned.levels[1].needs
+    needs = before.levels[1].needs
     assert needs <= file["budget"]["parameters"] < needs + 1.1e-6
     assert file["budget"]["memory_bytes"] == "5 MB" and file["tolerance"] == 0.2  # 12 / 2 / 1.2
     measuring([found_of(0.1, memory=100), found_of(0.2, memory=0), found_of(9.0)])
@@ -236,7 +236,7 @@ def test_latency_is_a_fraction_of_the_full_models_here(measuring: Any) -> None:
     measuring([found_of(latency_s=0.01), Measurement(failed="cause")])
     result = profile(TABLES, wishes=parse_wishes(latency_s=0.011), facts=FACTS)
     before = plan_levels(load_experiment(TABLES), FACTS)
-    levels = [before.cost(level, "multiply_adds") for level in (before.planned.levels[0], None)]
+    levels = [before.cost(level, "multiply_adds") for level in (before.levels[0], None)]
     assert float(result.affords.budget["latency_s"]) == pytest.approx(levels[0] / levels[1], rel=1e-3)
     assert "level 1" in result.affords.notes[0] and result.affords.notes[0] in result.to_toml()
 

@@ -36,9 +36,9 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from 
 
 def make_request(level: int = 0, model: str = "tiny:tiny", **more: Any) -> ProfileRequest:
     before = plan_levels(load_experiment({**TABLES, "model": {"name": model}}), FACTS)
-    assert before.planned.problem.spec is not None
+    assert before.problem.spec is not None
     local = plain(lr=1e-6, batch_size=16, momentum=0.9)
-    return ProfileRequest(before.planned.problem.spec, before.method, before.planned.levels[level].submodel, level, 4,
+    return ProfileRequest(before.problem.spec, before.method_spec, before.levels[level].submodel, level, 4,
                           local, 16, **more)  # fmt: skip
 
 
@@ -287,11 +287,11 @@ def test_memory_is_close_to_prediction(batch: int, width: float) -> None:
     tables = {"model": {"name": "resnet20"}, "fleet": {"levels": [0.25, 1.0]}, "local": {"batch_size": batch}}
     facts = type(FACTS)("", "classification", (3, 32, 32), 10)
     before = plan_levels(load_experiment(tables), facts)
-    problem, level = before.planned.problem, before.planned.levels[-1 if width == 1 else 0]
+    problem, level = before.problem, before.levels[-1 if width == 1 else 0]
     assert problem.spec is not None
     local = plain(lr=1e-6, batch_size=batch, momentum=0.9)
     measurement = profile_level(
-        ProfileRequest(problem.spec, before.method, level.submodel, 0, 10, local, batch), 1.0, 300.0
+        ProfileRequest(problem.spec, before.method_spec, level.submodel, 0, 10, local, batch), 1.0, 300.0
     )
     predicted = training_memory(problem.architecture, {**problem.layout.full_sizes, **level.submodel.sizes},
                                 level.submodel.exits, (3, 32, 32), batch)  # fmt: skip

@@ -85,11 +85,10 @@ def test_a_mistake_is_said_with_its_place(tmp_path: Path, text: str, expected: E
         (b"[a" + b".a" * 500 + b"]\nb = 1", f"than {DEEPEST}"),
         (b"seed = " + b"9" * 10_000, "64 bits"),
         (b"seed = " + b"9" * 30, "64 bits"),
-        (b"local.max_steps = 0x" + b"f" * 17, "local.max_steps"),
+        (b"local.max_steps = 0x" + b"f" * 17, "max_steps"),
         (b"rounds = 1\n\x00", "valid TOML"),
         (b"\xff\xfer\x00", "UTF-8"),
         (b"name = '\xed\xa0\x80'", "UTF-8"),
-        (b"#" * ((4 << 20) + 1), "4 MB"),
     ],
     ids=lambda v: v if isinstance(v, str) else v[:12].decode("latin-1"),
 )

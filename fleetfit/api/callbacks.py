@@ -16,9 +16,9 @@ from types import SimpleNamespace, TracebackType
 from typing import Any
 
 from fleetfit.callbacks import HOOKS, RunStart
-from fleetfit.config.components import build_component, find_function, make_signature_stub
+from fleetfit.config.components import build_component, find_function
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, format_exception, truncate
-from fleetfit.factories import call_factory
+from fleetfit.factories import bind_keys
 from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import CallbacksRecord
 
@@ -76,8 +76,8 @@ def _make_callback(entry: str | Mapping[str, Any]) -> tuple[str, Any]:
     function, label = find_function("callbacks", name)
     if "report" not in inspect.signature(function).parameters:
         return label, build_component("callbacks", name, "callbacks", keys)
-    keys = call_factory(make_signature_stub(function), label, "callbacks", keys, report=None)
-    return label, functools.partial(function, **{key: keys[key] for key in keys if key != "report"})
+    arguments = bind_keys(function, label, "callbacks", keys, report=None)
+    return label, functools.partial(function, **{key: arguments[key] for key in arguments if key != "report"})
 
 
 def _validate(name: str, callback: Any) -> Any:

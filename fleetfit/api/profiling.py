@@ -28,7 +28,7 @@ import torch
 
 from fleetfit.api.run import check_single_run
 from fleetfit.config import Experiment, load_experiment
-from fleetfit.config.assemble.levels import LevelPlan, plan_levels
+from fleetfit.config.assemble.levels import PlannedProblem, plan_levels
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, escape_controls
 from fleetfit.files import write_text
@@ -46,7 +46,7 @@ from fleetfit.training.profiling import (
     find_energy_meter,
     profile_level,
 )
-from fleetfit.values import DataDescription, Level
+from fleetfit.values import DataDescription, Level, Local
 
 _UNITS = {"memory_bytes": (1e6, "MB"), "size_bytes": (1e6, "MB"), "latency_s": (1.0, "s")}
 _MEMORY_SHARE = 0.5  # of the free memory, without a limit for the memory of a step
@@ -237,7 +237,7 @@ def list_reasons(measurement: Measurement, predicted_bytes: float, wishes: Wishe
     return tuple(reasons)
 
 
-def find_budget(plan: LevelPlan, levels: Sequence[ProfiledLevel], wishes: Wishes) -> DeviceBudget:
+def find_budget(plan: PlannedProblem, levels: Sequence[ProfiledLevel], wishes: Wishes) -> DeviceBudget:
     """Return the budget of the largest level within the limits, as derived in the module's docstring.
 
     Args:
@@ -265,8 +265,8 @@ def find_budget(plan: LevelPlan, levels: Sequence[ProfiledLevel], wishes: Wishes
     )
 
 
-def _derive_budget(plan: LevelPlan, levels: Sequence[ProfiledLevel], index: int, wishes: Wishes) -> DeviceBudget:
-    cost, level, planned = plan.experiment.fleet.cost, levels[index], plan.planned.levels
+def _derive_budget(plan: PlannedProblem, levels: Sequence[ProfiledLevel], index: int, wishes: Wishes) -> DeviceBudget:
+    cost, level, planned = plan.experiment.fleet.cost, levels[index], plan.levels
     needs = planned[index].needs or level.share
     amount: Amount = _round_up(needs)
     if needs > 1:  # above the full model: absolute, with the cost's unit if it has one
@@ -286,7 +286,7 @@ def _derive_budget(plan: LevelPlan, levels: Sequence[ProfiledLevel], index: int,
             notes.append("This platform does not report the memory of a process. The predicted memory is used.")
     if wishes.latency_s is not None and cost != "latency_s":
         timed = {i: one.measurement.latency.median_s for i, one in enumerate(levels) if one.measurement.latency}
-        last, problem = max(timed), plan.planned.problem
+        last, problem = max(timed), plan.problem
         whole = full_cost(problem.architecture, problem.input_shape).multiply_adds
         part = submodel_cost(problem.architecture, planned[last].submodel, problem.input_shape).multiply_adds
         full_s = timed[last] * whole / part
@@ -303,9 +303,9 @@ def _compute_tolerance(tolerance: float, budget: float, larger: Sequence[float])
     return tolerance if nearest > 1.01 * tolerance else math.floor(nearest / 2 * 1e6) / 1e6
 
 
-def _assign_level(plan: LevelPlan, budget: DeviceBudget) -> int:
+def _assign_level(plan: PlannedProblem, budget: DeviceBudget) -> int:
     """Return the level that a planner assigns to the budget, without latencies, which the planner measures itself."""
-    cost, levels = plan.experiment.fleet.cost, plan.planned.levels
+    cost, levels = plan.experiment.fleet.cost, plan.levels
     amounts = {name: amount for name, amount in budget.budget.items() if name != "latency_s" or cost == name}
     fractions = convert_budgets([amounts], cost, lambda name: plan.cost(None, name))
 
@@ -382,7 +382,7 @@ def profile(
     free = free_memory(accelerator)
     if wishes.memory_bytes is None:
         wishes = replace(wishes, memory_bytes=_MEMORY_SHARE * free)
-    spec = plan.planned.problem.spec
+    spec = plan.problem.spec
     if spec is None:
         raise ConfigError(
             "each level is measured in a process that rebuilds the model from an import path. Name the model "
@@ -425,12 +425,13 @@ def _check_machine(machine: Machine, wishes: Wishes) -> tuple[torch.device, Ener
 
 
 def _measure_levels(
-    plan: LevelPlan, spec: Mapping[str, Any], machine: Machine, wishes: Wishes, free: int, end: float, say: Say
+    plan: PlannedProblem, spec: Mapping[str, Any], machine: Machine, wishes: Wishes, free: int, end: float, say: Say
 ) -> list[ProfiledLevel]:
     """Measure level by level. Each gets an equal share of the remaining time."""
-    planned, cost = plan.planned.levels, plan.experiment.fleet.cost
-    local = plan.local.replace(lr=_LR, batch_size=plan.batch_size, max_steps=None, patience=None,
-                    compress=None)  # fmt: skip
+    planned, cost = plan.levels, plan.experiment.fleet.cost
+    batch_size = plan.budgets.conditions.batch_size
+    local = Local.load({**dict(plan.experiment.local), "lr": _LR, "batch_size": batch_size, "max_steps": None,
+                        "patience": None, "compress": None})  # fmt: skip
     host_bytes = None if machine.device.startswith("cuda") else free
     levels: list[ProfiledLevel] = []
     for index, level in enumerate(planned):
@@ -448,7 +449,7 @@ def _measure_levels(
         else:
             say(f"Level {level.name} of {len(planned)}: measuring for {share_s:.0f} s at most.")
             request = ProfileRequest(
-                spec, plan.method, level.submodel, index, plan.facts.classes, local, plan.batch_size, machine.device,
+                spec, plan.method_spec, level.submodel, index, plan.data.classes, local, batch_size, machine.device,
                 machine.threads, host_bytes,
             )  # fmt: skip
             measurement = profile_level(request, share_s, left_s)
@@ -465,17 +466,17 @@ def _measure_levels(
     return levels
 
 
-def _make_heading(plan: LevelPlan, machine: Machine) -> tuple[str, ...]:
+def _make_heading(plan: PlannedProblem, machine: Machine) -> tuple[str, ...]:
     name = f"{platform.node()}, {platform.platform()}, {platform.machine()}"
     if machine.device.startswith("cuda"):
         name += f", {torch.cuda.get_device_name(torch.device(machine.device))}"
     model, method = plan.experiment.model.name, plan.experiment.method.name
-    shape = " x ".join(map(str, plan.planned.problem.input_shape))
+    shape = " x ".join(map(str, plan.problem.input_shape))
     threads = f"{machine.threads} thread{'s' * (machine.threads > 1)}"
     return (
         f"Budget of this device, measured by `fleetfit profile`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
         f"machine: {name}; torch {torch.__version__}; {machine.device}, {threads}",
-        f"run: {model}, {method}, samples of {shape}, batches of {plan.batch_size}; share is of "
+        f"run: {model}, {method}, samples of {shape}, batches of {plan.budgets.conditions.batch_size}; share is of "
         f"{plan.experiment.fleet.cost}",
     )
 

@@ -165,14 +165,14 @@ def import_entry(kind: str, name: str) -> Entry:
         ConfigError: The name is unknown, or its module fails to import.
     """
     factory = names.resolve(kind, name)
-    doc = inspect.getdoc(factory) or ""
+    doc = inspect.getdoc(inspect.unwrap(factory)) or ""  # a preset's keys are described by the general factory
     keys = [
         (key, format_default(parameter.default), find_meaning(doc, key))
         for key, parameter in inspect.signature(factory).parameters.items()
         if key not in _CONTEXT
     ]
     if ":" in name:
-        return Entry(doc.partition("\n")[0], keys)
+        return Entry((inspect.getdoc(factory) or "").partition("\n")[0], keys)
     facts = getattr(names.import_home(kind, name), "FACTS", None)
     facts = facts.get(name) if isinstance(facts, Mapping) else facts
     return Entry(names.describe_entry(kind, name), keys, None if facts is None else vars(facts))

@@ -13,6 +13,7 @@ from fleetfit.planner import Plan
 from fleetfit.rounds import Engine, Settings
 from fleetfit.secure_engine import SecureEngine
 from fleetfit.values import DataDescription, Federation, Simulation
+from fleetfit.values.section import format_key
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,7 @@ class UnusedKey:
 
     def __str__(self) -> str:
         """Return the sentence: `[cohort] late is not used here: deadline_s is not set.`."""
-        section, dot, inner = self.key.partition(".")
-        return f"{f'[{section}] {inner}' if dot else section} is not used here: {self.reason}."
+        return f"{format_key(self.key)} is not used here: {self.reason}."
 
 
 @dataclass(frozen=True, eq=False)

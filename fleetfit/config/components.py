@@ -1,6 +1,5 @@
 """The components that an experiment names: list them, resolve their names, check their keys, and call them."""
 
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from fleetfit import names
 from fleetfit.config.schema import Experiment
 from fleetfit.data import DataInMemory
 from fleetfit.errors import ConfigError, FleetFitError, truncate
-from fleetfit.factories import call_factory
+from fleetfit.factories import bind_keys, call_factory, list_parameters
 from fleetfit.values.section import OpenSection, get_value
 
 
@@ -137,8 +136,7 @@ def check_keys(experiment: Experiment) -> None:
             context = dict(one.name.values) if in_memory else dict.fromkeys(names.KINDS[one.kind].context)
             own = [key for key in one.fields if key not in _HIDDEN] + ["path"] * (one.path == "data")
             hidden = [key for key in one.fields if key in _HIDDEN]
-            stub = make_signature_stub(function)
-            call_factory(stub, label, one.where, one.settings, own=own, hidden=hidden, **context)
+            bind_keys(function, label, one.where, one.settings, own, hidden, **context)
         elif one.settings:
             key = next(iter(one.settings))
             raise ConfigError(
@@ -168,7 +166,7 @@ def _check_metrics(metrics: list[str]) -> None:
 def _check_report(callback: Component) -> None:
     """Refuse a function that is neither called with a report nor makes a callback from its keys."""
     function, label = find_function("callbacks", callback.name)
-    first = next(iter(inspect.signature(function).parameters.values()), None)
+    first = next(iter(list_parameters(function).values()), None)
     if (
         inspect.isfunction(function)
         and first is not None
@@ -181,13 +179,3 @@ def _check_report(callback: Component) -> None:
             "other function makes a callback from its keys.",
             key=f"{callback.path}.{first.name}",
         )
-
-
-def make_signature_stub(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function with the same signature that returns its arguments."""
-
-    @functools.wraps(function)
-    def stub(**values: Any) -> dict[str, Any]:
-        return values
-
-    return stub

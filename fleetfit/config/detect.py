@@ -1,7 +1,5 @@
 """Find the data of a short run file: the data set at a path or in memory, and a model and an optimiser for the data."""
 
-import contextlib
-import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,10 +9,13 @@ from torch import nn
 
 from fleetfit import names
 from fleetfit.config.merge import Table
-from fleetfit.config.toml import path_exists, resolve_path
+from fleetfit.config.schema import DataSection
+from fleetfit.config.toml import path_exists
 from fleetfit.data import Data, DataInMemory
 from fleetfit.data.transform import Transform
 from fleetfit.errors import ConfigError, DataError, truncate
+from fleetfit.factories import list_parameters
+from fleetfit.values.section import format_key
 
 OWN_FILES = ("arrays", "images", "plain_text", "sounds", "table", "text")
 """Data sets that read the user's own files, of any size."""
@@ -25,96 +26,115 @@ _SMALL_BERT = {"name": "bert", "hidden": 128, "layers": 4, "attention_heads": 4,
 # ---- the data at a path ----------------------------------------------------------------------------------------------
 
 
-def resolve_data(section: Mapping[str, Any], folder: Path, where: str = "[data]") -> Table:
-    """Return the keys of `[data]` with an absolute path. Without a name, the path is the name.
+def complete_data(section: Mapping[str, Any], model: Mapping[str, Any]) -> tuple[Table, Table]:
+    """Return the keys of `[data]` with those that follow from the data, and keys of `[model]` if it has no name.
 
-    A name that looks like a path, and is not the name of a data set, is a path. Nothing is opened.
-
-    Args:
-        section: The section.
-        folder: Base folder of relative paths.
-        where: The section, for messages.
-
-    Raises:
-        ConfigError: The path is not a string.
-    """
-    table = dict(section)
-    name, path = table.get("name"), table.get("path")
-    if path is None and isinstance(name, str) and _is_path(name, folder):
-        name, path = None, table.pop("name")
-    if path is None or (name is not None and (not isinstance(name, str) or ":" in name)):
-        return table  # a plug-in's own key
-    key = {"[data]": "data.path", "[data] server": "data.server.path"}.get(where)
-    if not isinstance(path, str | Path) or not str(path):
-        raise ConfigError(f"{where} path: should be a path in quotes, got {truncate(repr(path))}.", key=key)
-    absolute = resolve_path(str(path), folder, f"{where} path", key)
-    location = str(absolute) if path_exists(absolute) else str(path)  # the data set may look in FLEETFIT_DATA
-    if name is not None or ":" in location:
-        return {**table, "path": location}
-    table.pop("path", None)
-    return {"name": location if _is_path(location, folder) else f"./{location}", **table}
-
-
-def detect_data(section: Mapping[str, Any], where: str = "[data]") -> Table:
-    """Return the keys of `[data]` with a data set's name and keys in place of a path. The data are opened.
+    The data are opened. Without keys of `[model]`, the default model fits, or the data are unknown.
 
     Args:
-        section: The section, as `resolve_data` returns it.
-        where: The section, for messages.
+        section: `[data]`, with a path as its name (`fleetfit.config.load`).
+        model: `[model]`.
 
     Raises:
         ConfigError: The named data set reads no files.
         DataError: The path is missing, or its format is unknown.
     """
-    table = resolve_data(section, Path.cwd(), where)
-    transform = _load_transform(table, where)
+    data = detect_data(section)
+    if isinstance(data.get("server"), Mapping):
+        server = detect_data(data["server"], "data.server")
+        data["server"] = {k: v for k, v in server.items() if k != "partition" or k in data["server"]}
+    name, net, is_open = data.get("name"), model.get("name"), "name" not in model
+    shape = _find_sample_shape(data) if is_open or isinstance(net, nn.Module) else None
+    if shape is not None and "channels_last" not in data:
+        data |= _choose_layout(net, shape)
+    if isinstance(name, DataInMemory):
+        name = name.load({key: value for key, value in data.items() if key not in DataSection.model_fields})
+        if name.task == "multi_label":  # no classes to divide by
+            data["partition"] = {"kind": "iid", **data.get("partition", {})}
+    if not is_open:
+        return data, {}
+    if isinstance(name, Data):
+        return data, _choose_model_by_shape(name.sample_shape, name.task, name.vocabulary)
+    return data, _choose_model(data, shape)
+
+
+def detect_data(section: Mapping[str, Any], key: str = "data") -> Table:
+    """Return the keys of a data set, with its name and keys in place of a path. The data are opened.
+
+    Args:
+        section: The section, with a path as its name (`fleetfit.config.load`).
+        key: Dotted key of the section.
+
+    Raises:
+        ConfigError: The named data set reads no files.
+        DataError: The path is missing, or its format is unknown.
+    """
+    table = dict(section)
+    transform = _load_transform(table) if key == "data" else None
     hints = table if transform is None else {**transform.settings, **table}
-    detected = _detect_path(table, hints, where)
-    keys = {key: value for key, value in table.items() if key not in ("name", "path")} if detected else table
+    detected = _detect_path(table, hints, key)
+    keys = {k: v for k, v in table.items() if k not in ("name", "path")} if detected else table
     partition = table.get("partition")
     if isinstance(partition, Mapping):  # the section's kind wins over the detected one
         keys["partition"] = {**detected.get("partition", {}), **partition}
     kind = {**detected, **keys}.get("name")
     if transform is None or not isinstance(kind, str):
         return {**detected, **keys}
-    return {**detected, **transform.select_keys(names.match_name("data", kind), keys)}
+    return {**detected, **transform.select_keys(kind, keys)}
 
 
-def _load_transform(table: Table, where: str) -> Transform | None:
+def _load_transform(table: Table) -> Transform | None:
     place = table.get("transform")
-    if place is None or where != "[data]":
+    if place is None:
         return None
     if not isinstance(place, str | Path):
         raise ConfigError(f"[data] transform: should be a folder, got {truncate(repr(place))}.", key="data.transform")
     return Transform.load(place)
 
 
-def _detect_path(table: Table, hints: Mapping[str, Any], where: str) -> Table:
+def _detect_path(table: Table, hints: Mapping[str, Any], key: str) -> Table:
     """Return the name and keys of the data at a section's path; {} without a path."""
     name, path = table.get("name"), table.get("path")
-    if name is None and path is not None:
-        name, path = path, None
-    elif not isinstance(name, str) or ":" in name or (path is None and not _is_path(name, Path.cwd())):
-        return {}
-    if path is not None:
-        parameters = inspect.signature(names.resolve("data", name)).parameters
-        location_key = next((key for key in ("folder", "file") if key in parameters), None)
+    if isinstance(name, str) and ":" not in name and path is not None:
+        parameters = list_parameters(names.resolve("data", name, f"{key}.name"))
+        location_key = next((one for one in ("folder", "file") if one in parameters), None)
         if location_key is None:
-            key = {"[data]": "data.path", "[data] server": "data.server.path"}.get(where)
-            raise ConfigError(f"{where} path: {name} reads no files. Leave out path or name.", key=key)
+            raise ConfigError(
+                f"{format_key(key)} path: {name} reads no files. Leave out path or name.", key=f"{key}.path"
+            )
         return {"name": name, location_key: path}
+    if name is None and path is not None:
+        name = path
+    elif not isinstance(name, str) or not is_path(name):
+        return {}
     from fleetfit.data.files.detect import detect_format
 
-    keys = {key: value for key, value in hints.items() if key not in ("name", "path", "transform")}
-    return dict(detect_format(name, keys))
+    return dict(detect_format(name, {k: v for k, v in hints.items() if k not in ("name", "path", "transform")}))
 
 
-def _is_path(name: str, folder: Path) -> bool:
-    if ":" in name or names.match_name("data", name) in names.list_names("data"):
+def is_path(name: str, folder: Path | None = None) -> bool:
+    """Return whether a name looks like a path or, in a folder, is one there and not the name of a data set."""
+    if ":" in name:
         return False
     if any(mark in name for mark in ("/", "\\", "~")) or Path(name).suffix:
         return True
-    return path_exists(folder / name)
+    is_set = names.match_name("data", name) in names.KINDS["data"].modules
+    return folder is not None and not is_set and path_exists(folder / name)
+
+
+def _find_sample_shape(data: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Return the shape of a sample of arrays, in memory or in files; None if it is unknown."""
+    name, file, x = data.get("name"), data.get("file"), data.get("x", "x")
+    if isinstance(name, DataInMemory):
+        return tuple(getattr(name.values.get("x"), "shape", ()))[1:]
+    if name != "arrays" or not isinstance(file, str) or not isinstance(x, str):
+        return None
+    from fleetfit.data.files.arrays import find_sample_shape
+
+    try:
+        return find_sample_shape(file, x, data.get("channels_last"))
+    except (DataError, ConfigError, OSError):  # loading the data raises the error
+        return None
 
 
 def wrap_in_memory_data(section: Any, begun_with: Sequence[int] = ()) -> Any:
@@ -137,23 +157,6 @@ def wrap_in_memory_data(section: Any, begun_with: Sequence[int] = ()) -> Any:
         return section
     keys = {key: value for key, value in section.items() if key != "name"} if is_named else {}
     return {**memory.name_columns(keys), "name": memory.wrap(begun_with)}
-
-
-def choose_partition(data: Mapping[str, Any]) -> Table:
-    """Return the keys of `[data]`, with a partition for data in memory of several labels: no classes to divide by.
-
-    Args:
-        data: The keys of `[data]`.
-    """
-    if not isinstance(data.get("name"), DataInMemory) or load_in_memory(data).task != "multi_label":
-        return dict(data)
-    return {**data, "partition": {"kind": "iid", **data.get("partition", {})}}
-
-
-def load_in_memory(data: Mapping[str, Any]) -> Data:
-    """Return the data set of the keys of `[data]`, whose name is data in memory."""
-    loaded: Data = data["name"].load({k: v for k, v in data.items() if k not in ("name", "partition", "server")})
-    return loaded
 
 
 def sets_client_count(name: Any) -> bool:
@@ -181,28 +184,12 @@ def describe_data(data: Data, kind: Any = "images", is_resized: bool = False) ->
     return f"{data.name}: {content}; {held_out or 'none'} held out."
 
 
-# ---- the series that a model expects ---------------------------------------------------------------------------------
+# ---- the layout, the model and the optimiser that fit ----------------------------------------------------------------
 
 
-def choose_layout(data: Mapping[str, Any], model: Mapping[str, Any]) -> Table:
-    """Return `channels_last` of series where a module's convolution or recurrent layer has their number of channels.
-
-    Args:
-        data: The keys of `[data]`.
-        model: The keys of `[model]`.
-    """
-    net, name = model.get("name"), data.get("name")
-    shape: tuple[int, ...] = ()
-    if not isinstance(net, nn.Module) or "channels_last" in data:
-        return {}
-    if isinstance(name, DataInMemory):
-        shape = tuple(getattr(name.values.get("x"), "shape", ()))[1:]
-    elif name == "arrays" and isinstance(data.get("file"), str):
-        from fleetfit.data.files.arrays import find_sample_shape
-
-        with contextlib.suppress(DataError, ConfigError, OSError):  # loading the data raises the error
-            shape = find_sample_shape(str(data["file"]), data.get("x", "x"))
-    if len(shape) != 2:
+def _choose_layout(net: Any, shape: tuple[int, ...]) -> Table:
+    """Return `channels_last` of series where a module's convolution or recurrent layer has their number of channels."""
+    if not isinstance(net, nn.Module) or len(shape) != 2:
         return {}
     for part in net.modules():
         is_recurrent = isinstance(part, nn.RNNBase | nn.RNNCellBase)
@@ -212,24 +199,11 @@ def choose_layout(data: Mapping[str, Any], model: Mapping[str, Any]) -> Table:
     return {}
 
 
-# ---- the model that fits ---------------------------------------------------------------------------------------------
-
-
 _TRANSFORMERS = ("bert", "vit", "deit", "vim")
 
 
-def choose_model(data: Mapping[str, Any]) -> Table:
-    """Return the keys of `[model]` that fit the data; empty if the default model fits or the data are unknown.
-
-    Args:
-        data: The keys of `[data]`.
-    """
+def _choose_model(data: Mapping[str, Any], shape: tuple[int, ...] | None) -> Table:
     name = data.get("name")
-    if isinstance(name, DataInMemory):
-        name = load_in_memory(data)
-    if isinstance(name, Data):
-        return _choose_by_shape(name.sample_shape, name.task, name.vocabulary)
-    name = names.match_name("data", name) if isinstance(name, str) else ""
     if name == "table":
         return {"name": "mlp"}
     if name in ("plain_text", "shakespeare"):
@@ -240,18 +214,13 @@ def choose_model(data: Mapping[str, Any]) -> Table:
         side = data.get("resize") or data.get("size") or 0
         return {"name": "resnet20"} if isinstance(side, int) and side >= _LARGE_SIDE else {}
     if name == "sounds":
-        return {"name": "resnet20"} if data.get("mels", 64) >= _LARGE_SIDE else {}
-    if name == "arrays" and isinstance(data.get("file"), str):
-        from fleetfit.data.files.arrays import find_sample_shape
-
-        try:
-            shape = find_sample_shape(str(data["file"]), data.get("x", "x"), data.get("channels_last"))
-        except (DataError, ConfigError, OSError):  # loading the data raises the error
-            return {}
-        side = data.get("resize")
-        shape = (*shape[:-2], side, side) if isinstance(side, int) and len(shape) == 3 else shape
-        return _choose_by_shape(shape, str(data.get("task", "classification")), int(data.get("vocabulary") or 0))
-    return {}
+        mels = data.get("mels", 64)
+        return {"name": "resnet20"} if isinstance(mels, int) and mels >= _LARGE_SIDE else {}
+    if shape is None:
+        return {}
+    side, vocabulary = data.get("resize"), data.get("vocabulary")
+    shape = (*shape[:-2], side, side) if isinstance(side, int) and len(shape) == 3 else shape
+    return _choose_model_by_shape(shape, data.get("task"), vocabulary if isinstance(vocabulary, int) else 0)
 
 
 def choose_training(model: Mapping[str, Any]) -> Table:
@@ -262,14 +231,13 @@ def choose_training(model: Mapping[str, Any]) -> Table:
     Args:
         model: The keys of `[model]`.
     """
-    name = model.get("name")
-    name = names.match_name("models", name) if isinstance(name, str) else ""
+    name = str(model.get("name", ""))
     if name.endswith("_lstm"):
         return {"optimiser": "adamw", "lr": 0.01}
     return {"optimiser": "adamw"} if name.partition("_")[0] in _TRANSFORMERS else {}
 
 
-def _choose_by_shape(shape: tuple[int, ...], task: str, vocabulary: int) -> Table:
+def _choose_model_by_shape(shape: tuple[int, ...], task: Any, vocabulary: int) -> Table:
     if vocabulary:
         return dict(_DEEP_LSTM if task == "next_token" else _SMALL_BERT)
     if len(shape) != 3 or min(shape[1:]) < 8:

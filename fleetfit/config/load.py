@@ -1,106 +1,64 @@
 """Load an `Experiment` from a run file, overrides and keyword arguments, in one pass.
 
-The steps: read the run file, resolve its paths, merge overrides and keywords (`fleetfit.config.merge`), fill in the
-defaults that depend on data, model and method, and validate the tables (`fleetfit.config.parse`). Only filling in
-opens data (`fleetfit.config.detect`). Overrides and keywords are merged with each other first, so their order does not
-matter. Nodes' configurations and groups of a run file may name budget files, which `fleetfit profile` writes.
+The steps: read the run file, resolve its names and paths, merge overrides and keywords (`fleetfit.config.merge`), fill
+in the defaults that depend on data, model and method, and validate the tables (`fleetfit.config.parse`). Only filling
+in opens data (`fleetfit.config.detect`). Overrides and keywords are merged with each other first, so their order does
+not matter. Nodes' configurations and groups of a run file may name budget files, which `fleetfit profile` writes.
 """
 
-import functools
-import inspect
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pydantic
 
-from fleetfit import files, names
+from fleetfit import names
 from fleetfit.config.assemble.method import build_method_spec
 from fleetfit.config.components import list_components
-from fleetfit.config.detect import (
-    choose_layout,
-    choose_model,
-    choose_partition,
-    choose_training,
-    detect_data,
-    resolve_data,
-    sets_client_count,
-    wrap_in_memory_data,
-)
+from fleetfit.config.detect import choose_training, complete_data, is_path, sets_client_count, wrap_in_memory_data
 from fleetfit.config.dump import make_plain
 from fleetfit.config.merge import CHOOSERS, Table, deep_merge, find_value, list_keys, merge_tables
 from fleetfit.config.parse import check_callbacks, parse_experiment, parse_section
-from fleetfit.config.schema import CLIENTS, FRACTION, Experiment
+from fleetfit.config.schema import CLIENTS, FRACTION, Experiment, Request
 from fleetfit.config.toml import (
-    DEEPEST,
-    check_paths,
     check_values,
-    find_base_folder,
     parse_toml,
     path_exists,
     read_toml,
     resolve_path,
 )
 from fleetfit.errors import COMMAND, ConfigError, truncate
+from fleetfit.factories import list_parameters
 from fleetfit.method import build, find_replaced_parameters
 from fleetfit.profiles import PROFILES
 from fleetfit.values.local import OPTIMISERS
-from fleetfit.values.section import NotNegative, Positive, Section, Unit, dump_section, replace_key
-
-# ---- a budget file -------------------------------------------------------------------------------------------------
-
-
-class BudgetFile(Section):
-    """The keys of a budget file.
-
-    Attributes:
-        budget: Budget of the device, as in `[fleet] groups`.
-        tolerance: Fraction by which a model may exceed it. A tolerance of the group or node that names the file wins.
-    """
-
-    budget: Positive | Unit | dict[str, Positive | Unit]
-    tolerance: NotNegative | None = None
-
-
-def is_budget_file(budget: Any) -> bool:
-    """Return whether a budget is the name of a file."""
-    return isinstance(budget, str) and budget.endswith(".toml")
-
-
-def read_budget_file(path: Path) -> dict[str, Any]:
-    """Return `budget` of a budget file, and `tolerance` if the file has one.
-
-    Raises:
-        ConfigError: The file cannot be read, or has other keys.
-    """
-    try:
-        section = parse_section(BudgetFile, read_toml(path))
-    except ConfigError as error:
-        raise ConfigError(f"budget file {path}: {error}", key=error.key, path=path) from None
-    return {"budget": section.budget} | ({} if section.tolerance is None else {"tolerance": section.tolerance})
-
+from fleetfit.values.section import NotNegative, Positive, Section, Unit, dump_section, format_key, replace_key
 
 # ---- a run file ----------------------------------------------------------------------------------------------------
 
 
 def read_run_file(path: str | Path) -> Table:
-    """Return the tables of a run file.
+    """Return the resolved tables of a run file.
 
     Raises:
         ConfigError: The file cannot be read or is not a run file. For a folder, and for a file of data, the message has
             the command that takes it.
     """
-    path = files.parse_path(path)
-    if path_exists(path) and path.is_dir():
-        raise ConfigError(f"{path} is a folder, not a run file. {_suggest_command(path)}", path=path)
     try:
-        return read_toml(path)
+        table = read_toml(path)
     except ConfigError as error:
-        if error.key or path.suffix == ".toml" or not path_exists(path):
+        path = Path(error.path or path)
+        if not path_exists(path):
+            raise
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder, not a run file. {_suggest_command(path)}", path=path) from None
+        if error.key or path.suffix == ".toml":
             raise
         raise ConfigError(f"{error} For data, use the key data.path: --set data.path={path}", path=path) from None
+    return resolve_tables(table, resolve_path(path, Path.cwd()).parent)
 
 
 def _suggest_command(folder: Path) -> str:
@@ -135,18 +93,21 @@ def load_experiment(
         ConfigError: A file, an override or a keyword is wrong.
         DataError: The data at a path are missing, or of an unknown format.
     """
-    working_folder = Path.cwd()
     check_values(keywords)
-    change = deep_merge(parse_overrides(overrides), resolve_paths(expand_sections(keywords), working_folder))
-    if isinstance(source, Experiment):
-        return source if source._request and not change else replace_keys(source, change)
+    change = deep_merge(parse_overrides(overrides), resolve_tables(keywords, Path.cwd()))
+    table: Mapping[str, Any]
     if isinstance(source, str | Path):
-        table, folder = read_run_file(source), find_base_folder(source)
+        table = read_run_file(source)
         table = table if table.get("name") else {**table, "name": Path(source).stem}
+    elif isinstance(source, Experiment) and source._request:
+        if not change:
+            return source
+        table = source.request.tables
     else:
-        table, folder = dict(source or {}), working_folder
+        table = source.request.tables if isinstance(source, Experiment) else source or {}
         check_values(table)
-    return _merge(resolve_paths(expand_sections(table), folder), change)
+        table = resolve_tables(table, Path.cwd())
+    return _merge(table, change)
 
 
 def replace_keys(experiment: Experiment, change: Mapping[str, Any]) -> Experiment:
@@ -154,7 +115,7 @@ def replace_keys(experiment: Experiment, change: Mapping[str, Any]) -> Experimen
 
     Args:
         experiment: The experiment.
-        change: Tables with absolute paths (`resolve_paths`). They win.
+        change: Resolved tables (`resolve_tables`). They win.
 
     Raises:
         FleetFitError: As `load_experiment`.
@@ -164,16 +125,19 @@ def replace_keys(experiment: Experiment, change: Mapping[str, Any]) -> Experimen
 
 def _merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> Experiment:
     dropped: list[str] = []
-    experiment = complete_experiment(merge_tables(base, change, dropped=dropped))
-    experiment._request = experiment.request._replace(overrides=tuple(list_keys(change)), dropped=tuple(dropped))
-    return experiment
+    tables = merge_tables(base, change, dropped=dropped)
+    return complete_experiment(tables, tuple(list_keys(change)), tuple(dropped))
 
 
-def complete_experiment(tables: Mapping[str, Any]) -> Experiment:
+def complete_experiment(
+    tables: Mapping[str, Any], overrides: tuple[str, ...] = (), dropped: tuple[str, ...] = ()
+) -> Experiment:
     """Return the experiment of what a user wrote: complete its tables and validate them, once.
 
     Args:
-        tables: Tables with absolute paths (`resolve_paths`).
+        tables: Resolved tables (`resolve_tables`).
+        overrides: The dotted keys of `--set` and keywords.
+        dropped: The file's keys that belonged to a name which an override replaced.
 
     Raises:
         FleetFitError: As `load_experiment`.
@@ -187,7 +151,7 @@ def complete_experiment(tables: Mapping[str, Any]) -> Experiment:
         raise ConfigError(
             f"a default that the method declares does not fit: {error}", key=error.key, path=error.path
         ) from None
-    experiment._request = experiment.request._replace(tables=tables, model=model)
+    experiment._request = Request(tables, overrides, dropped, model, experiment.request.decided)
     return fill_in_parameters(experiment)
 
 
@@ -201,7 +165,7 @@ def restore_experiment(tables: Mapping[str, Any], **sections: Any) -> Experiment
     Raises:
         ConfigError: A key is unknown, or a value has a wrong type or is out of range.
     """
-    change = resolve_paths(expand_sections(sections), Path.cwd())
+    change = resolve_tables(sections, Path.cwd())
     for section, value in change.items():
         name = value.get("name") if isinstance(value, Mapping) else None
         if name is not None and find_value(tables, f"{section}.name") == (make_plain(name),):
@@ -228,7 +192,7 @@ def parse_overrides(overrides: Sequence[str]) -> Table:
     """
     change: Table = {}
     for text in overrides:
-        change = deep_merge(change, resolve_paths(expand_sections(parse_override(text)), Path.cwd()))
+        change = deep_merge(change, resolve_tables(parse_override(text), Path.cwd()))
     return change
 
 
@@ -242,12 +206,11 @@ def parse_override(text: str) -> Table:
     path = _parse_key(key) if equals else ()
     if not path:
         raise ConfigError(f'an override must be key=value, such as local.lr=0.03; got "{truncate(text)}".')
-    value = _parse_value(content.strip())
-    check_values({".".join(path): value}, "an override")
+    table: Any = _parse_value(content.strip())
     for part in reversed(path):
-        value = {part: value}
-    check_paths(value, "an override")
-    return dict(value)
+        table = {part: table}
+    check_values(table, "an override")
+    return dict(table)
 
 
 def _parse_key(key: str) -> tuple[str, ...]:
@@ -258,7 +221,7 @@ def _parse_key(key: str) -> tuple[str, ...]:
         return ()
     parts: list[str] = []
     while isinstance(value, dict):
-        if len(value) != 1 or len(parts) == DEEPEST:
+        if len(value) != 1:
             return ()
         ((part, value),) = value.items()
         parts.append(part)
@@ -292,17 +255,11 @@ def fill_in_defaults(tables: Mapping[str, Any]) -> tuple[Table, str]:
     """
     tables, chosen = dict(tables), ""
     data, model, local = tables.get("data"), tables.get("model", {}), tables.get("local", {})
-    if isinstance(data, Mapping):
-        data = detect_data(data)
-        if isinstance(data.get("server"), Mapping):
-            server = detect_data(data["server"], "[data] server")
-            data["server"] = {k: v for k, v in server.items() if k != "partition" or k in data["server"]}
-        if isinstance(model, Mapping):
-            data = choose_partition({**data, **choose_layout(data, model)})
-            if "name" not in model and (default := choose_model(data)):
-                tables["model"], chosen = {**default, **model}, default["name"]
-        tables["data"] = data
-    model = tables.get("model", {})
+    if isinstance(data, Mapping) and isinstance(model, Mapping):
+        tables["data"], default = complete_data(data, model)
+        if default:
+            model, chosen = {**default, **model}, default["name"]
+            tables["model"] = model
     if isinstance(model, Mapping) and isinstance(local, Mapping) and not local.keys() & _SHOW_OPTIMISER:
         tables["local"] = {**choose_training(model), **local}
     return _fill_in_method_defaults(tables), chosen
@@ -321,9 +278,7 @@ def _fill_in_method_defaults(tables: Table) -> Table:
         defaults = {key: value for key, value in defaults.items() if key not in ("cohort.fraction", "cohort.count")}
     base: Table = {}
     for key, value in defaults.items():
-        for part in reversed(key.split(".")):
-            value = {part: value}
-        base = deep_merge(base, value)
+        base = deep_merge(base, replace_key({}, key, value))
     return merge_tables(base, tables) if base else tables
 
 
@@ -342,13 +297,10 @@ def fill_in_parameters(experiment: Experiment) -> Experiment:
         if one.kind in _WITHOUT_DEFAULTS or not isinstance(one.name, str):
             continue
         skip = {*names.KINDS[one.kind].context, *one.settings, *(replaced if one.kind == "methods" else ())}
-        defaults = {
-            key: list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
-            for key, parameter in inspect.signature(names.resolve(one.kind, one.name, one.key)).parameters.items()
-            if key not in skip and _has_value(parameter.default)
-        }
-        for key, value in defaults.items():
-            experiment = replace_key(experiment, f"{one.path}.{key}", value)
+        for key, parameter in list_parameters(names.resolve(one.kind, one.name, one.key)).items():
+            if key not in skip and _has_value(value := parameter.default):
+                value = list(value) if isinstance(value, tuple) else value
+                experiment = replace_key(experiment, f"{one.path}.{key}", value)
     partition, is_sized = experiment.data.partition, sets_client_count(experiment.data.name)
     is_open = experiment.cohort.count is None and experiment.cohort.fraction is None
     if is_open and (partition.clients is not None or not is_sized):
@@ -367,17 +319,20 @@ def _has_value(default: Any) -> bool:
     return default not in ("", ()) and all(isinstance(value, bool | int | float | str) for value in values)
 
 
-# ---- paths and names in a run file ---------------------------------------------------------------------------------
+# ---- short forms, names and paths ----------------------------------------------------------------------------------
 
-_DATA_FILES = ("folder", "file", "tokenizer", "transform")
-"""Keys of a data set that name files."""
+_FILES = (
+    *(f"{data}.{key}" for data in ("data", "data.server") for key in ("folder", "file", "tokenizer", "transform")),
+    "model.checkpoint", "fleet.availability.trace", "fleet.levels", "start",
+)  # fmt: skip
+"""Keys that name files."""
 
 
-def resolve_paths(table: Mapping[str, Any], folder: Path) -> Table:
-    """Return the tables with absolute paths and the exact names of built-ins. Nothing but budget files is opened.
+def resolve_tables(table: Mapping[str, Any], folder: Path) -> Table:
+    """Return tables with a section for each name or object, exact names of built-ins, and absolute paths.
 
-    Values of budget files replace the files' names, so that a run can be repeated without the files. Values are not
-    validated yet, so each section may be of any type.
+    Values of budget files replace the files' names, so that a run can be repeated without the files. Nothing else is
+    opened, and nothing is validated: each section may be of any type.
 
     Args:
         table: Tables as in a run file.
@@ -386,27 +341,19 @@ def resolve_paths(table: Mapping[str, Any], folder: Path) -> Table:
     Raises:
         ConfigError: A path is malformed, or a budget file cannot be read.
     """
-    result: Table = _copy(table)
-    data = _get_table(result, "data")
-    if isinstance(data.get("server"), dict):
-        data["server"] = resolve_data(data["server"], folder, "[data] server")
-    if data:
-        result["data"] = resolve_data(data, folder)
+    if "data" in table:
+        table = {**table, "data": wrap_in_memory_data(table["data"])}
+    result: Table = _copy({key: _expand_section(key, value) for key, value in table.items()})
+    for key in ("data.server", "data"):
+        _change(result, key, partial(_resolve_data, folder=folder, key=key))
     for kind, row in names.KINDS.items():
         for key in row.keys:
-            *path, last = key.split(".")
-            section = functools.reduce(_get_table, path, result)
-            if last in section:
-                section[last] = _resolve_names(kind, section[last], folder)
-    _resolve_files(result, folder)
-    fleet, compare = _get_table(result, "fleet"), _get_table(result, "compare")
-    if isinstance(fleet.get("groups"), list):
-        fleet["groups"] = [
-            _resolve_group(group, folder, f"fleet.groups.{i}.budget") for i, group in enumerate(fleet["groups"])
-        ]
-    for part in ("row", "setting"):
-        if isinstance(compare.get(part), list):
-            compare[part] = [resolve_paths(one, folder) if isinstance(one, dict) else one for one in compare[part]]
+            _change(result, key, partial(_resolve_names, kind, folder=folder))
+    for key in _FILES:
+        _change(result, key, partial(_resolve_file, folder=folder, key=key))
+    _change(result, "fleet.groups", partial(_resolve_groups, folder=folder))
+    for key in ("compare.row", "compare.setting"):
+        _change(result, key, partial(_resolve_rows, folder=folder))
     return result
 
 
@@ -416,10 +363,67 @@ def _copy(value: Any) -> Any:
     return [_copy(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-def _get_table(table: Table, key: str) -> Table:
-    """Return the table at a key; a new empty one if the value is not a table."""
-    inner = table.get(key)
-    return inner if isinstance(inner, dict) else {}
+def _change(table: Table, key: str, resolve: Callable[[Any], Any]) -> None:
+    """Resolve the value at a dotted key, if there is one."""
+    *path, last = key.split(".")
+    for part in path:
+        inner = table.get(part)
+        table = inner if isinstance(inner, dict) else {}
+    if last in table:
+        table[last] = resolve(table[last])
+
+
+def _resolve_rows(rows: Any, folder: Path) -> Any:
+    """Return the rows or settings of a comparison, each of which has tables as in a run file."""
+    if not isinstance(rows, list):
+        return rows
+    return [resolve_tables(row, folder) if isinstance(row, dict) else row for row in rows]
+
+
+def _expand_section(key: str, value: Any) -> Any:
+    """Return the table of a section that is a name, an object, a table or a pydantic section. Paths become text."""
+    if isinstance(value, Path):
+        value = str(value)
+    if isinstance(value, pydantic.BaseModel):
+        return dump_section(value, only_set=True)
+    if isinstance(value, Mapping):
+        if isinstance(value.get("name"), str) or "name" not in value:
+            return value
+        return {**value, "name": _find_import_name(value["name"])}
+    return {"name": _find_import_name(value)} if CHOOSERS.get(key) == "name" else value
+
+
+def _find_import_name(value: Any) -> Any:
+    """Return `module:function` for a function or class that can be imported by name, else the value."""
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+    if not callable(value) or module in (None, "__main__") or not name.isidentifier():
+        return value
+    return f"{module}:{name}" if getattr(sys.modules.get(str(module)), name, None) is value else value
+
+
+def _resolve_data(section: Any, folder: Path, key: str) -> Any:
+    """Return the keys of a data set with an absolute path. Without a name, the path is the name.
+
+    A name that looks like a path, and is not the name of a data set, is a path.
+    """
+    if not isinstance(section, dict):
+        return section
+    name, path = section.get("name"), section.get("path")
+    if path is None and isinstance(name, str) and is_path(name, folder):
+        name, path = None, name
+    if path is None or (name is not None and (not isinstance(name, str) or ":" in name)):
+        return section  # a plug-in's own key
+    key = f"{key}.path"
+    if not isinstance(path, str | Path) or not str(path):
+        raise ConfigError(f"{format_key(key)}: should be a path in quotes, got {truncate(repr(path))}.", key=key)
+    absolute = resolve_path(str(path), folder, key)
+    location = str(absolute) if path_exists(absolute) else str(path)  # the data set may look in FLEETFIT_DATA
+    if name is not None:
+        return {**section, "path": location}
+    others = {key: value for key, value in section.items() if key not in ("name", "path")}
+    if ":" in location:  # of Windows
+        return {"path": location, **others}
+    return {"name": location if is_path(location) else f"./{location}", **others}
 
 
 def _resolve_names(kind: str, value: Any, folder: Path) -> Any:
@@ -436,70 +440,61 @@ def _resolve_names(kind: str, value: Any, folder: Path) -> Any:
             for key, one in value.items()}  # fmt: skip
 
 
-def _resolve_files(table: Table, folder: Path) -> None:
-    """Make paths of files absolute if they exist; otherwise a data set looks in FLEETFIT_DATA."""
-    data, fleet = _get_table(table, "data"), _get_table(table, "fleet")
-    for prefix, section, keys in (
-        ("data", data, _DATA_FILES),
-        ("data.server", _get_table(data, "server"), _DATA_FILES),
-        ("model", _get_table(table, "model"), ("checkpoint",)),
-        ("fleet.availability", _get_table(fleet, "availability"), ("trace",)),
-        ("", table, ("start",)),
-    ):
-        for key in keys:
-            file = section.get(key)
-            if not isinstance(file, str) or (not file and key == "start"):
-                continue
-            first, _, inner = prefix.partition(".")
-            where = " ".join(filter(None, [first and f"[{first}]", inner, key]))
-            dotted = f"{prefix}.{key}" if prefix else key
-            if not file:
-                raise ConfigError(f"{where}: is empty. Set a path, or leave the key out.", key=dotted)
-            path = resolve_path(file, folder, where, dotted)
-            if path_exists(path):
-                section[key] = str(path)
-    if isinstance(fleet.get("levels"), str) and fleet["levels"].endswith(".toml"):
-        fleet["levels"] = str(resolve_path(fleet["levels"], folder, "[fleet] levels", "fleet.levels"))
+def _resolve_file(file: Any, folder: Path, key: str) -> Any:
+    """Return the absolute path of a file that exists; otherwise a data set looks in FLEETFIT_DATA."""
+    if key == "fleet.levels" and not (isinstance(file, str) and file.endswith(".toml")):  # no saved plan
+        return file
+    if not isinstance(file, str) or (key == "start" and not file):
+        return file
+    if not file:
+        raise ConfigError(f"{format_key(key)}: is empty. Set a path, or leave the key out.", key=key)
+    path = resolve_path(file, folder, key)
+    return str(path) if key == "fleet.levels" or path_exists(path) else file
 
 
-def _resolve_group(group: Any, folder: Path, key: str) -> Any:
-    """Return a group of the fleet with its profile's built-in name and the values of its budget file."""
-    if not isinstance(group, dict):
-        return group
+# ---- a budget file -------------------------------------------------------------------------------------------------
+
+
+class BudgetFile(Section):
+    """The keys of a budget file.
+
+    Attributes:
+        budget: Budget of the device, as in `[fleet] groups`.
+        tolerance: Fraction by which a model may exceed it. A tolerance of the group or node that names the file wins.
+    """
+
+    budget: Positive | Unit | dict[str, Positive | Unit]
+    tolerance: NotNegative | None = None
+
+
+def is_budget_file(budget: Any) -> bool:
+    """Return whether a budget is the name of a file."""
+    return isinstance(budget, str) and budget.endswith(".toml")
+
+
+def read_budget_file(path: Path) -> Table:
+    """Return `budget` of a budget file, and `tolerance` if the file has one.
+
+    Raises:
+        ConfigError: The file cannot be read, or has other keys.
+    """
+    try:
+        return dict(dump_section(parse_section(BudgetFile, read_toml(path))))
+    except ConfigError as error:
+        raise ConfigError(f"budget file {path}: {error}", key=error.key, path=path) from None
+
+
+def _resolve_groups(groups: Any, folder: Path) -> Any:
+    """Return the groups of the fleet with their profiles' built-in names and the values of their budget files."""
+    if not isinstance(groups, list):
+        return groups
+    return [_resolve_group(one, folder, i) if isinstance(one, dict) else one for i, one in enumerate(groups)]
+
+
+def _resolve_group(group: Table, folder: Path, index: int) -> Table:
     if "profile" in group:
         group = {**group, "profile": names.find_match(group["profile"], PROFILES)}
     if not is_budget_file(group.get("budget")):
         return group
-    path = resolve_path(group["budget"], folder, "[fleet] groups.budget", key)
+    path = resolve_path(group["budget"], folder, f"fleet.groups.{index}.budget")
     return {"name": path.stem} | group | read_budget_file(path)
-
-
-# ---- short forms of sections ---------------------------------------------------------------------------------------
-
-
-def expand_sections(table: Mapping[str, Any]) -> Table:
-    """Return tables in which a name alone has become a section: `method = "fedavg"`."""
-    if "data" in table:
-        table = {**table, "data": wrap_in_memory_data(table["data"])}
-    return {key: _expand_section(key, value) for key, value in table.items()}
-
-
-def _expand_section(key: str, value: Any) -> Any:
-    """Return the table of a section that is a name, an object, a table or a pydantic section. Paths become text."""
-    if isinstance(value, Path):
-        value = str(value)
-    if isinstance(value, pydantic.BaseModel):
-        return dump_section(value, only_set=True)
-    if isinstance(value, Mapping):
-        if isinstance(value.get("name"), str) or "name" not in value:
-            return dict(value)
-        return {**value, "name": _find_import_name(value["name"])}
-    return {"name": _find_import_name(value)} if CHOOSERS.get(key) == "name" else value
-
-
-def _find_import_name(value: Any) -> Any:
-    """Return `module:function` for a function or class that can be imported by name, else the value."""
-    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
-    if not callable(value) or module in (None, "__main__") or not name.isidentifier():
-        return value
-    return f"{module}:{name}" if getattr(sys.modules.get(str(module)), name, None) is value else value

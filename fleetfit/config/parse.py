@@ -16,7 +16,7 @@ from fleetfit.config.merge import list_keys
 from fleetfit.config.schema import Experiment, GroupSection, ProfileSection, Request
 from fleetfit.errors import ConfigError, did_you_mean, format_expected, truncate
 from fleetfit.values.local import OPTIMISERS, Constant, Cosine, Exponential, LocalSection, Step
-from fleetfit.values.section import Section
+from fleetfit.values.section import Section, format_key
 
 S = TypeVar("S", bound=Section)
 
@@ -65,7 +65,7 @@ def _check_finite(value: Any, path: tuple[str, ...]) -> None:
         for index, inner in enumerate(value):
             _check_finite(inner, (*path, str(index)))
     elif isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{_format_key(path)}: should be a finite number, got {value}.", key=".".join(path))
+        raise ConfigError(f"{format_key('.'.join(path))}: should be a finite number, got {value}.", key=".".join(path))
 
 
 def _check_names(experiment: Experiment) -> None:
@@ -76,8 +76,7 @@ def _check_names(experiment: Experiment) -> None:
         is_value = isinstance(name, bool | int | float | list | tuple | Mapping | date | time)
         if example and (name is None or name == "" or is_value):
             raise ConfigError(
-                f'{_format_key(one.key.split("."))}: should be a name in quotes, such as "{example}", got '
-                f"{truncate(repr(name))}.",
+                f'{format_key(one.key)}: should be a name in quotes, such as "{example}", got {truncate(repr(name))}.',
                 key=one.key,
             )
     for key in experiment.recorded.latencies:
@@ -138,7 +137,7 @@ def parse_section(schema: type[S], table: Mapping[str, Any]) -> S:
 def _describe_error(error: Any, schema: type[Section], words: Sequence[str] = ()) -> str:
     """Return `[local] batch_sise: unknown key. Did you mean "batch_size"?`; `words` are values allowed, too."""
     path = [str(part) for part in error["loc"]]
-    label, value = _format_key(path), truncate(repr(error["input"]))
+    label, value = format_key(".".join(_drop_union_members(path))), truncate(repr(error["input"]))
     match error["type"]:
         case "extra_forbidden":
             return f"{label}: unknown key.{_suggest_key(path, schema)}"
@@ -179,14 +178,6 @@ _UNION_MEMBERS = {*_TABLES, "int", "str", "float", "constrained-int", "constrain
 def _drop_union_members(path: Sequence[str]) -> list[str]:
     """Return a pydantic path without types of a union, such as `float` in fleet.groups.0.budget.float."""
     return [part for i, part in enumerate(path) if i == 0 or not (part in _UNION_MEMBERS or "[" in part)]
-
-
-def _format_key(path: Sequence[str]) -> str:
-    """Return a key as in a run file: `[local] schedule.at`, `[fleet] groups #1.budget`, or `rounds` at the top."""
-    first, *others = [
-        f"#{int(part) + 1}" if part.isdigit() else truncate(part) for part in _drop_union_members(path)
-    ]  # fmt: skip
-    return f"[{first}] {'.'.join(others)}".replace(".#", " #") if others else first
 
 
 _COMMON_NAMES = {"learning_rate": "lr"}

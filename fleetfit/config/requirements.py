@@ -97,12 +97,10 @@ REQUIREMENTS = (
         lambda run: any(group.tolerance is None for group in run.experiment.fleet.groups),
         "each of the groups has its own",
     ),
-    Requirement("fleet.groups", is_simulated, _NODES),
-    Requirement("fleet.slow", is_simulated, _NODES),
-    Requirement("fleet.jitter", is_simulated, _NODES),
-    Requirement("fleet.availability", is_simulated, _NODES),
-    Requirement("fleet.links", is_simulated, _NODES),
-    Requirement("fleet.drift", is_simulated, _NODES),
+    *(
+        Requirement(f"fleet.{key}", is_simulated, _NODES)
+        for key in ("groups", "slow", "jitter", "availability", "links", "drift")
+    ),
     Requirement("fleet.drift.low", has_jumps, "with jump = 0 no budget ever jumps"),
     Requirement("local.check_every", lambda run: run.experiment.local.patience, "patience is not set"),
     Requirement("cohort.late", lambda run: run.experiment.cohort.deadline_s, "deadline_s is not set"),

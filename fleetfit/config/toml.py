@@ -8,9 +8,8 @@ from typing import Any
 
 from fleetfit import files
 from fleetfit.errors import ConfigError, truncate
+from fleetfit.values.section import format_key
 
-MOST_BYTES = 4 << 20
-"""Largest size of a run file, a budget file or a plan. A complete run file has a few thousand bytes."""
 DEEPEST = 32
 """Deepest nesting of tables and lists. A complete run file has eight levels."""
 
@@ -23,13 +22,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """
     path = files.parse_path(path)
     try:
-        with path.open("rb") if files.is_open_stream(path) else files.open_file(path, ConfigError) as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise ConfigError(f"{path} exceeds the limit of {MOST_BYTES >> 20} MB for run files.", path=path)
-        return parse_toml(content.decode("utf-8-sig"), str(path))
-    except OSError as error:  # the TOML error may point into the middle of the file
-        raise ConfigError(f"{truncate(path, 200)} cannot be read: {files.format_os_error(error)}.", path=path) from None
+        return parse_toml(files.read_bytes(path, ConfigError).decode("utf-8-sig"), str(path))
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not a TOML file: its text is not UTF-8. Save it as UTF-8.", path=path) from None
     except ConfigError as error:
@@ -58,7 +51,6 @@ def parse_toml(text: str, label: str) -> dict[str, Any]:
     except ValueError:  # Python's limit on digits; tomllib does not convert this error
         raise ConfigError(f"{label}: whole numbers must have at most 64 bits; one has thousands of digits.") from None
     check_values(table, label)
-    check_paths(table, label)
     return table
 
 
@@ -67,23 +59,12 @@ _ESCAPED_PATH = re.compile(r"[A-Za-z]:[\b\t\n\f\r]")
 """The beginning of a Windows path in which TOML has read a backslash as an escape."""
 
 
-def check_paths(value: Any, label: str, key: str = "") -> None:
-    """Refuse Windows paths in which TOML has read backslashes as escapes: tabs, line feeds and others.
-
-    Raises:
-        ConfigError: There is one.
-    """
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for part, one in inner:
-        check_paths(one, label, f"{key}.{part}".lstrip("."))
-    if not isinstance(value, str) or not re.search(r"[\b\t\n\f\r]", value):
-        return
-    if _ESCAPED_PATH.match(value) or (key.rpartition(".")[2] in _PATH_KEYS and not Path(value).exists()):
-        raise ConfigError(
-            f"{label}: {truncate(key)} has control characters, got {truncate(repr(value))}: a backslash between double "
-            "quotes begins an escape. Write a path of Windows in single quotes, or with /.",
-            key=key,
-        )
+def _is_escaped_path(key: str, value: str) -> bool:
+    """Return whether TOML has read backslashes of a Windows path as escapes: tabs, line feeds and others."""
+    has_controls = re.search(r"[\b\t\n\f\r]", value) is not None
+    return has_controls and (
+        _ESCAPED_PATH.match(value) is not None or (key in _PATH_KEYS and not path_exists(Path(value)))
+    )
 
 
 def _suggest_quotes(line: str) -> str:
@@ -96,53 +77,48 @@ def _suggest_quotes(line: str) -> str:
 
 
 def check_values(table: Mapping[str, Any], label: str = "") -> None:
-    """Check the depth of tables and lists, and the size of whole numbers.
+    """Check the depth of tables and lists, the size of whole numbers, and paths of Windows.
 
     Args:
         table: Tables, lists, and values of any kind.
         label: Its name in messages.
 
     Raises:
-        ConfigError: Tables are nested deeper than `DEEPEST`, or a number has more than 64 bits.
+        ConfigError: Tables are nested deeper than `DEEPEST`, a number has more than 64 bits, or a path has escapes.
     """
-    begin = f"{label}: " if label else ""
     stack: list[tuple[tuple[str, ...], Any]] = [((), table)]
     while stack:
         keys, value = stack.pop()
+        key, problem = ".".join(keys), ""
         if isinstance(value, Mapping | list | tuple) and len(keys) >= DEEPEST:
-            raise ConfigError(
-                f"{begin}{truncate('.'.join(keys[:4]))}...: tables and lists are nested deeper than {DEEPEST}.",
-                key=".".join(keys[:4]),
-            )
-        if isinstance(value, Mapping):
-            stack += [((*keys, str(key)), inner) for key, inner in value.items()]
+            key, problem = ".".join(keys[:4]), f"tables and lists are nested deeper than {DEEPEST}."
+        elif isinstance(value, Mapping):
+            stack += [((*keys, str(part)), inner) for part, inner in value.items()]
         elif isinstance(value, list | tuple):
             stack += [((*keys, str(i)), inner) for i, inner in enumerate(value)]
         elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
-            dotted = ".".join(f"#{int(part) + 1}" if part.isdigit() else part for part in keys)
-            raise ConfigError(
-                f"{begin}{truncate(dotted)}: whole numbers must have at most 64 bits.", key=".".join(keys)
+            problem = "whole numbers must have at most 64 bits."
+        elif isinstance(value, str) and _is_escaped_path(keys[-1] if keys else "", value):
+            problem = (
+                f"has control characters, got {truncate(repr(value))}: a backslash between double quotes begins an "
+                "escape. Write a path of Windows in single quotes, or with /."
             )
+        if problem:
+            raise ConfigError(": ".join(filter(None, (label, format_key(key), problem))), key=key)
 
 
-def find_base_folder(path: str | Path) -> Path:
-    """Return the base folder of relative paths in a run file; the working folder for a stream."""
-    working_folder = Path.cwd()
-    return working_folder if files.is_open_stream(Path(path)) else resolve_path(path, working_folder, "run file").parent
-
-
-def resolve_path(path: str | Path, folder: Path, where: str, key: str | None = None) -> Path:
+def resolve_path(path: str | Path, folder: Path, key: str | None = None) -> Path:
     """Return the absolute path, whether or not it exists.
 
     Args:
         path: A path; `~` is the home folder.
         folder: Base folder of a relative path.
-        where: The path's key in messages, such as "[data] folder".
-        key: Dotted key of the path in a run file; None if it is not from a run file.
+        key: Dotted key of the path in a run file; None for the run file itself.
 
     Raises:
         ConfigError: The path is malformed.
     """
+    where = format_key(key) if key else "run file"
     if "\0" in str(path):
         raise ConfigError(
             f"{where}: a path must not contain a NUL character, got {truncate(repr(str(path)))}.", key=key

@@ -9,7 +9,7 @@ from pydantic import Field
 from fleetfit import files, names
 from fleetfit.config.assemble import data as data_sets
 from fleetfit.config.detect import detect_data
-from fleetfit.config.load import is_budget_file, read_budget_file, resolve_paths
+from fleetfit.config.load import is_budget_file, read_budget_file, resolve_tables
 from fleetfit.config.parse import parse_section
 from fleetfit.config.toml import read_toml
 from fleetfit.cost import COSTS
@@ -107,7 +107,7 @@ def read_settings(path: str | Path) -> NodeSettings:
     """
     path = files.parse_path(path).resolve()
     folder = path.parent
-    table = resolve_paths(read_toml(path), folder)
+    table = resolve_tables(read_toml(path), folder)
     if isinstance(table.get("data"), dict):  # a wrong path is an error before the fleet's transform is there
         detect_data({key: value for key, value in table["data"].items() if key != "transform"})
     try:

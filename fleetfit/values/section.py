@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import pydantic
 from pydantic import ConfigDict, Field
 
+from fleetfit.errors import truncate
+
 Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Below1 = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
@@ -41,6 +43,12 @@ def get_value(section: Any, key: str) -> Any:
     for part in filter(None, key.split(".")):
         section = getattr(section, part, None)
     return section
+
+
+def format_key(key: str) -> str:
+    """Return a dotted key as in a run file: `[local] schedule.at`, `[fleet] groups #1.budget`, or `rounds`."""
+    first, *others = [f"#{int(part) + 1}" if part.isdecimal() else truncate(part) for part in key.split(".")]
+    return f"[{first}] {'.'.join(others)}".replace(".#", " #") if others else first
 
 
 def replace_key(section: S, key: str, value: Any) -> S:

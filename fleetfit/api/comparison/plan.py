@@ -38,11 +38,10 @@ from fleetfit.config import Assembly, Experiment
 from fleetfit.config.assemble.data import share_data
 from fleetfit.config.assemble.run import assemble
 from fleetfit.config.assembly import UnusedKey
-from fleetfit.config.load import complete_experiment, expand_sections, parse_overrides, read_run_file, resolve_paths
+from fleetfit.config.load import complete_experiment, parse_overrides, read_run_file, resolve_tables
 from fleetfit.config.merge import deep_merge, find_value, list_keys, merge_tables
 from fleetfit.config.parse import parse_experiment
 from fleetfit.config.schema import CompareSection, MethodSection
-from fleetfit.config.toml import find_base_folder
 from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, truncate
 from fleetfit.files import make_slug
 from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, PERSONAL, ROUNDS, expand_columns
@@ -337,25 +336,14 @@ def plan_comparison(
     Raises:
         ConfigError: A row, a setting, a list of values or an override is wrong, or the rows cannot be compared.
     """
-    change, keywords = parse_overrides(overrides), resolve_paths(_expand_all(sections), Path.cwd())
+    change, keywords = parse_overrides(overrides), resolve_tables(sections, Path.cwd())
     if source is None:
         return _make_plan(keywords, "comparison", change)
     change = deep_merge(change, keywords)
     if isinstance(source, str | Path):
-        file = resolve_paths(_expand_all(read_run_file(source)), find_base_folder(source))
-        return _make_plan(file, Path(source).stem, change)
+        return _make_plan(read_run_file(source), Path(source).stem, change)
     table = source.request.tables if isinstance(source, Experiment) else source
-    return _make_plan(resolve_paths(_expand_all(table), Path.cwd()), "comparison", change)
-
-
-def _expand_all(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tables with a section for each name and object, including rows and settings."""
-    tables = expand_sections(table)
-    for part in ("row", "setting"):
-        if isinstance(tables.get("compare"), dict) and isinstance(tables["compare"].get(part), list | tuple):
-            entries = tables["compare"][part]
-            tables["compare"][part] = [expand_sections(one) if isinstance(one, Mapping) else one for one in entries]
-    return tables
+    return _make_plan(resolve_tables(table, Path.cwd()), "comparison", change)
 
 
 def _make_plan(file: Mapping[str, Any], stem: str, overrides: Mapping[str, Any]) -> ComparisonPlan:
@@ -550,7 +538,8 @@ def _combine(lists: Mapping[str, list[Any]]) -> Iterator[TunedValues]:
 
 def make_tables(values: TunedValues) -> dict[str, Any]:
     """Return the tables of dotted keys."""
-    return functools.reduce(merge_tables, (replace_key({}, key, value) for key, value in values), dict[str, Any]())
+    tables = functools.reduce(merge_tables, (replace_key({}, key, value) for key, value in values), dict[str, Any]())
+    return resolve_tables(tables, Path.cwd())
 
 
 def format_label(values: TunedValues) -> str:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fleetfit.config.assemble.data import build_data, build_partition, build_server_data
 from fleetfit.config.assemble.engine import find_server_device
-from fleetfit.config.assemble.fleet import DeviceBudgets, build_resources, compute_node_budgets, deal_clients
+from fleetfit.config.assemble.fleet import DeviceBudgets, build_resources, compute_node_budgets
 from fleetfit.config.assemble.levels import (
     PlannedProblem,
     Population,
@@ -21,7 +21,7 @@ from fleetfit.config.assemble.levels import (
 from fleetfit.config.components import check_keys
 from fleetfit.config.schema import Experiment
 from fleetfit.cost import Conditions
-from fleetfit.data import AbsentData, Data, class_counts, count_samples, find_unassigned
+from fleetfit.data import Data, class_counts, count_samples, find_unassigned
 from fleetfit.errors import ConfigError, quote_some
 from fleetfit.method import Method
 from fleetfit.values import (
@@ -55,32 +55,20 @@ class FleetMembers:
 _FEW_SAMPLES, _SMALL_COHORT = 10, 2
 
 
-class SimulatedClients:
-    """Clients whose data are parts of one data set, dealt to budget groups.
-
-    Attributes:
-        population: The facts from which levels are planned.
-        noun: Word for a client in messages.
-    """
-
-    noun = "client"
+class SimulatedClients(Population):
+    """Clients whose data are parts of one data set, dealt to budget groups."""
 
     def __init__(self, experiment: Experiment, method: Method) -> None:
         check_keys(experiment)
-        self._experiment = experiment
         self._data = build_data(experiment.data)
         self._server_data = build_server_data(experiment, self._data) if method.own_data else None
         self._parts = build_partition(experiment, self._data)
-        self.population = Population(
-            self._data, len(self._parts), max(1, int(count_samples(self._parts).max())), self._find_budgets
-        )
-
-    def _find_budgets(self, problem: Problem, conditions: Conditions) -> DeviceBudgets:
-        return deal_clients(self._experiment.fleet, problem, len(self._parts), self._experiment.seed, conditions)
+        largest = max(1, int(count_samples(self._parts).max()))
+        super().__init__(experiment, self._data, len(self._parts), largest)
 
     def join(self, planned: PlannedProblem) -> FleetMembers:
         """Return clients and simulated devices."""
-        experiment = self._experiment
+        experiment = self.experiment
         resources = build_resources(experiment.fleet, planned.budgets, experiment.seed)
         simulation = Simulation(planned.problem, self._data, self._parts, resources, unlabelled=self._server_data)
         server = replace(simulation.device(None), accelerator=find_server_device(experiment.engine))
@@ -92,17 +80,17 @@ class SimulatedClients:
         """Return notes on clients that do not take part, and further notes."""
         assert members.simulation is not None
         resources, notes = members.simulation.resources, self._describe_uncounted_samples()
-        if self._experiment.cohort.deadline_s is not None and not resources.speeds:
+        if self.experiment.cohort.deadline_s is not None and not resources.speeds:
             notes.insert(0, "No group has a profile, so the deadline counts real time and results differ between runs.")
-        if not self._experiment.is_private:
-            notes += describe_small_data(federation, self._data, self._parts, self._experiment)
+        if not self.experiment.is_private:
+            notes += describe_small_data(federation, self._data, self._parts, self.experiment)
         absent = describe_absent_clients(federation, planned.budgets)
         return absent, notes + describe_offline_clients(federation, resources) if len(federation.able) else notes
 
     def _describe_uncounted_samples(self) -> list[str]:
         """Describe the evaluated samples that `local` and `global` leave out."""
-        data, evaluate = self._data, self._experiment.evaluate
-        if self._experiment.is_private:
+        data, evaluate = self._data, self.experiment.evaluate
+        if self.experiment.is_private:
             return []
         notes = []
         if evaluate.clients is not None and evaluate.clients < len(self._parts):
@@ -126,25 +114,12 @@ class SimulatedClients:
         return notes
 
 
-class RecordedClients:
-    """Clients of a run whose data are absent. Nothing is known of their samples.
-
-    Attributes:
-        population: The facts from which levels are planned.
-        noun: Word for a client in messages.
-    """
-
-    noun = "client"
-
-    def __init__(self, experiment: Experiment, data: AbsentData, count: int, largest: int) -> None:
-        fleet, seed = experiment.fleet, experiment.seed
-        self.population = Population(
-            data, count, largest, lambda problem, conditions: deal_clients(fleet, problem, count, seed, conditions)
-        )
+class RecordedClients(Population):
+    """Clients of a run whose data are absent. Nothing is known of their samples."""
 
     def join(self, planned: PlannedProblem) -> FleetMembers:
         """Return the clients, each with one sample."""
-        budgets, counts = planned.budgets, np.ones(self.population.count, dtype=np.int64)
+        budgets, counts = planned.budgets, np.ones(self.count, dtype=np.int64)
         return FleetMembers(Clients(counts, budgets.budgets, budgets.tolerances, budgets.further), None)
 
     def describe(
@@ -237,35 +212,29 @@ def describe_offline_clients(federation: Federation, resources: DeviceResources)
 # ---- the nodes of a real fleet -------------------------------------------------------------------------------------
 
 
-class NodeClients:
-    """The nodes of a real fleet. They have their own data and may report budgets.
-
-    Attributes:
-        population: The facts from which levels are planned.
-        noun: Word for a client in messages.
-    """
-
-    noun = "node"
+class NodeClients(Population):
+    """The nodes of a real fleet. They have their own data and may report budgets."""
 
     def __init__(self, experiment: Experiment, method: Method, nodes: Sequence[NodeDescription]) -> None:
-        self._experiment, self._method, self._nodes = experiment, method, nodes
+        self._method, self._nodes = method, nodes
         data = find_common_data(nodes)
         self._server_data = build_server_data(experiment, data) if method.own_data else None
-        self.population = Population(data, len(nodes), _find_largest(nodes), self._find_budgets)
+        super().__init__(experiment, data, len(nodes), _find_largest(nodes))
 
-    def _find_budgets(self, problem: Problem, conditions: Conditions) -> DeviceBudgets:
-        return compute_node_budgets(self._experiment.fleet, problem, self._nodes, conditions)
+    def find_budgets(self, problem: Problem, conditions: Conditions) -> DeviceBudgets:
+        """Return the budgets that the nodes report."""
+        return compute_node_budgets(self.experiment.fleet, problem, self._nodes, conditions)
 
     def join(self, planned: PlannedProblem) -> FleetMembers:
         """Return the facts about the nodes, and the server's own device if it trains."""
         server_data = self._server_data
-        accelerator = find_server_device(self._experiment.engine)
+        accelerator = find_server_device(self.experiment.engine)
         device = (
             None
             if server_data is None
             else Device(planned.problem, server_data, accelerator=accelerator, unlabelled=server_data)
         )
-        return FleetMembers(build_node_clients(self._experiment, self._method, planned.budgets, self._nodes), device)
+        return FleetMembers(build_node_clients(self.experiment, self._method, planned.budgets, self._nodes), device)
 
     def describe(
         self, federation: Federation, planned: PlannedProblem, members: FleetMembers

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -63,21 +64,17 @@ def deal_clients(
     plan = load_saved_plan(section)
     conditions = replace(conditions, measured={**(plan.measured if plan else {}), **conditions.measured})
     budgets: list[Budget] = [group.budget for group in section.groups]
-    try:
-        by_cost = _convert_budgets(budgets, section.cost, problem, conditions)
-    except (PlanError, ConfigError) as error:
-        is_cost = error.key == "cost" and not any(isinstance(budget, Mapping) for budget in budgets)
-        key = "fleet.cost" if is_cost else "fleet.groups"
-        raise ConfigError(f"[fleet] groups: {error}", key=key, path=error.path) from None
     sizes = compute_group_sizes([group.share for group in section.groups], clients)
     group = np.empty(clients, dtype=np.int64)
     group[make_numpy_rng(seed, "fleet").permutation(clients)] = np.repeat(np.arange(len(sizes)), sizes)
     tolerances = np.array([section.tolerance if g.tolerance is None else g.tolerance for g in section.groups])
     names = tuple(g.name or _format_budget(g.budget) for g in section.groups)
-    further = {cost: values[group] for cost, values in by_cost.items() if cost != section.cost}
-    return DeviceBudgets(
-        group, names, by_cost[section.cost][group], tolerances[group], section.cost, further, conditions
-    )
+    try:
+        return _convert_budgets(section.cost, budgets, group, names, tolerances, problem, conditions)
+    except (PlanError, ConfigError) as error:
+        is_cost = error.key == "cost" and not any(isinstance(budget, Mapping) for budget in budgets)
+        key = "fleet.cost" if is_cost else "fleet.groups"
+        raise ConfigError(f"[fleet] groups: {error}", key=key, path=error.path) from None
 
 
 def compute_node_budgets(
@@ -85,26 +82,21 @@ def compute_node_budgets(
 ) -> DeviceBudgets:
     """Return the budgets that nodes report; each node is a group."""
     budgets: list[Budget] = [math.inf if node.budget is None else node.budget for node in nodes]
-    by_cost = _convert_budgets(budgets, section.cost, problem, conditions)
-    return DeviceBudgets(
-        np.arange(len(nodes)),
-        tuple(node.name for node in nodes),
-        by_cost[section.cost],
-        np.array([node.tolerance for node in nodes]),
-        section.cost,
-        {name: values for name, values in by_cost.items() if name != section.cost},
-        conditions,
-    )
+    names, tolerances = tuple(node.name for node in nodes), np.array([node.tolerance for node in nodes])
+    return _convert_budgets(section.cost, budgets, np.arange(len(nodes)), names, tolerances, problem, conditions)
 
 
 def _convert_budgets(
-    budgets: Sequence[Budget], cost: str, problem: Problem, conditions: Conditions
-) -> dict[str, np.ndarray]:
-    """Return budgets as fractions of the full model's cost, by cost."""
+    cost: str, budgets: Sequence[Budget], group: np.ndarray, names: tuple[str, ...], tolerances: np.ndarray,
+    problem: Problem, conditions: Conditions,
+) -> DeviceBudgets:  # fmt: skip
+    """Return the budgets of clients, as fractions of the full model's cost, from those of their groups."""
     whole: Piece = ({}, (problem.architecture.blocks,))
-    return convert_budgets(
+    by_cost = convert_budgets(
         budgets, cost, lambda name: compute_cost(problem.architecture, whole, problem.input_shape, name, conditions)
     )
+    further = {name: values[group] for name, values in by_cost.items() if name != cost}
+    return DeviceBudgets(group, names, by_cost[cost][group], tolerances[group], cost, further, conditions)
 
 
 def compute_group_sizes(shares: Sequence[float | None], clients: int) -> list[int]:
@@ -198,8 +190,12 @@ def draw_slow_clients(group: np.ndarray, share: float, seed: int) -> np.ndarray:
     return is_slow
 
 
-def find_profile(profile: str | ProfileSection) -> DeviceProfile:
+def find_profile(profile: str | ProfileSection, key: str = "fleet.groups.profile") -> DeviceProfile:
     """Return the profile of a name or of a table of figures.
+
+    Args:
+        profile: The name or the table.
+        key: Its key, for an error.
 
     Raises:
         ConfigError: The name is unknown.
@@ -210,7 +206,7 @@ def find_profile(profile: str | ProfileSection) -> DeviceProfile:
         raise ConfigError(
             f'[fleet] groups.profile: "{truncate(profile)}" is not among the profiles: {", ".join(PROFILES)}. Name '
             f"one, or write a table of figures.{did_you_mean(profile, PROFILES)}",
-            key="fleet.groups.profile",
+            key=key,
         )
     return PROFILES[profile]
 
@@ -226,11 +222,7 @@ def check_profiles(section: FleetSection) -> None:
         )
     for i, group in enumerate(section.groups):
         if group.profile is not None:
-            try:
-                find_profile(group.profile)
-            except ConfigError as error:
-                error.key = f"fleet.groups.{i}.profile"
-                raise
+            find_profile(group.profile, f"fleet.groups.{i}.profile")
 
 
 def build_availability(section: AvailabilitySection | None, clients: int, seed: int) -> Availability | None:
@@ -276,23 +268,21 @@ def build_targets(section: FleetSection, budgets: DeviceBudgets, blocks: int) ->
         budgets: Budgets of the clients.
         blocks: Full depth of the model.
     """
-    return replace(_build_targets(section, budgets, blocks), split=section.split or "")
-
-
-def _build_targets(section: FleetSection, budgets: DeviceBudgets, blocks: int) -> Targets:
-    levels, plan = section.levels, load_saved_plan(section)
-    if isinstance(levels, list):
-        sections = [level for level in levels if isinstance(level, LevelSection)]
-        if sections:
-            return _build_listed_targets(sections, budgets, blocks)
-    if plan is None:
-        assert not isinstance(levels, dict)
-        rule = levels if isinstance(levels, str) else [level for level in levels if isinstance(level, float)]
-        return make_targets(
-            budgets.budgets, rule, budgets.tolerances, section.cost, False, budgets.further, budgets.conditions
+    levels: Any = section.levels
+    if (plan := load_saved_plan(section)) is not None:
+        targets = _build_saved_targets(plan, section, budgets)
+    elif isinstance(levels, list) and isinstance(levels[0], LevelSection):
+        targets = _build_listed_targets(levels, budgets, blocks)
+    else:
+        targets = make_targets(
+            budgets.budgets, levels, budgets.tolerances, section.cost, False, budgets.further, budgets.conditions
         )
-    where = levels if isinstance(levels, str) else "fleet.levels"
-    path = levels if isinstance(levels, str) else None
+    return replace(targets, split=section.split or "")
+
+
+def _build_saved_targets(plan: Plan, section: FleetSection, budgets: DeviceBudgets) -> Targets:
+    path = section.levels if isinstance(section.levels, str) else None
+    where = path or "fleet.levels"
     if plan.cost != section.cost:
         raise ConfigError(
             f'{where}: this plan counts {plan.cost}, but fleet.cost is "{section.cost}". Set fleet.cost = '
@@ -300,10 +290,8 @@ def _build_targets(section: FleetSection, budgets: DeviceBudgets, blocks: int) -
             key="fleet.cost",
             path=path,
         )
+    unlimited = dict.fromkeys(budgets.further, (np.inf,) * len(plan.levels))  # listed levels, which are not searched
     try:
-        unlimited = dict.fromkeys(
-            budgets.further, (np.inf,) * len(plan.levels)
-        )  # listed levels, which are not searched
         return replace(plan.targets, ceilings=unlimited, conditions=budgets.conditions)
     except FleetFitError as error:
         raise ConfigError(f"{where}: {error}", key="fleet.levels", path=error.path or path) from None

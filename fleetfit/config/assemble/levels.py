@@ -24,24 +24,27 @@ from fleetfit.planner import Plan, PlannedLevel, Targets, affords, compute_furth
 from fleetfit.report.text import format_count
 from fleetfit.submodel import Submodel
 from fleetfit.training import initial_base
-from fleetfit.values import DataDescription, Federation, Level, Local, Problem
+from fleetfit.values import DataDescription, Federation, Level, Problem
 
 
-@dataclass(frozen=True, eq=False)
 class Population:
-    """The facts about the clients for planning levels.
+    """Simulated clients: the facts from which levels are planned.
 
     Attributes:
+        experiment: The run.
         data: The data set, or its description.
         count: Number of clients.
         largest: Largest number of training samples of a client; None if unknown.
-        find_budgets: Returns the budgets of the clients for a problem.
     """
 
-    data: Data | DataDescription
-    count: int
-    largest: int | None
-    find_budgets: Callable[[Problem, Conditions], DeviceBudgets]
+    def __init__(
+        self, experiment: Experiment, data: Data | DataDescription, count: int, largest: int | None
+    ) -> None:  # fmt: skip
+        self.experiment, self.data, self.count, self.largest = experiment, data, count, largest
+
+    def find_budgets(self, problem: Problem, conditions: Conditions) -> DeviceBudgets:
+        """Return the budgets of the clients, to whom `[fleet] groups` deals them."""
+        return deal_clients(self.experiment.fleet, problem, self.count, self.experiment.seed, conditions)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +53,7 @@ class PlannedProblem:
 
     Attributes:
         experiment: The run, with the defaults that depend on its data and model.
+        data: The data set, or its description.
         problem: With the exits of the levels.
         method: The method that the spec builds.
         method_spec: The spec, from which workers and nodes build the method.
@@ -60,6 +64,7 @@ class PlannedProblem:
     """
 
     experiment: Experiment
+    data: Data | DataDescription
     problem: Problem
     method: Method
     method_spec: Mapping[str, Any]
@@ -67,6 +72,18 @@ class PlannedProblem:
     targets: Targets
     levels: tuple[Level, ...]
     computing: Computing
+
+    def cost(self, level: Level | None, cost: str) -> float:
+        """Return the planned cost of a level; of the full model for None."""
+        return compute_level_cost(self.problem, level, cost, self.budgets.conditions)
+
+    def memory(self, level: Level) -> int:
+        """Return the predicted bytes of a training step of a level, with all the exits that it trains."""
+        problem, submodel, conditions = self.problem, level.submodel, self.budgets.conditions
+        sizes = {**problem.layout.full_sizes, **submodel.sizes}
+        return training_memory(
+            problem.architecture, sizes, submodel.exits, problem.input_shape, conditions.batch_size, conditions.moments
+        )
 
 
 def plan_problem(
@@ -102,7 +119,9 @@ def plan_problem(
     device = accelerator or find_server_device(experiment.engine)
     computing = choose_computing(experiment.engine, experiment.recorded, problem, levels, device)
     problem = problem.replace_arithmetic(computing.computed)
-    return PlannedProblem(experiment, problem, method, method_spec, budgets, targets, levels, computing)
+    return PlannedProblem(
+        experiment, population.data, problem, method, method_spec, budgets, targets, levels, computing
+    )
 
 
 def make_conditions(experiment: Experiment, largest: int | None) -> Conditions:
@@ -120,10 +139,7 @@ def _add_further_costs(levels: Iterable[Level], problem: Problem, budgets: Devic
     """Add the further costs of levels that a method leaves out, except to levels that need no budget."""
 
     def compute_share(level: Level, cost: str) -> float:
-        piece, whole = find_counted_submodel(problem, level), Submodel({}, (problem.architecture.blocks,))
-        part, full = (
-            compute_cost(problem.architecture, p, problem.input_shape, cost, budgets.conditions) for p in (piece, whole)
-        )
+        part, full = (compute_level_cost(problem, one, cost, budgets.conditions) for one in (level, None))
         return part / full
 
     return tuple(
@@ -137,47 +153,9 @@ def _add_further_costs(levels: Iterable[Level], problem: Problem, budgets: Devic
 # ---- the levels of an experiment, without a run --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class LevelPlan:
-    """The levels of a run, and how a client trains them.
-
-    Attributes:
-        experiment: The run.
-        planned: Problem, method, budgets and levels.
-        local: Settings of local training.
-        batch_size: Samples of a training step.
-        facts: The data set, or its description.
-    """
-
-    experiment: Experiment
-    planned: PlannedProblem
-    local: Local
-    batch_size: int
-    facts: Data | DataDescription
-
-    @property
-    def method(self) -> Mapping[str, Any]:
-        """The method's spec."""
-        return self.planned.method_spec
-
-    def cost(self, level: Level | None, cost: str) -> float:
-        """Return the planned cost of a level; of the full model for None."""
-        problem, whole = self.planned.problem, Submodel({}, (self.planned.problem.architecture.blocks,))
-        piece = whole if level is None else find_counted_submodel(problem, level)
-        return compute_cost(problem.architecture, piece, problem.input_shape, cost, self.planned.budgets.conditions)
-
-    def memory(self, level: Level) -> int:
-        """Return the predicted bytes of a training step of a level, with all the exits that it trains."""
-        problem, submodel = self.planned.problem, level.submodel
-        sizes = {**problem.layout.full_sizes, **submodel.sizes}
-        return training_memory(
-            problem.architecture, sizes, submodel.exits, problem.input_shape, self.batch_size, self.local.moments
-        )
-
-
 def plan_levels(
     experiment: Experiment, facts: DataDescription | None = None, accelerator: torch.device | None = None
-) -> LevelPlan:
+) -> PlannedProblem:
     """Plan the levels of a run, as `fleetfit plan` prints them.
 
     Args:
@@ -190,8 +168,6 @@ def plan_levels(
     """
     check_needs(experiment, build(build_method_spec(experiment)))
     check_keys(experiment)
-    fleet, seed = experiment.fleet, experiment.seed
-    data: Data | DataDescription
     if facts is None:
         try:
             data = build_data(experiment.data)
@@ -202,15 +178,10 @@ def plan_levels(
                 path=error.path,
             ) from None
         parts = build_partition(experiment, data)
-        count, largest = len(parts), max(1, int(count_samples(parts).max()))
+        population = Population(experiment, data, len(parts), max(1, int(count_samples(parts).max())))
     else:
-        data, count, largest = facts, experiment.data.partition.clients or CLIENTS, None
-    population = Population(
-        data, count, largest, lambda problem, conditions: deal_clients(fleet, problem, count, seed, conditions)
-    )
-    planned = plan_problem(experiment, population, {}, accelerator)
-    local = Local.load(dict(planned.experiment.local))
-    return LevelPlan(planned.experiment, planned, local, planned.budgets.conditions.batch_size, data)
+        population = Population(experiment, facts, experiment.data.partition.clients or CLIENTS, None)
+    return plan_problem(experiment, population, {}, accelerator)
 
 
 # ---- the plan of a run ---------------------------------------------------------------------------------------------
@@ -235,9 +206,9 @@ def build_plan(federation: Federation, budgets: DeviceBudgets, targets: Targets)
 def _build_planned_level(federation: Federation, budgets: DeviceBudgets, targets: Targets, index: int) -> PlannedLevel:
     problem, level = federation.problem, federation.levels[index]
     architecture, shape, conditions = problem.architecture, problem.input_shape, targets.conditions
-    piece, whole = find_counted_submodel(problem, level), Submodel({}, (architecture.blocks,))
+    piece = find_counted_submodel(problem, level)
     counts = submodel_cost(architecture, piece, shape)
-    cost, full = (compute_cost(architecture, p, shape, targets.cost, conditions) for p in (piece, whole))
+    cost, full = (compute_level_cost(problem, one, targets.cost, conditions) for one in (level, None))
     share = cost / full
     follows_targets = len(targets.ratios) == len(federation.levels)  # a method may have levels of its own
     further = [c for c in (targets.cost, *budgets.further) if c not in ("parameters", "multiply_adds")]
@@ -267,6 +238,12 @@ def count_early_heads(problem: Problem) -> Cost:
         return Cost(0, 0)
     whole, all_exits = full_cost(architecture, shape), submodel_cost(architecture, ({}, problem.exits), shape)
     return Cost(all_exits.parameters - whole.parameters, all_exits.multiply_adds - whole.multiply_adds)
+
+
+def compute_level_cost(problem: Problem, level: Level | None, cost: str, conditions: Conditions) -> float:
+    """Return the planned cost of a level; of the full model for None."""
+    piece = Submodel({}, (problem.architecture.blocks,)) if level is None else find_counted_submodel(problem, level)
+    return compute_cost(problem.architecture, piece, problem.input_shape, cost, conditions)
 
 
 def find_counted_submodel(problem: Problem, level: Level) -> Submodel:

@@ -8,6 +8,7 @@ from fleetfit.config.schema import Experiment
 from fleetfit.layout import Architecture
 from fleetfit.method import Method
 from fleetfit.values.local import OPTIMISER_KEYS, OPTIMISERS, LocalSection
+from fleetfit.values.section import replace_key
 
 RECIPE = ("optimiser", *OPTIMISER_KEYS, "clip_norm", "clip_value")
 """The keys of `[local]` that depend on the model by default."""
@@ -35,7 +36,7 @@ def choose_training(experiment: Experiment, architecture: Architecture, method: 
         parameters = sum(tensor.numel() for tensor in derived.net.parameters())
         return _replace_recipe(experiment, {"optimiser": "adamw", "lr": _LR if parameters < _LARGE else _LARGE_LR})
     if local.optimiser == "sgd" and {"clip_norm", "clip_value"} <= open_keys:
-        return experiment.model_copy(update={"local": local.model_copy(update={"clip_norm": _CLIP_NORM})})
+        return replace_key(experiment, "local.clip_norm", _CLIP_NORM)
     return experiment
 
 
@@ -50,7 +51,7 @@ def restore_training(experiment: Experiment, recorded: Experiment) -> Experiment
 def _replace_recipe(experiment: Experiment, recipe: Mapping[str, Any]) -> Experiment:
     """Return the experiment with other keys of `RECIPE`; what is left out has the optimiser's defaults."""
     others = {key: value for key, value in experiment.local if key not in RECIPE}
-    return experiment.model_copy(update={"local": LocalSection(**others, **recipe)})
+    return replace_key(experiment, "local", LocalSection(**others, **recipe))
 
 
 def describe_training(experiment: Experiment) -> list[str]:

@@ -14,21 +14,17 @@ from fleetfit.method.hooks import get_round_submodel
 from fleetfit.options import krum, outliers, trimmed_mean
 from fleetfit.peft.lora import B
 from fleetfit.values import DataDescription, Federation, Problem
+from fleetfit.values.section import replace_key
 
 
 def build_method_spec(experiment: Experiment) -> dict[str, Any]:
     """Return the spec of a run's method; see `fleetfit.method.build`.
 
     Raises:
-        ConfigError: `[cohort] choose` has no name, or the same hook is set twice.
+        ConfigError: The same hook is set twice.
     """
     section, choose = experiment.method, experiment.cohort.choose
     choice = dict(choose) if isinstance(choose, Mapping) else {"name": choose}
-    if "name" not in choice:
-        raise ConfigError(
-            '[cohort] choose: the table has no name. Name a client selection, such as { name = "loss" }.',
-            key="cohort.choose.name",
-        )
     spec = {"name": section.name, **section.settings}
     if choice != {"name": "uniform"}:
         if "choose" in section.hooks:
@@ -52,8 +48,9 @@ def choose_for_tokens(experiment: Experiment, data: Data | DataDescription) -> E
     method = build(spec)
     open_keys = {key for key in method.token_defaults if f"method.{key}" not in experiment.request.decided}
     open_keys -= find_replaced_parameters({key: value for key, value in spec.items() if key not in open_keys})
-    update = {key: method.token_defaults[key] for key in open_keys}
-    return experiment.model_copy(update={"method": section.model_copy(update=update)})
+    for key in open_keys:
+        experiment = replace_key(experiment, f"method.{key}", method.token_defaults[key])
+    return experiment
 
 
 def check_needs(experiment: Experiment, method: Method) -> None:

@@ -27,6 +27,7 @@ from fleetfit.derivation import (
     restore_architecture,
 )
 from fleetfit.errors import ConfigError, ModelError, format_cause
+from fleetfit.factories import list_parameters
 from fleetfit.layout import Architecture, unwrap, validate_architecture
 from fleetfit.method import is_portable
 from fleetfit.seeds import isolate_rng
@@ -171,7 +172,7 @@ def _check_sample_shape(name: Any, data: Data | DataDescription) -> None:
     """Refuse a built-in image model for samples that are not images, before it is built."""
     if not isinstance(name, str) or ":" in name or data.vocabulary:
         return
-    parameters = inspect.signature(names.resolve("models", name)).parameters
+    parameters = list_parameters(names.resolve("models", name))
     takes_images = "channels" in parameters or (name not in ("mlp", "mlp_2nn") and "input_shape" in parameters)
     if takes_images and len(data.sample_shape) != 3:
         raise ConfigError(

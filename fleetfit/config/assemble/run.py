@@ -101,22 +101,21 @@ def _assemble(
     method = build(build_method_spec(experiment))
     check_needs(experiment, method)
     clients = build_clients(experiment, method)
-    population = clients.population
-    planned = plan_problem(experiment, population, base, say=say)
+    planned = plan_problem(experiment, clients, base, say=say)
     experiment = planned.experiment
     members = clients.join(planned)
-    federation = build_federation(experiment, population, planned, members)
+    federation = build_federation(experiment, clients, planned, members)
     truth = replace(federation, clients=members.clients)  # for descriptions of the fleet; hidden from the server
     absent, further = clients.describe(truth, planned, members)
     if not len(federation.able) or not len(truth.able):
         raise PlanError(
-            f"no {clients.noun} can take part. {' '.join(absent)} Raise the budgets or the tolerance, or add a smaller "
-            "level.",
+            f"no {'node' if on_a_fleet else 'client'} can take part. {' '.join(absent)} Raise the budgets or the "
+            "tolerance, or add a smaller level.",
             key="fleet.groups",
         )
     plan = build_plan(truth, planned.budgets, planned.targets)
     notes = [
-        *describe_data_files(experiment, population.data, population.count),
+        *describe_data_files(experiment, clients.data, clients.count),
         *absent,
         *describe_derivation(planned.problem, planned.levels, find_split(method.levels, planned.targets)),
         *describe_task(planned.problem),
@@ -133,7 +132,7 @@ def _assemble(
     if privacy is not None:
         federation, settings = apply_privacy(federation, settings, privacy)
         notes += describe_privacy(privacy, federation, experiment.rounds)
-    settings = choose_evaluations(experiment, settings, truth, population.data)
+    settings = choose_evaluations(experiment, settings, truth, clients.data)
     notes += describe_class_prior(federation, experiment)
     check_comparable(experiment, federation)
     check_personal(experiment, federation)
@@ -147,10 +146,10 @@ def _assemble(
     notes += describe_single_level(experiment, federation, plan)
     recorded = record_choices(
         experiment, planned.budgets.conditions.measured, planned.computing, settings,
-        None if simulation is None else population.count,
+        None if simulation is None else clients.count,
     )  # fmt: skip
     assembly = Assembly(
-        recorded, population.data, planned.budgets, federation, simulation, settings, plan, attackers, tuple(notes)
+        recorded, clients.data, planned.budgets, federation, simulation, settings, plan, attackers, tuple(notes)
     )
     unused = tuple(find_unused_keys(assembly, experiment))
     return replace(assembly, unused=unused, notes=(*assembly.notes, *map(str, unused)))

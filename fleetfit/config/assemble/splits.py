@@ -25,14 +25,20 @@ def compare_splits(assembly: Assembly) -> dict[Mode, tuple[SplitLevel, ...]]:
     """Return the levels that each split makes of a run's budgets, smallest first, but for splits that do not fit."""
     experiment, budgets, problem = assembly.experiment, assembly.fleet, assembly.federation.problem
     targets = replace(build_targets(experiment.fleet, budgets, problem.architecture.blocks), splits=())
-    levels = {}
-    for split in SPLITS:
-        try:
-            shapes = find_shapes(problem.architecture, problem.input_shape, targets, split)
-        except PlanError:
-            continue
-        levels[split] = tuple(_cost_split_level(experiment, problem, shape, budgets.conditions) for shape in shapes)
-    return levels
+    shapes_by_split = {split: _find_shapes(problem, targets, split) for split in SPLITS}
+    return {
+        split: tuple(_cost_split_level(experiment, problem, shape, budgets.conditions) for shape in shapes)
+        for split, shapes in shapes_by_split.items()
+        if shapes
+    }
+
+
+def _find_shapes(problem: Problem, targets: Targets, split: Mode) -> Sequence[LevelShape]:
+    """Return the levels that the planner makes by a split; none if they do not fit."""
+    try:
+        return find_shapes(problem.architecture, problem.input_shape, targets, split)
+    except PlanError:
+        return ()
 
 
 def _cost_split_level(
@@ -59,11 +65,8 @@ def describe_split(federation: Federation, planned: PlannedProblem) -> list[str]
     """Note what levels with whole early blocks cost to train, where the planner and not the user chose them."""
     problem, targets = planned.problem, planned.targets
     is_chosen = find_split(planned.method.levels, targets) == "auto" and not targets.splits
-    if not is_chosen:
-        return []
-    try:
-        others = find_shapes(problem.architecture, problem.input_shape, targets, "both")
-    except PlanError:
+    others = _find_shapes(problem, targets, "both") if is_chosen else ()
+    if not others:
         return []
     clients = [int((federation.level_of == i).sum()) for i in range(len(planned.levels))]
     own = [submodel_cost(problem.architecture, level.submodel, problem.input_shape) for level in planned.levels]
@@ -136,13 +139,10 @@ def _find_remedy(
     planned: PlannedProblem, on_a_fleet: bool, helps: Callable[[Sequence[LevelShape], Targets], bool]
 ) -> str | None:
     """Return the first keys of `[fleet]` with which the planner finds levels that help; None if none do."""
-    problem = planned.problem
     for keys, targets, split in _list_remedies(planned, on_a_fleet):
-        try:
-            if helps(find_shapes(problem.architecture, problem.input_shape, targets, split), targets):
-                return keys
-        except PlanError:
-            continue
+        shapes = _find_shapes(planned.problem, targets, split)
+        if shapes and helps(shapes, targets):
+            return keys
     return None
 
 

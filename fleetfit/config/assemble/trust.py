@@ -98,6 +98,8 @@ def describe_attackers(attackers: Attackers | None) -> tuple[str, ...]:
 POST_PROCESSING = ("class_prior", "fedadam", "fedavgm", "fedprox", "fedyogi")
 """Options that only use the result of a round, or run on devices."""
 
+_PLAIN_METHODS = "Leave it out, or use fedavg, scalefl, heterofl, fedrolex or another method with FedAvg's average."
+
 
 def _find_hook_owner(experiment: Experiment, hook: str) -> tuple[str, str]:
     """Return the method, option or key that sets a hook: its label in messages, and its key."""
@@ -114,6 +116,22 @@ def _find_hook_owner(experiment: Experiment, hook: str) -> tuple[str, str]:
     return str(section.name), "method.name"
 
 
+def _check_sums(
+    experiment: Experiment, method: Any, hooks: Mapping[str, str], where: str, reason: str
+) -> None:  # fmt: skip
+    """Refuse hooks that need more than sums of a fixed part of the model, and channels that differ by client."""
+    for hook, effect in hooks.items():
+        if getattr(method, hook) is not getattr(FEDAVG, hook):
+            owner, key = _find_hook_owner(experiment, hook)
+            raise ConfigError(f"{where}: {owner} {effect} (hook {hook!r}){reason}. {_PLAIN_METHODS}", key=key)
+    if method.channels not in (keep_prefix, rolling):
+        raise ConfigError(
+            f"{where}: each client gets its own channels, so too few clients share an element. Set "
+            'method.hooks.channels = "prefix" or "rolling".',
+            key="method.hooks.channels",
+        )
+
+
 # ---- privacy -------------------------------------------------------------------------------------------------------
 
 _LOUD = 15.0  # norm of the noise over all elements of a level, as a multiple of the clipping norm
@@ -128,7 +146,6 @@ _PRIVATE_HOOKS = {
     "observe": "uses the members of a cohort and their updates",
 }
 """Hooks that must be FedAvg's, and the effect of a replacement."""
-_PLAIN_METHODS = "Use fedavg, scalefl, heterofl, fedrolex or another method with FedAvg's average."
 
 
 def build_privacy(experiment: Experiment, federation: Federation) -> Privacy | None:
@@ -191,14 +208,7 @@ def build_privacy(experiment: Experiment, federation: Federation) -> Privacy | N
 def _check_private_rounds(experiment: Experiment, federation: Federation) -> None:
     """Refuse settings that reveal more than the noise covers, or whose effect cannot be bounded."""
     method, section = federation.method, experiment.method
-    for hook, effect in _PRIVATE_HOOKS.items():
-        if getattr(method, hook) is not getattr(FEDAVG, hook):
-            owner, key = _find_hook_owner(experiment, hook)
-            raise ConfigError(
-                f"[privacy]: {owner} {effect} (hook {hook!r}), which reveals more than the noise covers. "
-                f"{_PLAIN_METHODS}",
-                key=key,
-            )
+    _check_sums(experiment, method, _PRIVATE_HOOKS, "[privacy]", ", which reveals more than the noise covers")
     if method.choose is not FEDAVG.choose:
         raise ConfigError(
             "[privacy]: clients must be drawn independently with the same probability. Leave cohort.choose and "
@@ -212,12 +222,6 @@ def _check_private_rounds(experiment: Experiment, federation: Federation) -> Non
         if further:
             owner, key = f"[method.plus.{further[0]}]", f"method.plus.{further[0]}"
         raise ConfigError(f"[privacy]: {owner} uses more than a private round reveals. {_PLAIN_METHODS}", key=key)
-    if method.channels not in (keep_prefix, rolling):
-        raise ConfigError(
-            "[privacy]: each client gets its own channels, so the number of clients per element is not known in "
-            'advance. Set method.hooks.channels = "prefix" or "rolling".',
-            key="method.hooks.channels",
-        )
     if section.hooks.get("weight", "by_count") != "by_count":
         raise ConfigError(
             "[privacy]: all clients have the same weight. Leave method.hooks.weight out.", key="method.hooks.weight"
@@ -365,14 +369,7 @@ def _check_grid(federation: Federation, grid: Quantiser, clip: float) -> None:
 def _check_secure_rounds(experiment: Experiment, federation: Federation) -> None:
     """Refuse settings that need more than sums on the server."""
     method = federation.method
-    for hook, effect in _SECURE_HOOKS.items():
-        if getattr(method, hook) is not getattr(FEDAVG, hook):
-            owner, key = _find_hook_owner(experiment, hook)
-            raise ConfigError(
-                f"[secure]: {owner} {effect} (hook {hook!r}). Leave it out, or use fedavg, scalefl, heterofl, "
-                "fedrolex or another method with FedAvg's average.",
-                key=key,
-            )
+    _check_sums(experiment, method, _SECURE_HOOKS, "[secure]", "")
     if getattr(method, "remember", FEDAVG.remember) is not FEDAVG.remember and federation.device is not None:
         owner, key = _find_hook_owner(experiment, "remember")
         raise ConfigError(
@@ -386,12 +383,6 @@ def _check_secure_rounds(experiment: Experiment, federation: Federation) -> None
             "[secure]: sums give all clients the same weight, but this method weights clients. Set "
             'method.hooks.weight = "by_count".',
             key="method.hooks.weight",
-        )
-    if method.channels not in (keep_prefix, rolling):
-        raise ConfigError(
-            "[secure]: each client gets its own channels, so few clients share an element. Set method.hooks.channels "
-            '= "prefix" or "rolling".',
-            key="method.hooks.channels",
         )
     if experiment.local.compress is not None:
         raise ConfigError(
