@@ -213,7 +213,7 @@ def check_other_data(run: TrainedRun, data: Any, labels: bool = True) -> Data:
             "needs none.",
             key="data",
         )
-    return _rescale_targets(run_data, data)
+    return _rescale_targets(run, data)
 
 
 def _describe_shape(data: Data | DataDescription) -> str:
@@ -221,11 +221,11 @@ def _describe_shape(data: Data | DataDescription) -> str:
     return f"samples {list(data.sample_shape)}, {data.classes} classes{tokens} ({data.task.replace('_', ' ')})"
 
 
-def _rescale_targets(run_data: Any, data: Data) -> Data:
+def _rescale_targets(run: TrainedRun, data: Data) -> Data:
     """Return data with targets scaled like the run's training targets."""
-    if data.task != "regression" or not isinstance(run_data, Data) or run_data is data:
+    if data.task != "regression" or run.assembly.data is data:
         return data
-    return replace(data, targets=tuple(tuple(moment.tolist()) for moment in run_data.target_scale))
+    return replace(data, targets=find_transform(run).targets)
 
 
 def load_other_data(run: TrainedRun, name: str | Path, halves: bool = False) -> Data:
@@ -303,7 +303,7 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
         experiment = _change_experiment(run, sections)
         return _evaluate_on(run, experiment, build_data(experiment.data))
     if isinstance(sections.get("data"), Data):
-        sections = {**sections, "data": _rescale_targets(assembly.data, sections["data"])}
+        sections = {**sections, "data": _rescale_targets(run, sections["data"])}
     if sections:
         assembly = assemble(_change_experiment(run, sections), run.files.load_base() or None)
         if isinstance(assembly.data, Data):
@@ -529,7 +529,7 @@ def prepare_export(
         sizes,
         exits,
         build_level_module(run, level),
-        run.assembly.data if data is None else _rescale_targets(run.assembly.data, data),
+        run.assembly.data if data is None else _rescale_targets(run, data),
         None if calibration is None else inference.read_policy(calibration),
         facts,
         None if prior is None else make_offset(prior, run.server.prior, known, data),

@@ -197,8 +197,7 @@ def _predict_targets(run: Run, data: Data, indices: Tensor, options: PredictOpti
     Raises:
         ConfigError: The predictions cannot be written.
     """
-    run_data = run.assembly.data
-    mean, std = (run_data if isinstance(run_data, Data) else data).target_scale
+    mean, std = data.target_scale
     model = load_model(run, options.level)
     parts = [next(predictions(model, data.batch(part)[0], every=False)) for part in indices.split(options.batch_size)]
     answers, y = torch.cat(parts).double() * std + mean, data.y[indices].double()

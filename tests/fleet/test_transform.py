@@ -253,7 +253,11 @@ def test_a_regression_on_a_fleet_has_the_servers_scale_in_every_verb(tmp_path: P
     transform = Transform.load(tmp_path / "stored")
     assert Transform.load(run.folder) == transform
     run = ff.load(run.folder)
-    assert run.evaluate(data=mine)["static"]["samples"] == 45
+    evaluation = run.evaluate(data=mine)["static"]
+    assert evaluation["samples"] == 45
+    other = transform.apply(mine)
+    own = Data("mine", other.x, other.y, other.splits, 1, task="regression", mean=other.mean, std=other.std)
+    assert own.target_scale != other.target_scale and run.evaluate(data=own)["static"] == evaluation
     run_verb("predict", run.folder, "--data", mine, "--out", tmp_path / "predictions.csv", code=0)
     run_verb("export", run.folder, "--no-onnx", "--out", tmp_path / "device", code=0)
     assert json.loads((tmp_path / "device" / FILE).read_text()) == json.loads((run.folder / FILE).read_text())
