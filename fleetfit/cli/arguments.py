@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -39,33 +39,28 @@ parse_folder = forward_config_errors(files.parse_folder, "folder")
 parse_input_file = forward_config_errors(files.parse_input_file, "file")
 parse_output_file = forward_config_errors(files.parse_output_file, "file")
 
+
+def path_option(parser: Callable[[str], Path], help: str, *names: str) -> Any:
+    """Return an option with a path. By default it has the parameter's name."""
+    return typer.Option(*names, help=help, parser=parser, metavar=parser.__name__.upper())
+
+
+def path_argument(parser: Callable[[str], Path], help: str, metavar: str = "") -> Any:
+    """Return an argument with a path."""
+    return typer.Argument(help=help, parser=parser, metavar=metavar or parser.__name__.upper())
+
+
 RunFile = Annotated[
-    Path | None,
-    typer.Argument(
-        help="Run file (TOML). Default: FleetFit on handwritten digits.",
-        parser=parse_run_file,
-        metavar="[FILE]",
-    ),
+    Path | None, path_argument(parse_run_file, "Run file (TOML). Default: FleetFit on handwritten digits.", "[FILE]")
 ]
-Folder = Annotated[Path, typer.Argument(help="Run folder.", parser=parse_folder, metavar="FOLDER")]
+Folder = Annotated[Path, path_argument(parse_folder, "Run folder.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set one key of the run file, such as local.lr=0.03. Repeatable."),
 ]
-Out = Annotated[
-    Path | None,
-    typer.Option(
-        "--out",
-        help="Output folder; it must be new or empty.",
-        parser=parse_folder,
-        metavar="FOLDER",
-    ),
-]
+Out = Annotated[Path | None, path_option(parse_folder, "Output folder; it must be new or empty.", "--out")]
 NewOrStopped = Annotated[
-    Path | None,
-    typer.Option(
-        "--out", help="Output folder: new, empty, or the one to continue.", parser=parse_folder, metavar="FOLDER"
-    ),
+    Path | None, path_option(parse_folder, "Output folder: new, empty, or the one to continue.", "--out")
 ]
 Jobs = Annotated[
     int,

@@ -18,18 +18,15 @@ from fleetfit.cli.arguments import (
     add_speed,
     parse_folder,
     parse_run_file,
+    path_argument,
+    path_option,
 )
 from fleetfit.errors import COMMAND, NoUsableUpdates
 
 
 def compare(
     file: Annotated[
-        Path,
-        typer.Argument(
-            help="Run file with [[compare.row]], [compare.grid], [compare.tune].",
-            parser=parse_run_file,
-            metavar="FILE",
-        ),
+        Path, path_argument(parse_run_file, "Run file with [[compare.row]], [compare.grid], [compare.tune].")
     ],
     out: NewOrStopped = None,
     jobs: Jobs = 1,
@@ -39,11 +36,7 @@ def compare(
     ] = None,
     record: Annotated[
         Path | None,
-        typer.Option(
-            help="Also write the final results to NAME.json in this folder, for version control.",
-            parser=parse_folder,
-            metavar="FOLDER",
-        ),
+        path_option(parse_folder, "Also write the final results to NAME.json in this folder, for version control."),
     ] = None,
     overrides: Overrides = None,
     fast: Fast = False,

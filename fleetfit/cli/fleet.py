@@ -8,7 +8,13 @@ from typing import Annotated
 
 import typer
 
-from fleetfit.cli.arguments import parse_folder, parse_input_file, parse_output_file
+from fleetfit.cli.arguments import (
+    parse_folder,
+    parse_input_file,
+    parse_output_file,
+    path_argument,
+    path_option,
+)
 from fleetfit.errors import ConfigError, MissingExtra
 
 app = typer.Typer(
@@ -19,19 +25,8 @@ app = typer.Typer(
 
 @app.command()
 def init(
-    folder: Annotated[
-        Path,
-        typer.Argument(help="Output folder; it must be new or empty.", parser=parse_folder, metavar="FOLDER"),
-    ],
-    run_file: Annotated[
-        Path | None,
-        typer.Option(
-            "--run",
-            help="Run file to copy to run.toml.",
-            parser=parse_input_file,
-            metavar="FILE",
-        ),
-    ] = None,
+    folder: Annotated[Path, path_argument(parse_folder, "Output folder; it must be new or empty.")],
+    run_file: Annotated[Path | None, path_option(parse_input_file, "Run file to copy to run.toml.", "--run")] = None,
 ) -> None:
     """Write an app folder for `flwr run`: pyproject.toml, run.toml, and an example of a node's configuration."""
     from fleetfit.cli import output
@@ -43,14 +38,7 @@ def init(
 
 @app.command()
 def certificates(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            help="Folder for ca.crt, ca.key, server.pem and server.key.",
-            parser=parse_folder,
-            metavar="FOLDER",
-        ),
-    ],
+    folder: Annotated[Path, path_argument(parse_folder, "Folder for ca.crt, ca.key, server.pem and server.key.")],
     host: Annotated[list[str], typer.Option(help="Host name or address at which nodes reach the server. Repeatable.")],
     days: Annotated[int, typer.Option(min=1, help="Days until the server's certificate expires.")] = 365,
 ) -> None:
@@ -65,12 +53,7 @@ def certificates(
 @app.command()
 def key(
     file: Annotated[
-        Path,
-        typer.Argument(
-            help="Private key to write. The public key is written to FILE.pub.",
-            parser=parse_output_file,
-            metavar="FILE",
-        ),
+        Path, path_argument(parse_output_file, "Private key to write. The public key is written to FILE.pub.")
     ],
 ) -> None:
     """Make a node's key pair. Register the public key: flwr supernode register FILE.pub SUPERLINK."""
@@ -83,18 +66,8 @@ def key(
 
 @app.command()
 def member(
-    file: Annotated[
-        Path,
-        typer.Argument(help="Key to write, for the node's secure rounds.", parser=parse_output_file, metavar="FILE"),
-    ],
-    authority: Annotated[
-        Path,
-        typer.Option(
-            help="Folder of the fleet's certificate authority.",
-            parser=parse_folder,
-            metavar="FOLDER",
-        ),
-    ],
+    file: Annotated[Path, path_argument(parse_output_file, "Key to write, for the node's secure rounds.")],
+    authority: Annotated[Path, path_option(parse_folder, "Folder of the fleet's certificate authority.")],
 ) -> None:
     """Make a node's key for secure rounds, signed by the fleet's authority. Never run this on the server."""
     from fleetfit.cli import output
@@ -109,23 +82,12 @@ def member(
 
 @app.command()
 def node(
-    file: Annotated[
-        Path,
-        typer.Argument(help="The node's configuration (TOML).", parser=parse_input_file, metavar="FILE"),
-    ],
+    file: Annotated[Path, path_argument(parse_input_file, "The node's configuration (TOML).")],
     superlink: Annotated[str, typer.Option(help="HOST:PORT of the SuperLink.")] = "",
     ca: Annotated[
-        Path | None,
-        typer.Option(
-            help="Certificate authority of the SuperLink. Default: the system's.",
-            parser=parse_input_file,
-            metavar="FILE",
-        ),
+        Path | None, path_option(parse_input_file, "Certificate authority of the SuperLink. Default: the system's.")
     ] = None,
-    key: Annotated[
-        Path | None,
-        typer.Option(help="The node's private key.", parser=parse_input_file, metavar="FILE"),
-    ] = None,
+    key: Annotated[Path | None, path_option(parse_input_file, "The node's private key.")] = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Do not use TLS; only for trials on one machine.")
     ] = False,
@@ -159,14 +121,7 @@ def node(
 
 @app.command()
 def resume(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            help="Run folder on the SuperLink's machine.",
-            parser=parse_folder,
-            metavar="FOLDER",
-        ),
-    ],
+    folder: Annotated[Path, path_argument(parse_folder, "Run folder on the SuperLink's machine.")],
     superlink: Annotated[
         str, typer.Argument(help="Name of the SuperLink in Flower's configuration. Default: Flower's default.")
     ] = "",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 import typer
 
 from fleetfit.cli import output
-from fleetfit.cli.arguments import Overrides, RunFile, add_speed, parse_output_file
+from fleetfit.cli.arguments import Overrides, RunFile, add_speed, parse_output_file, path_option
 from fleetfit.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
@@ -110,12 +110,7 @@ def plan(
     passes: Annotated[int, typer.Option(min=1, help="With --latency: number of passes; the median counts.")] = _PASSES,
     threads: Annotated[int, typer.Option(min=1, help="With --latency: number of threads.")] = 1,
     save: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write the plan as TOML, for fleet.levels of a run file.",
-            parser=parse_output_file,
-            metavar="FILE",
-        ),
+        Path | None, path_option(parse_output_file, "Write the plan as TOML, for fleet.levels of a run file.")
     ] = None,
     overrides: Overrides = None,
 ) -> None:
@@ -449,10 +444,7 @@ def profile(
     limit_s: Annotated[float, typer.Option(help="Limit in seconds of the whole profile.")] = 60.0,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="Threads per job, as in the node's configuration.")] = 1,
-    out: Annotated[
-        Path,
-        typer.Option(help="Budget file to write.", parser=parse_output_file, metavar="FILE"),
-    ] = Path("budget.toml"),
+    out: Annotated[Path, path_option(parse_output_file, "Budget file to write.")] = Path("budget.toml"),
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     overrides: Annotated[
         list[str] | None,

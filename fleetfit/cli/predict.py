@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleetfit.cli import output
-from fleetfit.cli.arguments import Folder, OtherData, parse_folder, parse_output_file
+from fleetfit.cli.arguments import Folder, OtherData, parse_folder, parse_output_file, path_option
 from fleetfit.errors import COMMAND
 from fleetfit.report.text import Table, format_percent
 
@@ -66,14 +66,7 @@ def predict(
     data: OtherData = None,
     split: Annotated[SplitName, typer.Option(help="Split of the data.")] = SplitName.test,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples per forward pass.")] = 256,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="CSV file to write, one line per sample.",
-            parser=parse_output_file,
-            metavar="FILE",
-        ),
-    ] = None,
+    out: Annotated[Path | None, path_option(parse_output_file, "CSV file to write, one line per sample.")] = None,
 ) -> None:
     """Classify a data set with a level's model (ScaleFL, Algorithm 4).
 
@@ -247,15 +240,7 @@ def make_calibration_tables(calibration: "Calibration") -> Iterator[Table]:
 
 def export(
     folder: Folder,
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out",
-            help="Folder to write; it must be new or empty.",
-            parser=parse_folder,
-            metavar="FOLDER",
-        ),
-    ],
+    out: Annotated[Path, path_option(parse_folder, "Folder to write; it must be new or empty.", "--out")],
     level: LevelName = None,
     onnx: Annotated[bool, typer.Option(help="Write ONNX: one graph with all exits, and one for each segment.")] = True,
     int8: Annotated[bool, typer.Option("--int8", help="Also write ONNX in dynamic int8.")] = False,

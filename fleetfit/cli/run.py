@@ -24,6 +24,8 @@ from fleetfit.cli.arguments import (
     add_speed,
     parse_folder,
     parse_output_file,
+    path_argument,
+    path_option,
 )
 from fleetfit.errors import WINDOWS, ConfigError, RunError
 from fleetfit.machine import available_cores
@@ -86,9 +88,7 @@ WATCH_S = 1.0
 
 
 def watch(
-    folder: Annotated[
-        Path, typer.Argument(help="Folder of a run or a comparison.", parser=parse_folder, metavar="FOLDER")
-    ],
+    folder: Annotated[Path, path_argument(parse_folder, "Folder of a run or a comparison.")],
     once: Annotated[bool, typer.Option("--once", help="Print the state once and exit.")] = False,
 ) -> None:
     """Follow a run or a comparison that another process computes. Ctrl-C stops only the watching.
@@ -209,11 +209,7 @@ def demo(
     ] = None,
     write: Annotated[
         Path | None,
-        typer.Option(
-            help="Only write the run file. Edit it, then run `fleetfit compare FILE`.",
-            parser=parse_output_file,
-            metavar="FILE",
-        ),
+        path_option(parse_output_file, "Only write the run file. Edit it, then run `fleetfit compare FILE`."),
     ] = None,
     overrides: Annotated[
         list[str] | None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fleetfit.cli import output
-from fleetfit.cli.arguments import Folder, parse_folder, parse_output_file
+from fleetfit.cli.arguments import Folder, parse_folder, parse_output_file, path_argument, path_option
 from fleetfit.errors import ConfigError, RunError, did_you_mean
 from fleetfit.report.text import Table, format_bytes, format_percent
 from fleetfit.runs import RUNS
@@ -22,12 +22,7 @@ _MOST_METHODS = 32
 
 def runs(
     folder: Annotated[
-        Path,
-        typer.Argument(
-            help="Folder of runs, of one run, or of a comparison.",
-            parser=parse_folder,
-            metavar="[FOLDER]",
-        ),
+        Path, path_argument(parse_folder, "Folder of runs, of one run, or of a comparison.", "[FOLDER]")
     ] = RUNS,
     clear: Annotated[
         bool,
@@ -192,19 +187,14 @@ _FORMATS = ("png", "pdf", "svg")
 def report(
     folders: Annotated[
         list[Path],
-        typer.Argument(
-            help="Run folders or folders of comparisons. Several folders share one page.",
-            parser=parse_folder,
-            metavar="RUN...",
-        ),
+        path_argument(parse_folder, "Run folders or folders of comparisons. Several folders share one page.", "RUN..."),
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
+        path_option(
+            parse_output_file,
+            "HTML file to write. Default: report.html in the folder; for several folders, in the working folder.",
             "--out",
-            help="HTML file to write. Default: report.html in the folder; for several folders, in the working folder.",
-            parser=parse_output_file,
-            metavar="FILE",
         ),
     ] = None,
 ) -> None:
@@ -219,15 +209,7 @@ def report(
 
 def pictures(
     folder: Folder,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            help="Output folder. Default: FOLDER/plots.",
-            parser=parse_folder,
-            metavar="FOLDER",
-        ),
-    ] = None,
+    out: Annotated[Path | None, path_option(parse_folder, "Output folder. Default: FOLDER/plots.", "--out")] = None,
     ending: Annotated[str, typer.Option("--format", help="Image format: png, pdf or svg.")] = "png",
 ) -> None:
     """Draw the plots of a run: accuracy, loss, cost, levels and the clients' classes.
