@@ -112,11 +112,11 @@ def describe_data(data: Data) -> dict[str, Any]:
 
 
 def _compute_encoding(data: Data) -> str:
-    """Return a digest of the names of classes and of the tokenizer; "" without them."""
+    """Return a digest of the names of classes, the tokenizer and the encoding of columns; "" without them."""
     tokenizer = read_text(data.tokenizer, DataError) if data.tokenizer else ""
     is_numbered = data.class_names == tuple(map(str, range(data.classes)))  # as classes without names
-    named = [() if is_numbered else data.class_names, tokenizer]
-    return compute_digest(json.dumps(named).encode()) if any(named) else ""
+    parts = [() if is_numbered else data.class_names, tokenizer, data.columns]
+    return compute_digest(json.dumps(parts).encode()) if any(parts) else ""
 
 
 def pack_transform(transform: Transform) -> bytes:

@@ -167,7 +167,11 @@ def load_data(settings: NodeSettings, transform: Path | None = None) -> Data:
     data = data_sets.load_data(keys["name"], own, place)
     division, client = section.partition, section.client
     if division is None or client is None:
-        _check_fitted(keys, data, transform is not None)
+        if keys["name"] == "plain_text":
+            raise ConfigError(
+                "[data] the tokens of a plain text are its own, so they differ from node to node. Use labelled texts.",
+                key="data.name",
+            )
         return data
     parts = partition(data, division.kind, division.clients, division.seed, **division.settings)
     if client >= len(parts):
@@ -175,19 +179,3 @@ def load_data(settings: NodeSettings, transform: Path | None = None) -> Data:
             f"[data] client: the division has clients 0 to {len(parts) - 1}, got {client}.", key="data.client"
         )
     return data.share(parts[client])
-
-
-def _check_fitted(keys: Mapping[str, Any], data: Data, has_transform: bool) -> None:
-    """Refuse data whose columns or tokens are this node's own, and not the fleet's."""
-    if keys["name"] == "plain_text":
-        raise ConfigError(
-            "[data] the tokens of a plain text are its own, so they differ from node to node. Use labelled texts.",
-            key="data.name",
-        )
-    if not has_transform and (data.columns or (keys["name"] == "text" and "tokenizer" not in keys)):
-        what = "columns of a table" if data.columns else "tokens of texts"
-        raise ConfigError(
-            f"[data] the {what} must be prepared alike on all nodes, and not by each node's own samples. Set transform "
-            "under [data] in the run file: the folder of a run on such data.",
-            key="data.transform",
-        )

@@ -35,7 +35,7 @@ class DataDescription:
         vocabulary: Tokens, or 0.
         padding: Id of the padding token, or -1.
         channels_last: Whether the channels of a sample are its last dimension.
-        encoding: Digest of the names of classes and of the tokenizer; "" without them.
+        encoding: Digest of the names of classes, the tokenizer and the encoding of columns; "" without them.
     """
 
     name: str
@@ -65,7 +65,7 @@ class DataDescription:
     def __str__(self) -> str:
         """Return it as text."""
         samples = f"samples {list(self.sample_shape)}{' with channels last' * self.channels_last}"
-        encoding = f", names of classes and tokens {self.encoding[:8]}" * bool(self.encoding)
+        encoding = f", classes, tokens and columns {self.encoding[:8]}" * bool(self.encoding)
         return f"{self.task}, {samples}, {self.classes} classes, {self.vocabulary} tokens{encoding}"
 
 

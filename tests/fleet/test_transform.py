@@ -178,10 +178,17 @@ def test_what_contradicts_the_transform_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["text", "table"])
-def test_columns_and_tokens_are_not_fitted_on_a_node(kind: str, tmp_path: Path) -> None:
-    path = WRITERS[kind](tmp_path / "mine", KINDS)
-    with raises(ConfigError, key="data.transform"):
-        load_data(read_settings(configure(tmp_path, path=str(path))))
+def test_columns_and_tokens_of_a_node_s_own_do_not_fit(kind: str, tmp_path: Path) -> None:
+    """Without a transform the nodes' encodings must be equal; what the server learns of them is a digest."""
+    paths = [WRITERS[kind](tmp_path / name, KINDS) for name in ("a", "b")]
+    content = pandas.read_csv(paths[1])
+    content.iloc[:, 0] = content.iloc[:, 0].map(lambda cell: cell * 2 if isinstance(cell, float) else f"other {cell}")
+    content.to_csv(paths[1], index=False)
+    facts = [ask(configure(tmp_path, path=str(path)), b"", "")["hello"]["facts"] for path in (paths[0], *paths)]
+    assert facts[0] == facts[1] and len(facts[0]["encoding"]) == 64
+    assert facts[1]["encoding"] != facts[2]["encoding"]
+    check = run_verb("flower", "node", configure(tmp_path, path=str(paths[0])), "--check", code=0).out
+    assert facts[0]["encoding"][:8] in check
 
 
 # ---- messages ----------------------------------------------------------------------------------------------------
