@@ -4,7 +4,6 @@ import contextlib
 import datetime
 import http.server
 import ipaddress
-import socket
 import ssl
 import threading
 from collections.abc import Iterator
@@ -95,9 +94,3 @@ def serving(context: ssl.SSLContext | None = None, status: int = 200) -> Iterato
         finally:
             server.shutdown()
             thread.join()
-
-
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return int(trial.getsockname()[1])

@@ -1,13 +1,10 @@
 """A SuperLink with TLS and node authentication on this machine, and a toy Flower app whose server measures."""
 
 import contextlib
-import datetime
-import ipaddress
 import itertools
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -16,13 +13,10 @@ from pathlib import Path
 
 import psutil
 import waiting
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-from deployment import REGISTER
+from deployment import REGISTER, free_port
 
 import fleetfit
+from fleetfit.fleet.certificates import make_certificates, make_node_key
 
 BIN = Path(sys.executable).parent
 PACKAGE = Path(fleetfit.__file__).parents[1]
@@ -158,12 +152,6 @@ except FleetFitError as error:
 """
 
 
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return int(trial.getsockname()[1])
-
-
 def wait_for(what, seconds: float, message: str):
     """Return the first true value of a function."""
     until = time.monotonic() + seconds
@@ -193,7 +181,7 @@ class Lab:
         (folder / "lib" / "toy_client.py").write_text(CLIENT)
         (folder / "node.py").write_text(NODE)
         for name in ("server", "stranger"):
-            _certify(folder, name)
+            make_certificates(folder / name, ["127.0.0.1"])
         self._started: list[subprocess.Popen] = []
         self._keys: list[Path] = []
         self._numbers = itertools.count()
@@ -202,8 +190,9 @@ class Lab:
 
     def _superlink(self) -> None:
         home = f'[superlink]\ndefault = "lab"\n[superlink.lab]\naddress = "127.0.0.1:{self.port}"\n'
-        (self.folder / "home" / "config.toml").write_text(home + f'root-certificates = "{self.folder}/server-ca.crt"\n')
-        flags = ["--ssl-ca-certfile", "server-ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
+        (self.folder / "home" / "config.toml").write_text(home + f'root-certificates = "{self.folder}/server/ca.crt"\n')
+        flags = ["--ssl-ca-certfile", "server/ca.crt", "--ssl-certfile", "server/server.pem"]
+        flags += ["--ssl-keyfile", "server/server.key"]
         flags += ["--enable-supernode-auth", "--host", "127.0.0.1", "--port", str(self.port)]
         command = ["flower-superlink", *flags, "--disable-runtime-dependency-installation"]
         self._start("superlink", command, FLWR_SUPEREXEC_TASK_POLL_INTERVAL="0.3")
@@ -244,14 +233,8 @@ class Lab:
 
     def new_key(self) -> Path:
         """Make a node's key."""
-        private_key = ec.generate_private_key(ec.SECP384R1())
-        kinds = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
         path = self.folder / f"key-{next(self._numbers)}"
-        path.write_bytes(private_key.private_bytes(*kinds))
-        public = private_key.public_key().public_bytes(
-            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        )
-        path.with_suffix(".pub").write_bytes(public + b"\n")
+        make_node_key(path)
         return path
 
     def node(
@@ -260,7 +243,7 @@ class Lab:
         """Start the launcher; its output goes to `NAME.log`."""
         config = self.folder / f"{name} node.toml"
         config.write_text("")
-        settings = {"superlink": f"127.0.0.1:{self.port}", "root_certificates": str(self.folder / "server-ca.crt")}
+        settings = {"superlink": f"127.0.0.1:{self.port}", "root_certificates": str(self.folder / "server" / "ca.crt")}
         settings |= {"config": str(config), "app": "toy_client:app"} | ({"key": str(key)} if key else {})
         settings |= {"preload": ["numpy", "flwr.supernode.runtime.run_clientapp"], **options}
         return self._start(name, [sys.executable, "node.py", json.dumps(settings)], **(environment or {}))
@@ -332,30 +315,3 @@ def cpu_s(process: subprocess.Popen) -> float:
         with contextlib.suppress(psutil.NoSuchProcess):
             total += sum(each.cpu_times()[:4])
     return total
-
-
-def kill(process: subprocess.Popen) -> None:
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _certify(folder: Path, name: str) -> None:
-    """Write an authority, and a server's certificate from it."""
-    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
-
-    def make_certificate(subject: str, issuer: str, key, signer, authority: bool) -> x509.Certificate:
-        names = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, each)]) for each in (subject, issuer)]
-        builder = x509.CertificateBuilder(names[1], names[0], key.public_key(), x509.random_serial_number())
-        builder = builder.not_valid_before(now - day).not_valid_after(now + day)
-        builder = builder.add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
-        here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-        return (builder if authority else builder.add_extension(here, critical=False)).sign(signer, hashes.SHA256())
-
-    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
-    pem = serialization.Encoding.PEM
-    authority = make_certificate(f"{name} authority", f"{name} authority", keys[0], keys[0], True)
-    (folder / f"{name}-ca.crt").write_bytes(authority.public_bytes(pem))
-    server = make_certificate("127.0.0.1", f"{name} authority", keys[1], keys[0], False)
-    (folder / f"{name}.pem").write_bytes(server.public_bytes(pem))
-    text = keys[1].private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    (folder / f"{name}.key").write_bytes(text)
