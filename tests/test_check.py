@@ -7,7 +7,6 @@ import torch
 from support import raises
 from torch import nn
 from zoo import (
-    RIGHT,
     Deep,
     Made,
     Normed,
@@ -32,23 +31,6 @@ from fleetfit.submodel import Submodel, extract, put_back
 
 def check(architecture: Made, **options: object) -> str:
     return str(check_layout(architecture, input_shape=architecture.input_shape, **options))
-
-
-@pytest.mark.parametrize("name", RIGHT)
-def test_right_layouts_pass_all_parts(name: str) -> None:
-    architecture = RIGHT[name]()
-    report = check_layout(architecture, input_shape=architecture.input_shape)
-    assert max(report.permutation.values()) < 1e-12
-    assert len(report.cuts) == 4 and max(report.cuts.values()) < 1e-12
-    assert not report.not_proved
-
-
-@pytest.mark.parametrize("norm", ["batch", "group"])
-def test_built_in_models_pass_all_parts(norm: str) -> None:
-    for architecture, shape in ((cnn(norm=norm), (1, 8, 8)), (resnet(depth=14, norm=norm), (3, 8, 8))):
-        report = check_layout(architecture, input_shape=shape)
-        assert report.permutation.keys() == architecture.axes.keys()
-        assert max([*report.permutation.values(), *report.cuts.values()]) < 1e-12
 
 
 WRONG = {
@@ -143,7 +125,6 @@ def test_channel_norms_take_full_numbers() -> None:
         architecture = normed(norm)
         report = check_layout(architecture, input_shape=architecture.input_shape)
         assert report.numbers and max(report.cuts.values()) < 1e-12
-        assert "with its size-dependent numbers" in str(report)
 
 
 def test_a_wrong_layout_given_by_hand_is_refused() -> None:

@@ -167,12 +167,9 @@ def test_compressed_updates_are_validated() -> None:
 @pytest.mark.parametrize(
     ("spec", "kind"),
     [
-        ({"name": "scalefl"}, "int8"),
-        ({"name": "plugin_method:counting", "pull": 0.1}, "int8"),
         ({"name": "scalefl", "plus": {"feddyn": {}}}, "float16"),
         ({"name": "adaptivefl"}, "int8"),
         ({"name": "heterofl", "masked": True, "hooks": {"channels": "rolling"}}, "int8"),
-        ({"name": "decoupled"}, "int8"),
     ],
     ids=str,
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from sampling import some_quick
 from support.bits import assert_same_bits
 from tiny import tiny_federation
 from torch import Tensor, nn
@@ -93,11 +94,11 @@ SOUND = [
 ]
 
 
-@pytest.mark.parametrize("change", SOUND)
+@pytest.mark.parametrize("change", some_quick(SOUND, [*SOUND[:2], SOUND[4]]))
 def test_cached_features_keep_results(change: dict[str, Any], tmp_path: Path) -> None:
-    """Three rounds of four clients of two depths, evaluated."""
-    plain, columns = finished(tmp_path / "plain", change)
-    state, others = finished(tmp_path / "kept", change, cache_features(1e9))
+    """Two rounds of four clients of two depths, evaluated."""
+    plain, columns = finished(tmp_path / "plain", change, {"rounds": 2})
+    state, others = finished(tmp_path / "kept", change, {"rounds": 2}, cache_features(1e9))
     assert close(plain, state)
     assert columns["static"]["global"] == pytest.approx(others["static"]["global"], abs=0.01)
 
@@ -114,16 +115,13 @@ def test_backbone_runs_once_per_sample(peft: dict[str, Any], embedded: Counter[b
     tried = 64 + 32
     assert sum(count > 1 for count in embedded.values()) <= tried + 32 * 8
     assert sum(count == 1 for count in embedded.values()) > 1000
-    embedded.clear()
-    ff.run(merged(RUN, one), out=tmp_path / "plain")
-    assert sum(count > 1 for count in embedded.values()) > 1000
 
 
 def test_file_beyond_memory_has_equal_bits(tmp_path: Path) -> None:
-    """None fits, then one row of 24 numbers, then a hundred."""
-    all_in_memory, columns = finished(tmp_path / "memory", cache_features(1e9))
-    for bytes_ in (1.0, 24 * 4, 100 * 24 * 4):
-        state, others = finished(tmp_path / f"{bytes_:.0f}", cache_features(bytes_))
+    """None fits, then a hundred rows of 24 numbers."""
+    all_in_memory, columns = finished(tmp_path / "memory", {"rounds": 2}, cache_features(1e9))
+    for bytes_ in (1.0, 100 * 24 * 4):
+        state, others = finished(tmp_path / f"{bytes_:.0f}", {"rounds": 2}, cache_features(bytes_))
         assert_same_bits(all_in_memory, state)
         assert columns == others
 
@@ -170,10 +168,10 @@ NOTHING = [
 @pytest.mark.parametrize("change", NOTHING)
 def test_changing_features_are_not_cached(change: dict[str, Any], embedded: Counter[bytes], tmp_path: Path) -> None:
     """Augmentation, LoRA, adapters from the bottom, ReeFL's modulation, dropout: the same bits as without the key."""
-    plain, _ = finished(tmp_path / "plain", change)
+    plain, _ = finished(tmp_path / "plain", change, {"rounds": 1})
     usual = sum(embedded.values())
     embedded.clear()
-    state, _ = finished(tmp_path / "kept", change, cache_features(1e9))
+    state, _ = finished(tmp_path / "kept", change, {"rounds": 1}, cache_features(1e9))
     assert_same_bits(plain, state)
     assert sum(embedded.values()) > 0.8 * usual
 

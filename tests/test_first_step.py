@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 HEAVY = (
-    "torch._dynamo", "torch._inductor", "sympy", "sklearn", "scipy", "pandas", "matplotlib", "fleetfit.api.comparison",
+    "torch._dynamo", "torch._inductor", "sympy", "sklearn", "scipy", "pandas", "matplotlib", "pyarrow", "datasets",
+    "soundfile", "tokenizers", "transformers", "tensorboard", "wandb", "IPython", "optuna", "fleetfit.api.comparison",
     "fleetfit.api.profiling", "fleetfit.data.files.table", "fleetfit.inference.export", "fleetfit.report.figures",
     "fleetfit.report.page",
 )  # fmt: skip
@@ -45,7 +46,7 @@ def test_a_run_imports_only_what_it_needs(engine: str, tmp_path: Path) -> None:
     assert modules and set(modules) == {"[]"}
 
 
-@pytest.mark.parametrize("first", ["", "import torch; ", "import gc; gc.disable(); "])
+@pytest.mark.parametrize("first", ["", "import torch, gc; gc.disable(); "])
 def test_pytorch_is_imported_without_full_collections(first: str) -> None:
     """Its objects are frozen, unless the caller had imported it; the collector is on or off as before."""
     code = "import gc, fleetfit.api; print(gc.get_stats()[2]['collections'], gc.get_freeze_count(), gc.isenabled())"

@@ -240,9 +240,11 @@ def try_places(root: Path, at: Path, of: list[tuple[str, str, str, Place]]) -> N
 
 @pytest.mark.parametrize("file", OF_A_RUN)
 def test_some_places_of_a_run_reach_no_terminal(root: Path, tmp_path: Path, file: str) -> None:
-    """Each verb gets a place of each file, and another one than the verb before."""
+    """Each verb gets a place of every second file, and another one than the verb before."""
     of = []
     for number, verb in enumerate(VERBS):
+        if (number + OF_A_RUN.index(file)) % 2:
+            continue
         kind, name = find_place(file, verb)
         places = list(one_of_each(places_in(read_nest(root / kind / name))))
         of.append((kind, name, verb, places[7 * (number + 1) % len(places)]))

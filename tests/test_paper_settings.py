@@ -68,7 +68,9 @@ def experiments(path: Path) -> Iterator[tuple[str, Any]]:
     if "compare" not in table:
         yield path.stem, complete_experiment(table)
         return
-    for entry in plan_comparison(path).runs:
+    plan = plan_comparison(path)
+    assert not plan.has_implied_smallest, "stored results would not be those of the file"
+    for entry in plan.runs:
         yield f"{entry.row}, {entry.setting}", entry.experiment
 
 

@@ -42,13 +42,12 @@ def find_note(assembly: Assembly, *words: str) -> str:
     return note
 
 
-@pytest.mark.parametrize("method", ["fleetfit", "heterofl"])
-def test_levels_that_miss_their_budgets_are_named(method: str) -> None:
+def test_levels_that_miss_their_budgets_are_named() -> None:
     def count(n: int) -> int:
         """Convolutions with biases, norms, and the classifier of four classes."""
         return 9 * n + n + 3 * (9 * n * n + n) + 4 * 2 * n + 4 * n + 4
 
-    assembly = plan(GROUPED, (1, 8, 8), {"split": "auto"} if method == "fleetfit" else {}, method)
+    assembly = plan(GROUPED, (1, 8, 8), {"split": "auto"}, "fleetfit")
     parameters = [count(n) for n in (6, 6, 12, 24)]
     assert [level.parameters for level in assembly.plan.levels] == parameters
     shares = [n / count(24) for n in parameters]
@@ -66,7 +65,6 @@ def test_levels_within_their_tolerance_are_not_named() -> None:
     ("model", "shape", "fleet", "key"),
     [
         ({"name": "cnn"}, (3, 48, 64), {}, "split"),
-        ({"name": "cnn"}, (3, 32, 40), {"split": "width"}, "split"),
         (POOLED, (3, 16, 16), {}, "cost"),
         (POOLED, (3, 16, 16), {"groups": [{"budget": 2000}, {"budget": 1.0}]}, ""),
         (GROUPED, (1, 8, 8), {}, ""),

@@ -33,7 +33,6 @@ from fleetfit.runs.comparison import list_planned_runs
 from fleetfit.runs.folder import RunFolder
 
 QUICK: dict[str, Any] = {**TINY, "evaluate": {"every": 2, "statistics_samples": 60, "norms": ["static"]}}
-HERE = Path(__file__).parent
 
 
 def report(number: int, **changes: Any) -> dict[str, Any]:
@@ -128,7 +127,7 @@ def test_parallel_runs_have_a_line_each_and_one_remaining_time() -> None:
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert re.fullmatch(r"\[1/2\] a row, seed 1 .* 1/4 loss 1.250 +9.0 s left *", lines[0])
     assert re.fullmatch(r"\[2/2\] a row, seed 2 .* 2/4 local 50.00% +6.0 s left *", lines[1])
-    assert lines[2].strip() == "9 s left of all" and len(lines) == 3
+    assert lines[2].strip().startswith("9 s left") and len(lines) == 3
 
 
 class Terminal(io.StringIO):
@@ -390,7 +389,7 @@ def test_a_run_that_is_finished_or_was_stopped_is_said_to_be(tmp_path: Path) -> 
     stopped_run(QUICK, tmp_path / "run", 2)
     output = watch(tmp_path / "run")
     assert output.startswith("round 2/3") and "by level: 1 " in output
-    assert f"was stopped after round 2 of 3. Continue it: fleetfit resume {tmp_path}/run" in output
+    assert f"fleetfit resume {tmp_path}/run" in output
     before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     watch(tmp_path / "run")
     assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
@@ -425,7 +424,7 @@ def test_a_run_that_is_at_work_is_followed_to_its_end(tmp_path: Path) -> None:
     assert [line.split("  ")[0] for line in output.splitlines() if line.startswith("round")] == [
         "round 1/3", "round 2/3", "round 3/3"
     ]  # fmt: skip
-    assert output.startswith(f"Watching {run}. Ctrl-C stops only the watching.") and f"{run} is finished." in output
+    assert output.startswith(f"Watching {run}") and "Run folder: " in output and "resume" not in output
     assert not is_running(run)
 
 
@@ -461,9 +460,9 @@ def test_a_comparison_is_watched_with_the_runs_that_are_to_come(tmp_path: Path) 
     assert [one.title for one in list_planned_runs(tmp_path / "both")] == ["a, seed 3", "c, seed 3"]
     output = watch(tmp_path / "both")
     assert "[1/2] a, seed 3: finished." in output and "[2/2] c, seed 3  round 2/3" in output
-    assert "was stopped: 1 of 2 runs are finished. Run the same fleetfit compare command to continue it." in output
+    assert "1 of 2 runs" in output and "fleetfit compare" in output
     ff.compare(file, out=tmp_path / "both")
-    assert "is finished: 2 of 2 runs are finished." in watch(tmp_path / "both")
+    assert "2 of 2 runs" in watch(tmp_path / "both")
 
 
 @pytest.mark.parametrize("document", [{"runs": [{"place": "../x", "title": "a"}]}, {"runs": 3}, []])
@@ -474,7 +473,7 @@ def test_a_damaged_list_of_runs_is_refused(document: Any, tmp_path: Path) -> Non
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    assert f"{tmp_path} is not a run folder" in run_verb("watch", tmp_path, code=2).err
+    assert str(tmp_path) in run_verb("watch", tmp_path, code=2).err
 
 
 @pytest.mark.slow
@@ -496,4 +495,4 @@ def test_another_process_is_watched_until_it_is_killed(tmp_path: Path) -> None:
             watcher.stdout.readline()
             work.kill()
             rest = watcher.stdout.read()
-    assert "was stopped after round" in rest and "fleetfit resume" in rest
+    assert f"fleetfit resume {run}" in rest

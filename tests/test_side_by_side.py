@@ -158,10 +158,6 @@ def test_fast_rows_choose_alike_side_by_side_and_when_they_go_on(place: Path) ->
     assert not list((place / "beside").rglob("summary.json"))
     assert content(run_comparison(place, FAST, "beside", 2).folder) == content(alone.folder)
     assert run_comparison(place, FAST, "beside", 1).table == alone.table
-    plain = FAST.replace('speed = "fast"', 'memory_format = "contiguous"')
-    states = [content(comparison.folder) for comparison in (alone, run_comparison(place, plain, "plain", 1))]
-    last = {name for name in states[0] if name.endswith("2.safetensors")}
-    assert len(last) == 2 and all(states[0][name] != states[1][name] for name in last), "and are not plain"
 
 
 def test_runs_go_at_the_same_time_with_one_thread_each(place: Path) -> None:
@@ -215,7 +211,7 @@ def test_an_error_of_a_run_is_told_and_says_whose(place: Path) -> None:
         f'{{ name = "{place / "gone.py"}:gone", log = "{place / "log"}", partition = {{ kind = "iid", clients = 6 }} }}'
     )
     rows = f'[[compare.row]]\nmethod.name = "scalefl"\n[[compare.row]]\nmethod.name = "fedavg"\ndata = {bad}\n'
-    with raises(RunError, "fedavg, seed 0: ", "the disk is gone.", path=place / "out/fedavg/seed-0"):
+    with raises(RunError, "fedavg, seed 0: ", "disk", path=place / "out/fedavg/seed-0"):
         run_comparison(place, HEAD + rows, "out", 2)
 
 

@@ -271,7 +271,12 @@ def test_below_one_block_a_transformer_is_split_in_both() -> None:
     assert find_shapes(model, IMAGE, QUARTERS, "depth_first") == find_shapes(model, IMAGE, QUARTERS, "both")
 
 
-@pytest.mark.parametrize("name", names.list_names("models"))
+LARGE = ("efficientnet_b0", "efficientnet_b4", "mobilenetv2", "msdnet24", "resnet", "resnet34", "resnet56", "resnet110")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in names.list_names("models")]
+)
 def test_every_model_plans_with_all_defaults(name: str) -> None:
     kind = SMALL[name].kind
     shape = (3, 32, 32) if kind == "images" and name != "mlp" else (32,)

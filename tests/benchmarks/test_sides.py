@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sampling import some_quick
 
 from benchmarks import techniques
 from benchmarks.measuring import Figure
@@ -19,7 +20,7 @@ def clock(*readings):
     return SimpleNamespace(process_time=iter(readings).__next__)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", some_quick(list(KINDS), ["cnn", "small ViT"]))
 def test_every_kind_has_four_levels(kind):
     federation, simulation = fleet(KINDS[kind], 8, 8)
     assert len(federation.levels) == 4
@@ -69,7 +70,10 @@ def test_a_step_is_from_one_training_batch_to_the_next(monkeypatch):
     assert data.steps == [2, 3, 1] and data.name == "x"
 
 
-@pytest.mark.parametrize("technique", TECHNIQUES, ids=lambda technique: technique.name)
+QUICK = [technique for technique in TECHNIQUES if technique.name.startswith(("FedDyn", "compression to int8", "early"))]
+
+
+@pytest.mark.parametrize("technique", some_quick(TECHNIQUES, QUICK), ids=lambda technique: technique.name)
 def test_both_sides_of_a_technique_do_the_same_steps(technique):
     """Two epochs of four batches: eight steps, the last of which has no batch after it."""
     kind = KINDS[technique.only[0]]

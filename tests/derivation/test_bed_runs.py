@@ -13,8 +13,7 @@ from fleetfit.errors import ModelError
 
 REFUSED = {"auxiliary_classifier", "data_branch", "scripted_part", "gated_conv_lm"}  # with their reasons in test_bed.py
 NOT_SENT = {"multi_query"}  # a buffer has -inf
-QUICK = ("lenet", "literal_view", "vgg", "capsules", "shufflenet", "perceiver", "spectral_norm", "gpt_list_of_heads",
-         "embedding_bag", "mlp_batch_norm")  # fmt: skip
+QUICK = ("lenet", "literal_view", "capsules", "spectral_norm", "gpt_list_of_heads", "embedding_bag", "mlp_batch_norm")
 
 
 @pytest.mark.parametrize(

@@ -45,9 +45,8 @@ SPECS: list[Mapping[str, Any]] = [
 
 
 QUICK: list[Mapping[str, Any]] = [
-    *map(spec_of, ("fedavg", "heterofl", "depthfl", "adaptivefl", "feddf", "reefl")),
+    *map(spec_of, ("depthfl", "adaptivefl", "feddf", "reefl")),
     {"name": "scalefl", "hooks": {"channels": "random"}},
-    {"name": "fedavg", "plus": {"fedprox": {"mu": 0.1}}},
     {"name": "scalefl", "plus": {"feddyn": {}}},
     {"name": "scalefl", "plus": {"class_prior": {}}},
     {"name": "plugin_method:counting", "pull": 0.1},

@@ -61,7 +61,7 @@ SPECS: list[dict[str, Any]] = [
 ]
 
 
-QUICK = [*map(spec_of, ("fedavg", "scalefl", "depthfl", "feddf")), *SPECS[-3:]]
+QUICK = [*map(spec_of, ("scalefl", "feddf")), *SPECS[-3:]]
 
 
 @pytest.mark.parametrize(
@@ -238,21 +238,21 @@ def test_resume_needs_a_run_of_a_fleet(tmp_path: Path) -> None:
     with raises(RunError, "fleetfit resume"):
         lab.serve("local", resume=True)
     lab.serve("run")
-    with raises(RunError, "fleetfit flower resume"):
+    with raises(RunError, "flower resume"):
         lab.serve("run")
 
 
 # ---- who does not answer as it should ----------------------------------------------------------------------------
 
 
-def reply_twisted(lab: Lab, client: int, change: Callable[[dict[str, Any]], Any], round: int = 1) -> None:
-    """Have one client's reply of a round of training changed on its way."""
+def reply_twisted(lab: Lab, client: int, *changes: Callable[[dict[str, Any]], Any]) -> None:
+    """Have one client's replies of the first rounds of training changed on their way, in each round by another."""
 
     def twist(message: Message, reply: Message) -> Message | None:
         mine = message.metadata.message_type == "train" and message.metadata.dst_node_id == 101 + client
-        if not mine or message.metadata.group_id != str(round):
+        if not mine or int(message.metadata.group_id) > len(changes):
             return reply
-        changed = change(unpack(transport.read_parts(reply)["answer"]))
+        changed = changes[int(message.metadata.group_id) - 1](unpack(transport.read_parts(reply)["answer"]))
         if changed is None or isinstance(changed, RecordDict):
             return None if changed is None else Message(changed, reply_to=message)
         return transport.make_reply(message, {"answer": changed if isinstance(changed, bytes) else pack(changed)})
@@ -326,17 +326,21 @@ def without_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any
     return table, lab.budgets, lab.serve()
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_false_sums_leave_the_state(lie: str, without_one: Any, tmp_path: Path) -> None:
-    table, budgets, honest = without_one
-    lab = Lab(tmp_path, table, budgets)
-    reply_twisted(lab, 0, LIES[lie])
+def test_false_sums_leave_the_state(without_one: Any, tmp_path: Path) -> None:
+    """Client 0 tells another lie in each round but the last; in the run beside it, it refuses honestly."""
+    table, budgets, _ = without_one
+    table = {**table, "rounds": len(LIES) + 1, "evaluate": {"every": 0}}
+    honest, lab = Lab(tmp_path / "honest", table, budgets), Lab(tmp_path / "lies", table, budgets)
+    reply_twisted(honest, 0, *[lambda payload: {"protocol": 1, "refused": "the reference"}] * len(LIES))
+    reply_twisted(lab, 0, *LIES.values())
+    expected = honest.serve()
+    nodes_side.get_node.cache_clear()
     run = lab.serve()
-    assert have_same_state(run, honest)
-    failures = run.metrics[0]["failures"]
-    assert [f["client"] for f in failures] == [0] and len(failures[0]["reason"]) < 600
-    assert any(line.startswith("  Node node-0: ") for line in lab.lines), lab.output
-    assert run.metrics[1]["train"]["clients"] == CLIENTS and not run.metrics[1]["failures"]
+    assert have_same_state(run, expected)
+    for lie, report in zip(LIES, run.metrics, strict=False):
+        assert [f["client"] for f in report["failures"]] == [0] and len(report["failures"][0]["reason"]) < 600, lie
+    assert sum(line.startswith("  Node node-0: ") for line in lab.lines) == len(LIES), lab.output
+    assert run.metrics[-1]["train"]["clients"] == CLIENTS and not run.metrics[-1]["failures"]
 
 
 def test_a_round_ends_at_its_deadline(without_one: Any, tmp_path: Path) -> None:
@@ -369,7 +373,7 @@ def test_a_late_answer_frees_its_node(tmp_path: Path) -> None:
 
     lab.grid.twist = twist
     run = lab.serve(deadline_s=0.6)
-    assert "answered a job after its round had ended" in lab.output
+    assert "Node node-0 " in lab.output
     assert [report["online"] for report in run.metrics] == [5, 4, 5, 5]
 
 
@@ -544,7 +548,7 @@ def test_a_question_without_an_answer_is_asked_again(
 
     lab.grid.twist = twist
     run = lab.serve(wait_s=60.0)
-    assert healed and "does not take part" not in lab.output
+    assert healed and run.metrics[0]["online"] == CLIENTS
     assert have_same_state(base, run) and not any(report["failures"] for report in run.metrics)
 
 
@@ -561,7 +565,7 @@ def test_a_budget_that_is_not_reported_does_not_travel(tmp_path: Path) -> None:
     lab, _ = lab_of(tmp_path, described({"name": "adaptivefl", "p": 1}, rounds=1), reports_budget=False)
     run = lab.serve()
     assert '"budget": 0.' not in (tmp_path / "run" / "nodes.json").read_text()
-    assert run.metrics[0]["waste"] >= 0 and "budget not reported" in lab.output
+    assert run.metrics[0]["waste"] >= 0
 
 
 def test_untrained_tensors_are_sent_again_after_a_loss(tmp_path: Path) -> None:
@@ -701,7 +705,6 @@ def test_the_run_folder_describes_the_nodes(tmp_path: Path) -> None:
     budgets = ff.load(run).assembly.fleet
     assert [group.name for group in groups] == [f"node-{i}" for i in range(CLIENTS)]
     assert [group.budget for group in groups] == list(budgets.budgets)
-    assert "on its nodes" in (run / "config.toml").read_text()
 
 
 # ---- differential privacy of clients -------------------------------------------------------------------------------

@@ -92,7 +92,8 @@ def test_predictions_are_those_of_before(kind: str, tmp_path: Path, monkeypatch:
     for key, tensor in again.model(1).state_dict().items():
         assert torch.equal(tensor, before[key])
     assert again.evaluate(data=Path(new))["static"]["full"] == columns["full"]
-    run_verb("export", run.folder, "--out", tmp_path / "device", "--no-onnx", "--data", new, code=0)
+    if kind in ("table", "images"):
+        run_verb("export", run.folder, "--out", tmp_path / "device", "--no-onnx", "--data", new, code=0)
     if len(again.assembly.federation.levels[-1].submodel.exits) > 1:
         run_verb("calibrate", run.folder, "--data", new, code=0)
     for verb in (["predict"], ["eval"], ["export", "--out", str(tmp_path / "other"), "--no-onnx"]):

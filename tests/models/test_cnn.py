@@ -48,7 +48,7 @@ def test_options() -> None:
     assert cnn(norm="group", group=7).sizes(0.6) == {"stage1": 14, "stage2": 21, "classes": 10}
 
 
-@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("norm", ["batch", pytest.param("group", marks=pytest.mark.slow)])
 def test_it_learns_the_digits(norm: str) -> None:
     """Trained centrally for six epochs, every exit that the planner would choose classifies unseen digits."""
     x, y = (torch.from_numpy(a) for a in load_digits(return_X_y=True))

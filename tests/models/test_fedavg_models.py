@@ -99,23 +99,6 @@ def test_pooling_by_three_covers_the_border(side: int) -> None:
     torch.testing.assert_close(block(x)[0, 0], torch.tensor(expected))
 
 
-TINY = {
-    "2NN": mlp_2nn(3, (1, 4, 4), (7, 5)),
-    "CNN": fedavg_cnn(3, (1, 8, 8)),
-    "CNN without places": fedavg_cnn(3, (2, 4, 7)),
-    "CIFAR": fedavg_cifar_cnn(3, (3, 9, 8)),
-}
-
-
-@pytest.mark.parametrize("name", TINY)
-def test_the_layout_passes_all_parts(name: str) -> None:
-    architecture = TINY[name]
-    report = check_layout(architecture, input_shape=architecture.input_shape)
-    assert report.permutation.keys() == architecture.axes.keys()
-    assert not report.not_proved and report.cuts
-    assert max([*report.permutation.values(), *report.cuts.values()]) < 1e-12
-
-
 def test_a_flatten_taken_as_stacked_copies_is_refused() -> None:
     architecture = Stack(3, (1, 8, 8), (4,), (5,))
     object.__setattr__(architecture, "declared", {"blocks.1.fc.weight": blocked(16, dim=1)})

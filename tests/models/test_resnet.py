@@ -124,9 +124,9 @@ def test_known_sizes_of_four_stages() -> None:
     assert cost.parameters == four_stages_by_hand(cut, tuple(c for c in cut for _ in range(2)), eighteen, 3, 10)
 
 
-@pytest.mark.parametrize("norm", ["batch", "group"])
-def test_the_layout_is_proven(norm: str) -> None:
-    proven(resnet18(3, 2, base=4, norm=norm, head_layers=1), (2, 8, 8), (1, 3, 6, 8))
+def test_the_layout_with_group_norm_is_proven() -> None:
+    """With batch norm: test_every_model.py."""
+    proven(resnet18(3, 2, base=4, norm="group", head_layers=1), (2, 8, 8), (1, 3, 6, 8))
 
 
 def test_resnet34_is_deeper() -> None:

@@ -17,7 +17,7 @@ from fleetfit.errors import ModelError
 from fleetfit.layout import Declaration, build_module, interleaved
 from fleetfit.models import selective_scan
 from fleetfit.models.selective_scan import SelectiveScan, scan
-from fleetfit.models.vim import Mixer, Vim, vim, vim_ti
+from fleetfit.models.vim import Mixer, vim, vim_ti
 
 TINY = vim(5, (3, 8, 8), depth=3, hidden=12, patch=4, rank=3, state=4)
 
@@ -206,10 +206,8 @@ def test_heads_and_patches_follow_the_input() -> None:
 # ---- layout, initial weights, training ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "architecture", [TINY, vim(3, (1, 6, 6), depth=2, hidden=9, patch=2, expand=1, rank=2, state=1)]
-)
-def test_the_layout_passes_all_parts(architecture: Vim) -> None:
+def test_the_layout_passes_all_parts() -> None:
+    architecture = vim(3, (1, 6, 6), depth=2, hidden=9, patch=2, expand=1, rank=2, state=1)
     report = check_layout(architecture, input_shape=architecture.input_shape)
     assert report.permutation.keys() == architecture.axes.keys()
     assert not report.not_proved and report.cuts
