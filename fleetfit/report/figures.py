@@ -6,6 +6,7 @@ clients (ScaleFL, CVPR 2023, Figure 4 of its appendix); and the levels as rectan
 """
 
 import html
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ def draw_run(run: RunFolder) -> "dict[str, Figure]":
     Raises:
         MissingExtra: matplotlib is not installed.
     """
-    plots = {plot.name: plot for plot in _list_plots(make_run_accuracy_section(run))}
+    plots = _list_plots(make_run_accuracy_section(run))
     ends = _list_plots(make_run_levels_section(run))
     partition = plot_partition(run)
     seed = "" if run.summary.seed is None else f", seed {run.summary.seed}"
@@ -64,7 +65,7 @@ def draw_run(run: RunFolder) -> "dict[str, Figure]":
     figures = {
         "accuracy": _draw_plots([*_choose(plots, "accuracy"), *ends], title, explain_order(summaries)),
         "loss": _draw_plots(_choose(plots, "loss"), title),
-        "cost": _draw_plots(_choose(plots, "accuracy-"), title),
+        "cost": _draw_plots(_choose(plots, "accuracy-.*"), title),
         "levels": draw_levels({run.method: [run.summary.levels]}, score=get_score_name(run.summary)),
         "partition": _draw_plots([partition] if partition is not None else [], title),
     }
@@ -82,17 +83,17 @@ def draw_comparison(record: ComparisonRecord) -> "dict[str, Figure]":
     for number, setting in enumerate(runs.settings):
         section = make_accuracy_section(runs, setting, number)
         captions = [one.text for one in (section.blocks if section else ()) if isinstance(one, Paragraph)]
-        plots = {plot.name: plot for plot in _list_plots(section)}
-        costs = [plot for kind in MAIN_KINDS for plot in _choose(plots, f"{kind}-")]
+        plots = _list_plots(section)
+        costs = _choose(plots, *(f"{kind}-.*" for kind in MAIN_KINDS))
         rows = runs.select(setting)
         summaries = {row.row: [hide_private_numbers(run) for run in row.records] for row in rows}
         levels = {row: [summary.levels for summary in of_row] for row, of_row in summaries.items()}
         suffix = f"-{make_slug(setting)}" if setting else ""
         figures |= {
             f"accuracy{suffix}": _draw_plots(
-                _choose(plots, "accuracy-"), setting, [*captions, *explain_row_order(summaries)]
+                _choose(plots, "accuracy-.*"), setting, [*captions, *explain_row_order(summaries)]
             ),
-            f"loss{suffix}": _draw_plots(_choose(plots, f"loss-{number}"), setting, captions),
+            f"loss{suffix}": _draw_plots(_choose(plots, "loss-.*"), setting, captions),
             f"cost{suffix}": _draw_plots(costs, setting, captions),
             f"levels{suffix}": draw_levels(levels, setting, runs.score),
         }
@@ -107,9 +108,9 @@ def _list_plots(section: PageSection | None) -> list[Plot]:
     return [plot for block in blocks if isinstance(block, Plots) for plot in block.plots]
 
 
-def _choose(plots: Mapping[str, Plot], name: str) -> list[Plot]:
-    """Return the plot with a name, or those whose names begin with it if it ends in a hyphen."""
-    return [plot for key, plot in plots.items() if key == name or (name.endswith("-") and key.startswith(name))]
+def _choose(plots: Sequence[Plot], *patterns: str) -> list[Plot]:
+    """Return the plots whose names match a pattern, pattern by pattern."""
+    return [plot for pattern in patterns for plot in plots if re.fullmatch(pattern, plot.name)]
 
 
 def _draw_plots(plots: Sequence[Plot], title: str, notes: Sequence[str] = ()) -> "Figure | None":
