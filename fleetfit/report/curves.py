@@ -8,7 +8,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from fleetfit.report.text import exit_names
 from fleetfit.runs.comparison import RowRecord
@@ -32,6 +32,9 @@ SERVER_KINDS = ("full", "avg", "backdoor")
 """Accuracies on the server's test set, which a run with `[privacy]` reports."""
 MOST_CLIENTS = 50
 """Number of clients whose samples are drawn by class."""
+
+
+T = TypeVar("T")
 
 
 class Point(NamedTuple):
@@ -106,6 +109,14 @@ def round_digits(value: float) -> float:
 def to_percent(share: float, digits: int = 4) -> float:
     """Return a share in percent, with four decimals by default."""
     return round(100 * share, digits)
+
+
+def thin(points: Sequence[T], most: int) -> list[T]:
+    """Return at most `most` evenly spaced points, including the first and the last."""
+    if len(points) <= most:
+        return list(points)
+    step = (len(points) - 1) / (most - 1)
+    return [points[round(i * step)] for i in range(most)]
 
 
 # ---- of one run ------------------------------------------------------------------------------------------------------

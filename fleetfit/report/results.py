@@ -10,7 +10,7 @@ from typing import Any
 
 from fleetfit.errors import escape_controls
 from fleetfit.report.columns import make_final_numbers
-from fleetfit.report.curves import KINDS, to_percent
+from fleetfit.report.curves import KINDS, thin, to_percent
 from fleetfit.runs.folder import RunFolder, to_json_value
 from fleetfit.runs.schema import ComparisonResults, CurvesRecord, Record, RoundRecord, RunResult
 
@@ -72,16 +72,11 @@ def _format_value(value: Any, separators: tuple[str, str] = (", ", ": ")) -> str
 
 def thin_curves(curves: CurvesRecord, points: int) -> dict[str, Any]:
     """Return curves with at most a number of evenly spaced points, including the first and the last."""
-    count = len(curves.round)
-    step = (count - 1) / (points - 1)
-    positions = list(range(count)) if count <= points else [round(i * step) for i in range(points)]
 
-    def thin(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: thin(inner) for key, inner in value.items()}
-        return [value[i] for i in positions]
+    def shorten(value: Any) -> Any:
+        return {k: shorten(v) for k, v in value.items()} if isinstance(value, dict) else thin(value, points)
 
-    return {key: thin(value) for key, value in curves.dump().items()}
+    return {key: shorten(value) for key, value in curves.dump().items()}
 
 
 def make_run_result(

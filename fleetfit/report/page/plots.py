@@ -7,10 +7,10 @@ interprets some tags, so `escape_label` escapes them.
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from fleetfit.errors import truncate
-from fleetfit.report.curves import Series, round_digits
+from fleetfit.report.curves import Series, round_digits, thin
 from fleetfit.report.page.blocks import Plot
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -27,8 +27,6 @@ _LABEL = 80  # characters
 _CLASS = 18  # characters of a class on an axis
 _FEW = 12  # whole numbers with a tick each, at most
 
-T = TypeVar("T")
-
 
 def get_color(index: int, opacity: float | None = None) -> str:
     """Return a colour by its number, as `page.js` reads it."""
@@ -43,14 +41,6 @@ def get_level_color(index: int) -> int:
 def escape_label(label: object) -> str:
     """Escape text so that plotly.js does not interpret tags in it."""
     return html.escape(truncate(label, _LABEL), quote=False)
-
-
-def thin(points: Sequence[T], most: int) -> list[T]:
-    """Return at most `most` evenly spaced points, including the first and the last."""
-    if len(points) <= most:
-        return list(points)
-    step = (len(points) - 1) / (most - 1)
-    return [points[round(i * step)] for i in range(most)]
 
 
 @dataclass(frozen=True)
