@@ -6,7 +6,7 @@ from typing import Any
 import tomli_w
 
 from fleetfit import names
-from fleetfit.config.merge import Table, find_value
+from fleetfit.config.merge import Table, flatten
 from fleetfit.config.schema import Experiment
 from fleetfit.errors import escape_controls
 from fleetfit.values.section import dump_section
@@ -56,10 +56,10 @@ def make_plain(value: Any) -> Any:
 
 def find_object_sections(table: Mapping[str, Any]) -> list[str]:
     """Return the sections of `to_table` that have an object in place of a name."""
-    sections = set()
-    for key in (key for row in names.KINDS.values() for key in row.keys):
-        for value in find_value(table, key):
-            inner = value.values() if isinstance(value, Mapping) else [value]
-            if any(isinstance(one, str) and one.startswith("<") for one in inner):
-                sections.add(key.partition(".")[0])
+    keys = [key for row in names.KINDS.values() for key in row.keys]
+    sections = {
+        key.partition(".")[0]
+        for key, value in flatten(table).items()
+        if isinstance(value, str) and value.startswith("<") and any(f"{key}.".startswith(f"{one}.") for one in keys)
+    }
     return [section for section in table if section in sections]

@@ -20,7 +20,7 @@ from fleetfit.config.assemble.method import build_method_spec
 from fleetfit.config.components import list_components
 from fleetfit.config.detect import choose_training, complete_data, is_path, sets_client_count, wrap_in_memory_data
 from fleetfit.config.dump import make_plain
-from fleetfit.config.merge import CHOOSERS, Table, deep_merge, find_value, list_keys, merge_tables
+from fleetfit.config.merge import CHOOSERS, Table, deep_merge, flatten, merge_tables
 from fleetfit.config.parse import check_callbacks, parse_experiment, parse_section
 from fleetfit.config.schema import CLIENTS, FRACTION, Experiment, Request
 from fleetfit.config.toml import (
@@ -126,7 +126,7 @@ def replace_keys(experiment: Experiment, change: Mapping[str, Any]) -> Experimen
 def _merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> Experiment:
     dropped: list[str] = []
     tables = merge_tables(base, change, dropped=dropped)
-    return complete_experiment(tables, tuple(list_keys(change)), tuple(dropped))
+    return complete_experiment(tables, tuple(flatten(change)), tuple(dropped))
 
 
 def complete_experiment(
@@ -146,7 +146,7 @@ def complete_experiment(
     try:
         experiment = parse_experiment(complete)
     except ConfigError as error:
-        if error.key not in {*list_keys(complete)} - {*list_keys(tables)}:
+        if error.key not in flatten(complete).keys() - flatten(tables).keys():
             raise
         raise ConfigError(
             f"a default that the method declares does not fit: {error}", key=error.key, path=error.path
@@ -168,7 +168,7 @@ def restore_experiment(tables: Mapping[str, Any], **sections: Any) -> Experiment
     change = resolve_tables(sections, Path.cwd())
     for section, value in change.items():
         name = value.get("name") if isinstance(value, Mapping) else None
-        if name is not None and find_value(tables, f"{section}.name") == (make_plain(name),):
+        if name is not None and flatten(tables).get(f"{section}.name") == make_plain(name):
             tables = replace_key(tables, f"{section}.name", name)
     return parse_experiment(merge_tables(tables, change))
 

@@ -5,7 +5,7 @@ fine-tuning, data set, engine, partition, optimiser or schedule, the keys of the
 hooks stay, because they fit any method.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fleetfit import names
@@ -24,26 +24,13 @@ _SHARED = {"local": LocalSection.model_fields.keys() - {"optimiser", *OPTIMISER_
 """By section, the keys that fit any component."""
 
 
-def list_keys(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the dotted keys of tables. An empty table counts as a key."""
+def flatten(table: Mapping[str, Any], prefix: str = "") -> Table:
+    """Return the values of tables by dotted key. An empty table counts as a value."""
+    flat: Table = {}
     for key, value in table.items():
-        dotted = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            yield from list_keys(value, f"{dotted}.")
-        else:
-            yield dotted
-
-
-def find_value(table: Mapping[str, Any], key: str) -> tuple[Any, ...]:
-    """Return the value at a dotted key as a tuple of one element; an empty tuple if the key is missing."""
-    for name, value in table.items():
-        if name == key:
-            return (value,)
-        if isinstance(value, Mapping) and key.startswith(f"{name}."):
-            match = find_value(value, key[len(name) + 1 :])
-            if match:
-                return match
-    return ()
+        inner = f"{prefix}{key}"
+        flat |= flatten(value, f"{inner}.") if isinstance(value, Mapping) and value else {inner: value}
+    return flat
 
 
 def deep_merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> Table:
@@ -72,7 +59,7 @@ def merge_tables(
         result = {key: value for key, value in result.items() if key in _SHARED.get(where, ())}
         if dropped is not None:
             foreign = {key: value for key, value in base.items() if key not in result and key != chooser}
-            dropped += list_keys(foreign, f"{where}.")
+            dropped += flatten(foreign, f"{where}.")
     for key, value in change.items():
         old = result.get(key)
         inner = f"{where}.{key}" if where else key

@@ -12,7 +12,7 @@ import pydantic
 from fleetfit import names
 from fleetfit.config.assemble.fleet import check_profiles
 from fleetfit.config.components import list_components
-from fleetfit.config.merge import list_keys
+from fleetfit.config.merge import flatten
 from fleetfit.config.schema import Experiment, GroupSection, ProfileSection, Request
 from fleetfit.errors import ConfigError, did_you_mean, format_expected, truncate
 from fleetfit.values.local import OPTIMISERS, Constant, Cosine, Exponential, LocalSection, Step
@@ -29,7 +29,7 @@ def parse_experiment(table: Mapping[str, Any]) -> Experiment:
     """
     experiment = parse_section(Experiment, table)
     sections = {key: value for key in ("local", "method") if isinstance(value := table.get(key), Mapping)}
-    experiment._request = Request(table, decided=frozenset(list_keys(sections)))
+    experiment._request = Request(table, decided=frozenset(flatten(sections)))
     _check_finite(table, ())
     _check_names(experiment)
     cohort = experiment.cohort

@@ -42,7 +42,7 @@ from fleetfit.api.results import Run, load
 from fleetfit.api.run import OnRound, prepare, run_remaining_rounds
 from fleetfit.config import Experiment, to_table
 from fleetfit.config.dump import find_object_sections, make_plain
-from fleetfit.config.merge import find_value, list_keys
+from fleetfit.config.merge import flatten
 from fleetfit.config.records import restore_records
 from fleetfit.errors import ConfigError, FleetFitError, NoUsableUpdates, RunError, refuse_on_windows, truncate
 from fleetfit.machine import PARENT
@@ -379,12 +379,11 @@ def _find_objects(experiment: Experiment) -> dict[str, Any]:
 
 
 def _format_difference(existing: Experiment, expected: Experiment) -> str:
-    def format_value(value: tuple[Any, ...]) -> str:
-        return truncate(json.dumps(value[0], default=str)) if value else "not set"
+    def format_value(value: Any) -> str:
+        return "not set" if value is None else truncate(json.dumps(value, default=str))
 
-    existing_table, expected_table = to_table(existing), to_table(expected)
-    keys = sorted({*list_keys(existing_table), *list_keys(expected_table)})
-    values = [(key, find_value(existing_table, key), find_value(expected_table, key)) for key in keys]
+    there, here = flatten(to_table(existing)), flatten(to_table(expected))
+    values = [(key, there.get(key), here.get(key)) for key in sorted(there.keys() | here.keys())]
     changes = [f"{key} is {format_value(a)} there and {format_value(b)} here" for key, a, b in values if a != b]
     return ", ".join(changes[:3]) + (f", and {len(changes) - 3} more keys" if len(changes) > 3 else "")
 

@@ -39,7 +39,7 @@ from fleetfit.config.assemble.data import share_data
 from fleetfit.config.assemble.run import assemble
 from fleetfit.config.assembly import UnusedKey
 from fleetfit.config.load import complete_experiment, parse_overrides, read_run_file, resolve_tables
-from fleetfit.config.merge import deep_merge, find_value, list_keys, merge_tables
+from fleetfit.config.merge import deep_merge, flatten, merge_tables
 from fleetfit.config.parse import parse_experiment
 from fleetfit.config.schema import CompareSection, MethodSection
 from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, truncate
@@ -288,7 +288,7 @@ class ComparisonPlan:
         folder = Path(make_slug(row, _RESERVED)) / make_slug(setting)
         with _name_error(_name_row(row, setting)):
             if self.section.same_recipe and first is not None:
-                tables = copy_recipe(first, tables, list(list_keys(self.rows[row].tables)))
+                tables = copy_recipe(first, tables, list(flatten(self.rows[row].tables)))
             experiments = [complete_experiment({**tables, "seed": seed, "name": row}) for seed in self.seeds]
         return [
             PlannedRun(row, setting, seed, sources, one, folder / f"seed-{seed}", join(row, setting, f"seed {seed}"))
@@ -521,7 +521,7 @@ def _read_printed(file: Mapping[str, Any], labels: Iterable[str]) -> dict[tuple[
 
 def _read_lists(table: Mapping[str, Any], section: str) -> dict[str, list[Any]]:
     """Return the lists of a grid by dotted key."""
-    lists = {key: find_value(table, key)[0] for key in list_keys(table)}
+    lists = flatten(table)
     for key, values in lists.items():
         if not isinstance(values, list) or not values:
             raise ConfigError(
@@ -558,7 +558,7 @@ def _check_allowed_keys(plan: ComparisonPlan) -> None:
     """Refuse keys that all runs share in rows, settings and lists of values."""
     tuned = Source("[compare.tune]", TUNING_KEY, make_tables(plan.tuning[0]))
     for source in (*plan.rows.values(), *itertools.chain(*plan.settings.values()), tuned):
-        for key in list_keys(source.tables):
+        for key in flatten(source.tables):
             wrong = next((one for one in _SAME_IN_ALL_RUNS if is_related_key(one, key) and len(one) <= len(key)), None)
             if wrong is not None:
                 raise ConfigError(f"{source.heading} {wrong}: {_SAME_IN_ALL_RUNS[wrong]}.", key=f"{source.key}{wrong}")
@@ -711,12 +711,12 @@ def _check_keys(
     seeds = [("seed", "[compare.grid]")] if "seed" in plan.section.grid else []
     for run, unused in checked:
         for number, source in enumerate(run.sources):
-            later = [(key, one.heading) for one in run.sources[number + 1 :] for key in list_keys(one.tables)]
-            for key in list_keys(source.tables):
+            later = [(key, one.heading) for one in run.sources[number + 1 :] for key in flatten(one.tables)]
+            for key in flatten(source.tables):
                 reason: UnusedKey | str | None = next((one for one in unused if is_related_key(one.key, key)), None)
                 if winner := next((one for other, one in (*later, *seeds) if is_related_key(key, other)), ""):
                     reason = f"{winner} replaces it."
-                elif not find_value(run.tables, key):
+                elif not any(f"{other}.".startswith(f"{key}.") for other in flatten(run.tables)):
                     reason = _DROPPED
                 if key.partition(".")[0] not in ("name", "compare"):
                     reasons.setdefault((source.heading, source.key, key), []).append(reason)

@@ -13,7 +13,7 @@ from typing import Any
 from fleetfit.config import Experiment, to_table
 from fleetfit.config.assemble.method import build_method_spec
 from fleetfit.config.load import complete_experiment
-from fleetfit.config.merge import find_value, list_keys
+from fleetfit.config.merge import flatten
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.method import build
 from fleetfit.runs.schema import SummaryRecord
@@ -108,7 +108,7 @@ def _list_recipe(experiment: Experiment) -> dict[str, str]:
     }
     head = {"model": {"head": head}} if (head := table["model"].get("head")) else {}
     rest = {"local": local, "cohort": cohort, **head}
-    return recipe | {key: str(find_value(rest, key)[0]) for key in list_keys(rest)}
+    return recipe | {key: str(value) for key, value in flatten(rest).items()}
 
 
 def _format(name: str, keys: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ from fleetfit.api.comparison.recipe import describe_costs, describe_recipes
 from fleetfit.api.results import Run, load
 from fleetfit.config import to_table
 from fleetfit.config.dump import make_plain
-from fleetfit.config.merge import find_value, list_keys
+from fleetfit.config.merge import flatten
 from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, RunError
 from fleetfit.files import write_text
 from fleetfit.markup import escape_html
@@ -166,7 +166,7 @@ class ResultsFile:
         """Add a finished run without writing the file."""
         plan = self._plan
         tables = [source.tables for source in planned.sources if source.key not in ("", TUNING_KEY)]
-        values = {key: make_plain(find_value(table, key)[0]) for table in tables for key in list_keys(table)}
+        values = {key: make_plain(value) for table in tables for key, value in flatten(table).items()}
         folder = run.files.replace_contents(stored_summary=run.files.read_summary(), rounds=run._read_rounds())
         self._runs[planned.subfolder] = make_run_result(
             planned.row, planned.setting, planned.seed, folder, plan.targets, plan.section.target_on,
@@ -327,8 +327,7 @@ def _list_notes(plan: ComparisonPlan, results: ComparisonResults, score: str) ->
     if section.differs:
         notes.append(f"Differs from the paper's setting: {section.differs.strip()}")
     if plan.overrides:
-        keys = list_keys(plan.overrides)
-        changed = [f"{key} = {json.dumps(find_value(plan.overrides, key)[0], default=str)}" for key in keys]
+        changed = [f"{key} = {json.dumps(value, default=str)}" for key, value in flatten(plan.overrides).items()]
         notes.append(f"Changed for this table, where no row or setting has its own: {', '.join(changed)}.")
     return notes
 
