@@ -22,7 +22,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """
     path = files.parse_path(path)
     try:
-        return parse_toml(files.read_bytes(path, ConfigError).decode("utf-8-sig"), str(path))
+        text = files.read_bytes(path, ConfigError).decode("utf-8-sig")
+        return parse_toml(text, str(path))
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not a TOML file: its text is not UTF-8. Save it as UTF-8.", path=path) from None
     except ConfigError as error:
