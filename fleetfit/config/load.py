@@ -343,6 +343,9 @@ def resolve_tables(table: Mapping[str, Any], folder: Path) -> Table:
     """
     if "data" in table:
         table = {**table, "data": wrap_in_memory_data(table["data"])}
+    if isinstance(compare := table.get("compare"), Mapping):  # first, as a copy has lists in place of tuples of arrays
+        parts = {part: _resolve_rows(compare[part], folder) for part in ("row", "setting") if part in compare}
+        table = {**table, "compare": {**compare, **parts}}
     result: Table = _copy({key: _expand_section(key, value) for key, value in table.items()})
     for key in ("data.server", "data"):
         _change(result, key, partial(_resolve_data, folder=folder, key=key))
@@ -352,8 +355,6 @@ def resolve_tables(table: Mapping[str, Any], folder: Path) -> Table:
     for key in _FILES:
         _change(result, key, partial(_resolve_file, folder=folder, key=key))
     _change(result, "fleet.groups", partial(_resolve_groups, folder=folder))
-    for key in ("compare.row", "compare.setting"):
-        _change(result, key, partial(_resolve_rows, folder=folder))
     return result
 
 
@@ -375,9 +376,9 @@ def _change(table: Table, key: str, resolve: Callable[[Any], Any]) -> None:
 
 def _resolve_rows(rows: Any, folder: Path) -> Any:
     """Return the rows or settings of a comparison, each of which has tables as in a run file."""
-    if not isinstance(rows, list):
+    if not isinstance(rows, list | tuple):
         return rows
-    return [resolve_tables(row, folder) if isinstance(row, dict) else row for row in rows]
+    return [resolve_tables(row, folder) if isinstance(row, Mapping) else row for row in rows]
 
 
 def _expand_section(key: str, value: Any) -> Any:
