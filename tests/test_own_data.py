@@ -163,6 +163,23 @@ def test_a_run_keeps_its_numbers_when_the_table_changes(tmp_path: Path) -> None:
     assert torch.equal(after.x[0], before.x[0])  # type: ignore[union-attr, index]
 
 
+def test_a_run_prepares_its_data_by_the_transform_of_another(done: ff.Run, tmp_path: Path) -> None:
+    """Named in a run file by a relative path; a resumed run has its own copy."""
+    rows = write_iris(tmp_path / "half.csv", range(50, 150, 2))  # two of the three classes
+    (tmp_path / "first").mkdir()
+    for name in ("data.json", "columns.json"):
+        shutil.copy(done.folder / name, tmp_path / "first" / name)
+    (tmp_path / "run.toml").write_text(f'[data]\npath = "{rows.name}"\ntransform = "first"\n')
+    run = ff.run(tmp_path / "run.toml", out=tmp_path / "run", **{**QUICK, "rounds": 1})
+    ours, data = done.assembly.data, run.assembly.data
+    assert data.columns == ours.columns and data.class_names == ours.class_names  # type: ignore[union-attr]
+    assert torch.equal(data.x, ours.x[50:150:2]) and set(data.y.tolist()) == {1, 2}  # type: ignore[union-attr, index]
+    shutil.rmtree(tmp_path / "first")
+    again = ff.load(run.folder)
+    assert torch.equal(again.assembly.data.x, data.x)  # type: ignore[union-attr, arg-type]
+    assert not any("transform" in note for note in run.notes)
+
+
 def test_an_export_needs_no_data(tmp_path: Path) -> None:
     """Its graphs scale samples by the stored transform; it is the same with the data and without."""
     rng = np.random.default_rng(0)
