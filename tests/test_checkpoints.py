@@ -108,8 +108,9 @@ def sentence(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     return output
 
 
-@pytest.mark.parametrize("verb", ["eval", "predict", "export", "calibrate"])
-@pytest.mark.parametrize("how", ["removed", "emptied", "cut", "folder removed"])
+@pytest.mark.parametrize(
+    ("verb", "how"), [("eval", "removed"), ("predict", "emptied"), ("export", "cut"), ("calibrate", "folder removed")]
+)
 def test_without_a_checkpoint_there_is_no_model(
     verb: str, how: str, finished: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

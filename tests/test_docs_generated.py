@@ -1,7 +1,6 @@
 """What docs/ takes from the code stands there as the code says it; `python docs/generate.py` writes it anew."""
 
 import inspect
-import json
 import re
 import runpy
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any, Literal
 import pytest
 
 import fleetfit
-from fleetfit import names
 from fleetfit.cli import listing
 from fleetfit.method import FEDAVG, HOOKS, Method, hooks
 from fleetfit.method.building import DECLARED
@@ -98,16 +96,6 @@ def test_a_key_of_a_section_leads_to_its_keys() -> None:
     headings = {re.sub(r"\W", "", title) for title in re.findall(r"^## `(.+)`$", page, re.MULTILINE)}
     assert {re.sub(r"\W", "", link) for link in re.findall(r"\]\(#(\w+)\)", page)} == headings
     assert "see below" not in page
-
-
-@pytest.mark.parametrize(
-    ("key", "kind", "default"), [("alpha", "dirichlet", 1), ("per_client", "shards", 2), ("fewer", "natural", "choose")]
-)
-def test_keys_of_a_partition_are_in_the_table_of_partitions(key: str, kind: str, default: object) -> None:
-    part = (DOCS / "keys.md").read_text().partition("## `[data.partition]`")[2].partition("\n## ")[0]
-    assert inspect.signature(names.resolve("partitions", kind)).parameters[key].default == default
-    [row] = [line for line in part.splitlines() if line.startswith(f"| `{key}` |")]
-    assert json.dumps(default) in row and kind in row
 
 
 def test_every_hook_has_its_arguments_and_default() -> None:

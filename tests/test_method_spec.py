@@ -20,7 +20,6 @@ from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
 from fleetfit.method import (
     FEDAVG,
-    HOOKS,
     Method,
     build,
     choose_uniformly,
@@ -221,29 +220,6 @@ def test_a_hook_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "heavy.py"
     path.write_text("def heavy(update):\n    return 3.0\n")
     assert build({"name": "fedavg", "hooks": {"weight": f"{path}:heavy"}}).weight(None) == 3.0  # type: ignore[arg-type]
-
-
-def test_the_list_of_hooks_is_the_design_s() -> None:
-    assert HOOKS == (
-        "model",
-        "levels",
-        "assign",
-        "choose",
-        "channels",
-        "dispatch",
-        "adapt",
-        "task",
-        "loss",
-        "penalty",
-        "remember",
-        "reply",
-        "receive",
-        "note",
-        "weight",
-        "aggregate",
-        "step",
-        "observe",
-    )
 
 
 # ---- options -------------------------------------------------

@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,16 @@ def paper_of(path: Path) -> Paper | None:
     return next((paper for prefix, paper in PAPERS.items() if path.stem.startswith(prefix)), None)
 
 
+get_plan = cache(plan_comparison)
+
+
 def experiments(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield every row in every setting, with its label."""
     table = resolve_tables(read_toml(path), path.parent)
     if "compare" not in table:
         yield path.stem, complete_experiment(table)
         return
-    plan = plan_comparison(path)
+    plan = get_plan(path)
     assert not plan.has_implied_smallest, "stored results would not be those of the file"
     for entry in plan.runs:
         yield f"{entry.row}, {entry.setting}", entry.experiment
@@ -199,7 +203,7 @@ def tables_of(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     if "compare" not in table:
         yield path.stem, table
         return
-    for entry in plan_comparison(path).runs:
+    for entry in get_plan(path).runs:
         yield f"{entry.row}; {entry.setting}", dict(entry.tables)
 
 
