@@ -254,7 +254,7 @@ def _read_buffers(counts: Any, buffer: bytearray, start: int) -> dict[str, Tenso
 
 
 # A state with the shapes of its sub-model is sent as one flat tensor, any other state as a table of tensors by name:
-# sums of a statistics job, or a state to which a method adds tensors.
+# sums of a statistics job. Extra tensors are always a table.
 
 
 def dump_job(job: Job, layout: Layout) -> dict[str, Any]:
@@ -263,7 +263,7 @@ def dump_job(job: Job, layout: Layout) -> dict[str, Any]:
         vars(job), submodel=dump_submodel(job.submodel), state=dump_state(job.state, layout, job.submodel),
         local=job.local.dump(), evaluation=dict(vars(job.evaluation), metrics=list(job.evaluation.metrics)),
     )  # fmt: skip
-    del fields["levels"]  # a device has them from its problem
+    del fields["levels"], fields["dispatched"]  # a device has them from its problem, and from the job itself
     if not job.evaluation.metrics:  # which earlier versions do not know
         del fields["evaluation"]["metrics"]
     if job.evaluation.scope == Evaluation.scope:
@@ -272,6 +272,8 @@ def dump_job(job: Job, layout: Layout) -> dict[str, Any]:
         del fields["evaluation"]["personal"]
     if not job.prior:
         del fields["prior"]
+    if not job.extra:
+        del fields["extra"]
     if not is_portable(job.method):
         fields["method"] = repr(job.method)
     return fields
@@ -309,6 +311,8 @@ def dump_reply(reply: Update | Failure, layout: Layout) -> dict[str, Any]:
         del fields["compressed"], fields["scales"]
     if not reply.untrained:
         del fields["untrained"]
+    if not reply.extra:
+        del fields["extra"]
     return {"kind": "update", **fields}
 
 
@@ -387,22 +391,27 @@ def _split_flat(flat: Tensor, shapes: Shapes, what: str) -> FlatState:
 
 def job_size(job: Job, layout: Layout) -> int:
     """Return the bytes of a job as the server sends it: an engine adds the version of the client's memory later."""
-    job = replace(job, memory_version=-1, state=_drop_numbers(job.state), statistics=_drop_numbers(job.statistics))
+    job = replace(
+        job, memory_version=-1, state=_drop_numbers(job.state), statistics=_drop_numbers(job.statistics),
+        extra=_drop_numbers(job.extra),
+    )  # fmt: skip
     return packed_size(dump_job(job, layout))
 
 
 def reply_size(reply: Update | Failure, layout: Layout) -> int:
     """Return the bytes of a reply without the times of a simulated clock, which are not sent."""
     if isinstance(reply, Update):
-        reply = replace(reply, state=_drop_numbers(reply.state), scales=_drop_numbers(reply.scales))
+        state, scales, extra = map(_drop_numbers, (reply.state, reply.scales, reply.extra))
+        reply = replace(reply, state=state, scales=scales, extra=extra)
     payload = dump_reply(reply, layout)
     return packed_size({key: value for key, value in payload.items() if key not in ("multiply_adds", "simulated_s")})
 
 
-def update_size(job: Job, layout: Layout) -> int:
-    """Return the bytes of an update without metrics that a training job will have."""
+def update_size(job: Job, layout: Layout, extra: Shapes) -> int:
+    """Return the bytes of an update without metrics that a training job will have, with these extra tensors."""
     kind = job.local.compress
-    update = Update(job.round, job.index, job.client, job.level, job.submodel, job.submodel, job.state, 0, {})
+    update = Update(job.round, job.index, job.client, job.level, job.submodel, job.submodel, job.state, 0, {},
+                    extra=_make_empty(extra, torch.float32) if extra else {})  # fmt: skip
     if kind is not None:
         scales = _make_empty(scale_shapes(job.state), torch.float32) if kind == "int8" else {}
         update = replace(

@@ -1,6 +1,7 @@
-"""The movements of a round, block by block, for robust averages of clients with different sub-models.
+"""Movements: of one update, of a round's mean (`ServerStep`), and of all updates of a round, block by block.
 
-A movement is an update less the state that was sent. A block is a set of elements that the same clients of the round
+A movement is an update less the state that was sent. Robust averages compare movements of clients with different
+sub-models in blocks. A block is a set of elements that the same clients of the round
 cover; inside one, movements are rows of equal length and can be compared. Blocks are yielded in chunks of some thousand
 elements of the full model, so that memory, beside the updates themselves, is a byte for each element of the model (four
 from nine different coverages on) and the rows of one chunk. A tensor that no gradient reached on a client is not
@@ -9,14 +10,214 @@ covered by it.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fleetfit.layout import Layout
-from fleetfit.submodel import SlicePlan, Submodel, concat_state, full_submodel, get_slice_plan
-from fleetfit.values import Server, Update
+from fleetfit.aggregate import Aggregate
+from fleetfit.layout import Layout, State
+from fleetfit.method import CoverageMean, ExtraShapes, get_round_submodel
+from fleetfit.state import Shapes
+from fleetfit.submodel import (
+    FlatState,
+    SlicePlan,
+    Submodel,
+    concat_state,
+    full_submodel,
+    get_shapes,
+    get_slice_plan,
+    move_flat,
+    move_state,
+    pack_state,
+    parse_submodel,
+)
+from fleetfit.values import Device, Federation, Job, Problem, Server, Update
+
+# ---- one update, and the server's step ------------------------------------------------------------------------------
+
+
+def get_movement(federation: Federation, server: Server, update: Update) -> Tensor:
+    """Return an update's state less what was sent, flat, on the host, in the order of its sub-model's tensors.
+
+    Args:
+        federation: The server's view.
+        server: The server before the round.
+        update: A valid update.
+    """
+    layout = federation.problem.layout
+    sent = federation.method.dispatch(federation, server, update.client, update.dispatched)
+    if update.submodel != update.dispatched:
+        sent = move_state(layout, sent, update.dispatched, update.submodel)
+    return concat_state(update.state).cpu() - concat_state(sent).cpu()
+
+
+def count_trainers(federation: Federation, round: int) -> Tensor:
+    """Return the number of registered clients that may train each element of the full model, at least 1, flat.
+
+    A client may train the elements of its level or, where channels roll or are drawn, all those of the level's blocks.
+    """
+    layout = federation.problem.layout
+    counts = torch.zeros(get_slice_plan(layout, full_submodel(layout)).size)
+    levels = federation.level_of[federation.able]
+    for index in np.unique(levels).tolist():
+        submodel, first = federation.levels[index].submodel, int(federation.able[levels == index][0])
+        if get_round_submodel(federation, round + 1, first) != submodel:
+            submodel = Submodel({}, submodel.exits)
+        get_slice_plan(layout, submodel).scatter_scalar(counts, float((levels == index).sum()))
+    return counts.clamp_min_(1)
+
+
+class ExtraSums(CoverageMean):
+    """The mean of the states, and as `Aggregate.extra` the sum of each extra tensor over the clients, by name."""
+
+    def __init__(self, federation: Federation, server: Server, elements: Sequence[str] = ()) -> None:
+        """Prepare the sums.
+
+        Args:
+            federation: The server's view.
+            server: The server before the round.
+            elements: Names of tensors with a number for each element of a client's sub-model; their sums have one for
+                each element of the full model.
+        """
+        super().__init__(federation, server)
+        self._layout, size = federation.problem.layout, concat_state(server.state).numel() if elements else 0
+        self._sums, self._elements = {name: torch.zeros(size) for name in elements}, elements
+
+    def add(self, update: Update, weight: float) -> None:
+        """Add an update; its weight does not count in the sums."""
+        for name, tensor in update.extra.items():
+            if name in self._elements:
+                get_slice_plan(self._layout, update.dispatched).scatter(self._sums[name], tensor, add=True)
+            else:
+                self._sums[name] = self._sums[name] + tensor if name in self._sums else tensor
+        super().add(update, weight)
+
+    def result(self) -> Aggregate:
+        """Return the average and the sums."""
+        return replace(super().result(), extra=self._sums)
+
+
+# ---- a number for each element, beside the state ---------------------------------------------------------------------
+
+
+def declare_elements(name: str) -> dict[str, Any]:
+    """Return the hooks of a method that sends a number for each element of a sub-model, in both directions.
+
+    The server attaches what `ServerStep` stored under the name in its memory. What clients report under the name is
+    added up, as `Aggregate.extra[name]`.
+    """
+    return {
+        "declare_extra": partial(_make_element_shapes, name=name),
+        "attach": partial(_attach_elements, name=name),
+        "aggregate": partial(ExtraSums, elements=(name,)),
+    }
+
+
+def _make_element_shapes(problem: Problem, submodel: Submodel, name: str) -> ExtraShapes:
+    shapes = {name: (get_slice_plan(problem.layout, submodel).size,)}
+    return ExtraShapes(down=shapes, up=shapes)
+
+
+def _attach_elements(
+    federation: Federation, server: Server, client: int | None, submodel: Submodel, name: str
+) -> State:
+    numbers = load_server_memory(server, name, get_shapes(server.state))
+    return {name: get_slice_plan(federation.problem.layout, submodel).gather(numbers)}
+
+
+def get_extra(job: Job, device: Device, name: str) -> Tensor:
+    """Return a job's extra tensor of `declare_elements` for the elements of the sub-model that is trained, flat."""
+    return move_flat(device.problem.layout, job.extra[name], job.dispatched or job.submodel, job.submodel)
+
+
+def make_extra(job: Job, device: Device, flat: Tensor) -> Tensor:
+    """Return an extra tensor of `declare_elements` from a number for each element of the sub-model that is trained."""
+    return move_flat(device.problem.layout, flat, job.submodel, job.dispatched or job.submodel)
+
+
+def load_client_state(job: Job, device: Device, name: str) -> Tensor:
+    """Return the numbers that a client remembers for the elements of a job's sub-model, flat; 0 where it has none.
+
+    Args:
+        job: With the sub-model that is trained.
+        device: With the client's memory.
+        name: Of the entry in the memory, which `store_client_state` or `pack_state` made.
+    """
+    stored = (device.memory or {}).get(name)
+    if stored is None:
+        return torch.zeros_like(concat_state(job.state))
+    return move_flat(device.problem.layout, concat_state(stored["state"]), parse_submodel(stored), job.submodel)
+
+
+def store_client_state(job: Job, device: Device, name: str, flat: Tensor) -> dict[str, Any]:
+    """Return the client's memory with numbers for the elements of a job's sub-model; those of others stay."""
+    layout, memory, submodel = device.problem.layout, device.memory or {}, job.submodel
+    if name in memory and not parse_submodel(memory[name]).inside(submodel):
+        stored, submodel = memory[name], full_submodel(layout)
+        full = move_flat(layout, concat_state(stored["state"]), parse_submodel(stored), submodel).clone()
+        get_slice_plan(layout, job.submodel).scatter(full, flat)
+        flat = full
+    return {**memory, name: pack_state(submodel, get_slice_plan(layout, submodel).views(flat))}
+
+
+def load_server_memory(server: Server, name: str, shapes: Shapes, initial: float = 0.0) -> Tensor:
+    """Return tensors under a name in the server's memory, flat; those that it lacks have one number everywhere."""
+    stored: State = (server.memory or {}).get(name, {})
+    tensors = {key: stored.get(key, torch.full(shape, initial)) for key, shape in shapes.items()}
+    return concat_state(tensors) if tensors else torch.zeros(0)
+
+
+class ServerStep:
+    """The server's step: what a round moves, as flat tensors, and the server after it.
+
+    A method computes the new state from `old`, `mean` and its memory; elements that no client trained stay as they are.
+
+    Attributes:
+        old: The state before the round.
+        mean: The mean of the updates; elements that are not covered are those of `old`.
+        covered: Bool, the elements that a client trained.
+        weight: The coverage.
+    """
+
+    def __init__(self, server: Server, aggregate: Aggregate) -> None:
+        self._server = server
+        before = server.state if aggregate.before is None else aggregate.before
+        self._partly = aggregate.before is not None
+        self._shapes = get_shapes(before)
+        self.old = concat_state(before) if before else torch.zeros(0)
+        mean = {name: aggregate.mean[name] for name in self._shapes} if self._partly else aggregate.mean
+        coverage = {name: aggregate.coverage[name] for name in self._shapes} if self._partly else aggregate.coverage
+        self.weight = (concat_state(coverage) if before else self.old).to(self.old.device)
+        self.covered = self.weight > 0
+        flat = (concat_state(mean) if before else self.old).to(self.old.device)
+        self.mean = torch.where(self.covered, flat, self.old)  # 0 / 0 if no client trained the element
+
+    def load_memory(self, name: str, initial: float = 0.0) -> Tensor:
+        """Return the tensors under a name in the server's memory, in the state's order; at first a constant."""
+        return load_server_memory(self._server, name, self._shapes, initial).to(self.old.device)
+
+    def make_server(self, new: Tensor, **memory: tuple[Tensor, Tensor]) -> Server:
+        """Return the server after the round.
+
+        Args:
+            new: The new state, for covered elements; the others stay bit for bit.
+            **memory: By name the new values for covered elements, and the old values.
+        """
+        state: State = FlatState(torch.where(self.covered, new, self.old), self._shapes)
+        if self._partly:
+            state = {**self._server.state, **state}
+        stored = self._server.memory or {}
+        tensors = {
+            name: {**stored.get(name, {}), **FlatState(torch.where(self.covered, after, before), self._shapes)}
+            for name, (after, before) in memory.items()
+        }
+        return replace(self._server, state=state, memory={**stored, **tensors})
+
+
+# ---- all updates of a round -----------------------------------------------------------------------------------------
 
 _CHUNK = 1 << 15  # elements; with some dozens of clients the rows of one stay in the processor's cache
 _BITS = 8  # groups that have a bit of a byte each; further ones are numbered

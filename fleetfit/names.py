@@ -65,7 +65,8 @@ KINDS: Mapping[str, Kind] = {
         "inclusivefl reefl scalefl"
     )), shared=("plus", "hooks"), example="scalefl"),
     "options": Kind(("method.plus",), _list_modules("options", (
-        "class_prior fedadam fedavgm feddyn fedprox fedyogi in_time krum lora_product outliers trimmed_mean"
+        "class_prior fedadam fedavgm feddistill feddyn fednova fedprox fedyogi in_time krum lora_product outliers "
+        "scaffold trimmed_mean"
     ))),
     "hooks": Kind(("method.hooks",)),
     "selection": Kind(

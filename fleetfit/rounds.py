@@ -24,7 +24,15 @@ from fleetfit.class_frequencies import (
     needs_class_frequencies,
     sum_class_frequencies,
 )
-from fleetfit.errors import ConfigError, FleetFitError, ModelError, NoUsableUpdates, RunError, format_exception
+from fleetfit.errors import (
+    ConfigError,
+    FleetFitError,
+    ModelError,
+    NoUsableUpdates,
+    RunError,
+    format_exception,
+    one_line,
+)
 from fleetfit.evaluate import EvaluationPart, EvaluationScope, Statistics, evaluate, find_trained_levels
 from fleetfit.layout import State
 from fleetfit.method import FEDAVG, Slot
@@ -45,7 +53,7 @@ from fleetfit.state_checks import find_invalid_state
 from fleetfit.submodel import Submodel, concat_state
 from fleetfit.timekeeper import Timekeeper
 from fleetfit.training import initial_state
-from fleetfit.validation import find_sums_error, reject, validate_reply
+from fleetfit.validation import find_extra_error, find_sums_error, reject, validate_reply
 from fleetfit.values import Aggregator, Failure, Federation, Job, Local, RoundSums, Server, Update
 
 
@@ -199,10 +207,13 @@ def iter_jobs(federation: Federation, server: Server, slots: list[Slot], local: 
     for index, (client, level, submodel) in enumerate(slots):
         if not is_shared or submodel != last:
             last, state = submodel, method.dispatch(federation, server, client, submodel)
+        extra = method.attach(federation, server, client, submodel)
+        if reason := find_extra_error(extra, method.declare_extra(federation.problem, submodel)[0]):
+            raise ConfigError(f"the method's attach: {reason}", key="attach")
         seed = derive_seed(federation.seed, server.round, "train", index, client)
         yield Job(
             "train", server.round, rounds, index, client, submodel, state, federation.method_spec, seed, level, local,
-            prior=server.prior if method.needs_prior else (),
+            prior=server.prior if method.needs_prior else (), extra=extra,
         )  # fmt: skip
 
 
@@ -232,11 +243,11 @@ class RoundResults:
         if isinstance(reply, Failure):
             self._replies[job.index] = reply
             return None
-        self._replies[job.index] = replace(reply, state={})
+        self._replies[job.index] = replace(reply, state={}, extra={})
         if reply.submodel != reply.dispatched:
             with contextlib.suppress(ModelError):  # not the sub-model of a level: it counts for the one that was sent
                 self.levels[job.index] = self._federation.level_index(reply.submodel)
-        self._valid[job.index] = replace(job, state={})
+        self._valid[job.index] = replace(job, state={}, extra={})
         return reply
 
     def admit(self, update: Any) -> tuple[Update, float] | None:
@@ -264,25 +275,29 @@ class RoundResults:
             if not 0 <= weight < float("inf"):
                 raise ValueError(f"an aggregation weight must be finite and at least 0, got {weight}")
         except Exception as error:
-            self._replies[job.index] = reject(
-                job, f"the method's {hook} raised an error: {format_exception(error)}", bytes_down=update.bytes_down,
-                bytes_up=update.bytes_up, multiply_adds=update.multiply_adds, simulated_s=update.simulated_s,
-            )  # fmt: skip
+            self.refuse(update, hook, error)
             return None
         update = replace(update, metrics=metrics)
-        self._replies[job.index] = replace(update, state={})
+        self._replies[job.index] = replace(update, state={}, extra={})
         return update, weight
 
     def leave_out_rest(self) -> None:
         """Make a failure of each valid update that the method has not admitted."""
         for index in self._valid:
-            reply = self._replies[index]
-            self._replies[index] = Failure(
-                reply.round, reply.index, reply.client, reply.level, reply.dispatched, LEFT_OUT,
-                bytes_down=reply.bytes_down, bytes_up=reply.bytes_up, multiply_adds=reply.multiply_adds,
-                simulated_s=reply.simulated_s,
-            )  # fmt: skip
+            self._fail(index, LEFT_OUT)
         self._valid.clear()
+
+    def refuse(self, update: Update, hook: str, error: Exception) -> None:
+        """Make a failure of an update for which a hook raised an error."""
+        reason = f"its update was refused: the method's {hook} raised an error: {format_exception(error)}"
+        self._fail(update.index, one_line(reason, 500))
+
+    def _fail(self, index: int, reason: str) -> None:
+        reply = self._replies[index]
+        self._replies[index] = Failure(
+            reply.round, reply.index, reply.client, reply.level, reply.dispatched, reason, bytes_down=reply.bytes_down,
+            bytes_up=reply.bytes_up, multiply_adds=reply.multiply_adds, simulated_s=reply.simulated_s,
+        )  # fmt: skip
 
 
 def validate_and_measure(
@@ -349,9 +364,15 @@ class Aggregation:
 
     def _aggregate(self, update: Update, weight: float) -> None:
         try:
-            self._get_aggregator().add(update, weight)
+            aggregator = self._get_aggregator()
         except Exception as error:
             self.error = explain_hook_error(_AVERAGING, error)
+            return
+        try:
+            aggregator.add(update, weight)
+        except Exception as error:
+            explain_hook_error(_AVERAGING, error)  # raises what is not the fault of a reply
+            self._results.refuse(update, "aggregate", error)
 
     def _get_aggregator(self) -> Aggregator:
         if self._aggregator is None:

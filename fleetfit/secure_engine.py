@@ -325,7 +325,7 @@ def mask_update(
     if update is None:
         update = Update(job.round, job.index, job.client, job.level, job.submodel, job.submodel, {}, 0, {},
                         multiply_adds=reply.multiply_adds, simulated_s=reply.simulated_s)  # fmt: skip
-    return PhaseAnswer(message, replace(update, state={}, scales={}, metrics={}, untrained=()))
+    return PhaseAnswer(message, replace(update, state={}, scales={}, metrics={}, untrained=(), extra={}))
 
 
 class SecureEngine:

@@ -46,6 +46,7 @@ __all__ = [
     "get_shapes",
     "get_slice_plan",
     "is_finite",
+    "move_flat",
     "move_state",
     "narrow_state",
     "normalise_channels",
@@ -557,6 +558,15 @@ def move_state(layout: Layout, state: State, source: Submodel, target: Submodel,
     compiled = get_slice_plan(layout, full_submodel(layout))
     base = fill if fill is not None else compiled.views(torch.zeros(compiled.size))
     return extract(layout, put_back(layout, base, source, state), target)
+
+
+def move_flat(layout: Layout, flat: Tensor, source: Submodel, target: Submodel) -> Tensor:
+    """Return a number for each element of a sub-model from those of another, both flat; 0 where the source has none."""
+    if source == target:
+        return flat
+    full = torch.zeros(get_slice_plan(layout, full_submodel(layout)).size)
+    get_slice_plan(layout, source).scatter(full, flat)
+    return get_slice_plan(layout, target).gather(full)
 
 
 def check_shapes(state: State, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -22,6 +22,8 @@ from fleetfit.errors import FleetFitError, RunError, format_exception, one_line
 from fleetfit.layout import State, batch_norms, build_module, make_input, outputs
 from fleetfit.layout.meta import on_meta
 from fleetfit.messages import LIGHTER, decompress, scale_shapes
+from fleetfit.method import build
+from fleetfit.state import Shapes
 from fleetfit.submodel import Submodel, check_shapes, compute_norm, find_mismatch, get_slice_plan
 from fleetfit.values import FREQUENCIES, Evaluation, Failure, Federation, Job, Local, Problem, RoundSums, Update
 from fleetfit.values.section import Count
@@ -226,6 +228,7 @@ def find_update_error(
             _find_error(_UPDATE, vars(update))
             or _find_untrained_error(update)
             or _find_job_mismatch(update, job, federation)
+            or find_extra_error(update.extra, _get_extra_shapes(federation.method, federation.problem, job)[1])
             or _KINDS[job.kind](update, job, federation)
         )
         return reason or _find_divergence(update, job, {} if norms is None else norms)
@@ -291,6 +294,10 @@ def _find_job_mismatch(update: Update, job: Job, federation: Federation) -> str 
     return find_mismatch(federation.problem.layout, update.submodel)
 
 
+def _get_extra_shapes(method: Any, problem: Problem, job: Job) -> tuple[Shapes, Shapes]:
+    return method.declare_extra(problem, job.submodel) if job.kind == "train" else ({}, {})
+
+
 # ---- kinds of jobs -----------------------------------------------------------------------------------------------
 
 
@@ -321,6 +328,19 @@ def _find_divergence(update: Update, job: Job, norms: dict[int, float]) -> str |
     return (
         "it has numbers that are not finite, or so large that the square of their norm is not: its training diverged."
     )
+
+
+def find_extra_error(tensors: State, shapes: Shapes) -> str | None:
+    """Return why tensors beside a state are not those that the method declares, as a sentence, or None."""
+    if tensors.keys() != shapes.keys():
+        return one_line(f"its extra tensors are {sorted(tensors)}; its method declares {sorted(shapes)}.", _REASON)
+    for name, tensor in tensors.items():
+        if tuple(tensor.shape) != tuple(shapes[name]) or tensor.dtype != torch.float32:
+            actual, expected = list(tensor.shape), list(shapes[name])
+            return f'its extra tensor "{name}" is {tensor.dtype} {actual}, expected torch.float32 {expected}.'
+        if not bool(torch.isfinite(tensor).all()):
+            return f'its extra tensor "{name}" has numbers that are not finite.'
+    return None
 
 
 def _find_scale_error(update: Update) -> str | None:
@@ -497,6 +517,7 @@ def find_job_error(job: Job, problem: Problem) -> str | None:
             _find_error(_JOB, vars(job))
             or _find_error(_EVALUATION, vars(job.evaluation))
             or _find_content_error(job, problem)
+            or find_extra_error(job.extra, _get_extra_shapes(build(job.method), problem, job)[0])
         )
     except FleetFitError as error:
         return one_line(str(error))

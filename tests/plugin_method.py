@@ -16,11 +16,11 @@ from fleetfit import (
     Loss,
     Method,
     Server,
-    State,
     Update,
     outputs,
     take_mean,
 )
+from fleetfit.values import Trained
 
 
 def counting(pull: float = 0.01) -> Method:
@@ -39,14 +39,14 @@ def counting(pull: float = 0.01) -> Method:
                 self.seen = self.seen + logits.detach().mean(0)
                 return device.problem.task.loss(logits, y) + pull * ((logits - target) ** 2).mean()
 
-            def metrics(self) -> dict[str, float]:
-                return {"seen": float(self.seen.sum())}
-
         return Remembering()
 
-    def remember(job: Job, device: Device, state: State, loss: Any) -> Any:
+    def remember(job: Job, device: Device, trained: Trained) -> Any:
         rounds = device.memory["rounds"] + 1 if device.memory else 1
-        return {"rounds": rounds, "mean": loss.seen.cpu(), "last": (job.round, None)}
+        return {"rounds": rounds, "mean": trained.loss.seen.cpu(), "last": (job.round, None)}
+
+    def report(job: Job, device: Device, trained: Trained) -> dict[str, float]:
+        return {"seen": float(trained.loss.seen.sum())}
 
     def step(
         federation: Federation, server: Server, aggregate: Aggregate, reports: Sequence[Update | Failure]
@@ -55,23 +55,16 @@ def counting(pull: float = 0.01) -> Method:
         seen = (server.memory or {"updates": 0})["updates"] + sum(isinstance(r, Update) for r in reports)
         return replace(after, memory={"updates": seen})
 
-    return Method(loss=loss, remember=remember, step=step)
+    return Method(loss=loss, remember=remember, report=report, step=step)
 
 
 def reporting_levels() -> Method:
     """FedAvg whose updates have, as the metric "levels", their level and the sub-models of all levels."""
 
-    def loss(job: Job, device: Device) -> Loss:
-        class Reporting:
-            def __call__(self, module: nn.Module, x: Any, y: Tensor) -> Tensor:
-                return device.problem.task.loss(outputs(module, x)[-1], y)
+    def report(job: Job, device: Device, trained: Trained) -> dict[str, Any]:
+        return {"levels": [job.level, [[piece.sizes, list(piece.exits)] for piece in job.levels]]}
 
-            def metrics(self) -> dict[str, Any]:
-                return {"levels": [job.level, [[piece.sizes, list(piece.exits)] for piece in job.levels]]}
-
-        return Reporting()
-
-    return Method(loss=loss)
+    return Method(report=report)
 
 
 def killing(folder: str = "") -> Method:

@@ -228,7 +228,7 @@ def test_update_sizes_are_known_beforehand(kind: str | None) -> None:
     sized = replace(update, num_examples=0, metrics={})
     if kind is not None:
         sized, _ = compress(sized, job, LAYOUT, kind, None)
-    assert update_size(job, LAYOUT) == reply_size(sized, LAYOUT)
+    assert update_size(job, LAYOUT, {}) == reply_size(sized, LAYOUT)
 
 
 def test_an_unknown_kind_is_refused_in_a_run_file() -> None:

@@ -94,7 +94,7 @@ def test_the_loss_by_hand(temperature: float) -> None:
     expected = temperature**2 * sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
     torch.testing.assert_close(loss.compute_teacher_logits(x), torch.tensor([mean] * 5))
     assert loss(module, x, torch.empty(0)).item() == pytest.approx(expected, rel=1e-5)
-    assert loss.metrics() == {}, "nothing was looked at that was held out"
+    assert loss.get_metrics() == {}, "nothing was looked at that was held out"
 
 
 def test_teachers_are_in_eval_mode_and_students_train() -> None:

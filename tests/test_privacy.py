@@ -552,6 +552,7 @@ REFUSED: list[tuple[dict[str, Any], Expected]] = [
     ({"privacy": {"epsilon": 0.01}}, Expected("[privacy] epsilon", 0.01)),
     ({"method": {"name": "adaptivefl"}}, Expected("adaptivefl", "'assign'")),
     ({"method": {"name": "scalefl", "plus": {"feddyn": {}}}}, Expected("method.plus.feddyn")),
+    ({"method": {"name": "scalefl", "plus": {"scaffold": {}}}}, Expected("method.plus.scaffold", "control")),
     ({"method": {"name": "scalefl", "plus": {"outliers": {}}}}, Expected("method.plus.outliers")),
     ({"method": {"name": "scalefl", "plus": {"trimmed_mean": {}}}}, Expected("method.plus.trimmed_mean")),
     ({"method": {"name": "decoupled"}}, Expected("decoupled", "'dispatch'")),

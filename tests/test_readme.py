@@ -367,7 +367,7 @@ def test_the_smallest_example_of_each_hook_does_what_it_says(tmp_path):
     assert method.note(federation, start(federation), update)["length"] == pytest.approx(length)
     memory = None
     for taken_part in (1, 2):
-        memory = method.remember(None, simulation.device(0, memory), {}, None)
+        memory = method.remember(None, simulation.device(0, memory), None)
         assert memory == {"rounds": taken_part}
 
 

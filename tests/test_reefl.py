@@ -29,7 +29,7 @@ from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.submodel import Submodel
 from fleetfit.tasks import NOT_SCORED, classification, next_token
 from fleetfit.training import run_job
-from fleetfit.values import Update
+from fleetfit.values import Trained, Update
 
 SHAPE = (1, 8, 8)
 
@@ -466,7 +466,7 @@ def test_the_estimate_begins_at_zero_in_every_round() -> None:
         assert loss.estimate.tolist() == pytest.approx([0.2, 0.18, 0.22], abs=1e-5)
         loss(Given([0.5, 1.3, 1.0]), None, y)
         assert loss.estimate.tolist() == pytest.approx([0.26, 0.404, 0.376], abs=1e-5)
-        assert loss.metrics()["teachers"] == {"1": 1, "2": 1, "3": 0}
+        assert loss.count_teachers() == {"1": 1, "2": 1, "3": 0}
 
 
 def test_the_teacher_has_the_lowest_estimate() -> None:
@@ -480,19 +480,19 @@ def test_the_teacher_has_the_lowest_estimate() -> None:
     assert loss.estimate.tolist() == pytest.approx([0.98, 0.98, 1.08], abs=1e-5)
     loss(Given([0.2, 0.5, 0.1]), None, y)  # the batch says exit 3, the estimate exit 1: 0.824, 0.884, 0.884
     assert loss.estimate.tolist() == pytest.approx([0.824, 0.884, 0.884], abs=1e-5)
-    counts = loss.metrics()["teachers"]
+    counts = loss.count_teachers()
     assert sum(counts.values()) == 3 and counts["3"] == 0 and counts["1"] >= 1 and counts["2"] >= 1
     batch: Any = build({"name": "reefl", "ramp": 0, "teacher": "batch"}).loss(job, device)
     for losses in ([1.0, 0.9, 1.1], [0.9, 1.3, 1.0], [0.2, 0.5, 0.1]):
         batch(Given(losses), None, y)
-    assert batch.metrics()["teachers"] == {"1": 1, "2": 1, "3": 1}
+    assert batch.count_teachers() == {"1": 1, "2": 1, "3": 1}
 
 
 def test_estimates_are_remembered() -> None:
     job, device, method = job_and_device({"name": "reefl", "estimate": "kept"})
     loss: Any = method.loss(job, device)
     loss(Given([1.0, 2.0, 3.0]), None, torch.tensor([0]))
-    memory = method.remember(job, device, {}, loss)
+    memory = method.remember(job, device, Trained({}, loss))
     assert memory["exit_losses"]["exits"] == [1, 2, 3]
     again: Any = method.loss(job, replace(device, memory=memory))
     again(Given([2.0, 2.0, 2.0]), None, torch.tensor([0]))
@@ -501,7 +501,7 @@ def test_estimates_are_remembered() -> None:
     short = replace(job, submodel=piece)
     shallow: Any = method.loss(short, replace(device, memory=memory))
     shallow(Given([1.0, 1.0]), None, torch.tensor([0]))
-    next_memory = method.remember(short, replace(device, memory=memory), {}, shallow)["exit_losses"]
+    next_memory = method.remember(short, replace(device, memory=memory), Trained({}, shallow))["exit_losses"]
     assert next_memory["exits"] == [1, 2, 3] and next_memory["losses"].tolist() == pytest.approx(
         [1.0, 1.8, 3.0], abs=1e-5
     )
@@ -514,8 +514,12 @@ def test_estimates_begin_with_the_first_loss() -> None:
     loss: Any = method.loss(job, replace(device, memory=estimate))
     loss(Given([1.0, 2.0, 3.0]), None, torch.tensor([0]))
     assert loss.estimate.tolist() == pytest.approx([1.0, 2.0, 3.0], abs=1e-5)
-    assert loss.metrics()["teachers"] == {"1": 1, "2": 0, "3": 0}
-    assert method.remember(job, replace(device, memory=estimate), {}, loss)["exit_losses"]["exits"] == [1, 2, 3]
+    assert loss.count_teachers() == {"1": 1, "2": 0, "3": 0}
+    assert method.remember(job, replace(device, memory=estimate), Trained({}, loss))["exit_losses"]["exits"] == [
+        1,
+        2,
+        3,
+    ]
 
 
 def test_estimate_and_feddyn_are_both_remembered() -> None:

@@ -238,6 +238,9 @@ REFUSED: dict[str, tuple[dict[str, Any], Expected]] = {
     "chosen by loss": ({"cohort": {"choose": "loss"}}, Expected("cohort.choose")),
     "random channels": ({"method": {"hooks": {"channels": "random"}}}, Expected('channels = "prefix"', '"rolling"')),
     "compression": ({"local": {"compress": "int8"}}, Expected("[secure]", "[local]", "compress")),
+    "tensors beside the state": (
+        {"method": {"name": "scalefl", "plus": {"scaffold": {}}}}, Expected("method.plus.scaffold", "control"),
+    ),
     "clients that remember": ({"method": {"plus": {"feddyn": {}}}}, Expected("method.plus.feddyn")),
     "batch norm": ({"model": {"norm": True}}, Expected('norm = "group"', '"batch"')),
     "small cohort": ({"cohort": {"fraction": 0.1}}, Expected("[secure] minimum", 3, 1)),

@@ -208,13 +208,15 @@ class FleetEngine:
     ) -> Any:
         assert self._manager.setup is not None and job.client is not None
         version = self._versions.get(job.client, -1)
-        table = dump_job(replace(job, state={}, statistics={}, memory_version=version), self._layout)
+        table = dump_job(replace(job, state={}, statistics={}, extra={}, memory_version=version), self._layout)
         header = pack_message({**what, **self._manager.setup.header, "job": table})
         parts: dict[str, transport.Part] = {"header": header, **further}
         if job.state:
             parts["state"] = self._share(job.state, job.submodel)
         if job.statistics:
             parts["statistics"] = self._share(job.statistics, job.submodel)
+        if job.extra:
+            parts["extra"] = transport.make_part(pack(dict(job.extra)))
         kind = "train" if job.kind == "train" else "evaluate"
         node = self._manager.members[job.client].node
         ttl_s = self._rules.deadline_s + min(_GRACE_S, self._rules.deadline_s)

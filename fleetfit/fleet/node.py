@@ -410,7 +410,9 @@ class Node:
             return pack_message({"reply": dump_failure(error.reply)})
 
     def _try_job(self, header: Header, parts: Mapping[str, bytes | bytearray], finish: Finish | None) -> bytes:
-        tensors = {name: unpack(parts[name], bounded=True) if name in parts else {} for name in ("state", "statistics")}
+        tensors = {
+            key: unpack(parts[key], bounded=True) if key in parts else {} for key in ("state", "statistics", "extra")
+        }
         problem = self._build_problem(header)
         with _blame_server("model that can be built"):
             layout = problem.layout

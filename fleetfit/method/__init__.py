@@ -18,6 +18,7 @@ from fleetfit.method.building import (
 )
 from fleetfit.method.hooks import (
     CoverageMean,
+    ExtraShapes,
     Loss,
     Penalty,
     Reports,
@@ -41,6 +42,7 @@ __all__ = [
     "FEDAVG",
     "HOOKS",
     "CoverageMean",
+    "ExtraShapes",
     "Loss",
     "Method",
     "Penalty",

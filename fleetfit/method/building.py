@@ -13,7 +13,7 @@ from fleetfit import names
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, truncate
 from fleetfit.factories import call_factory, is_default
 from fleetfit.method import hooks
-from fleetfit.submodel import random, rolling, window
+from fleetfit.submodel import Submodel, random, rolling, window
 from fleetfit.values import Device, Federation, Job, Problem, Server, Update
 
 CALLED_BY: Mapping[str, str] = {"choose": "assign", "channels": "assign", "weight": "aggregate"}
@@ -38,6 +38,9 @@ class Method:
         token_defaults: The method's own defaults of its hyperparameters where classes are tokens: `{"tau": 0.0}`.
         gives_way: Hooks that an option may set in the method's place, each with the hyperparameter of the method that
             makes it: `{"step": "momentum"}`. With that hyperparameter set, both at once are refused.
+        declare_extra: Returns names and shapes of tensors beside the state, for the sub-model that is sent, as
+            `ExtraShapes(down=..., up=...)`: of those that `attach` makes, and of those that `report` returns. Both
+            sides refuse other tensors.
         check_memory: Raises an error if the method's entries in a memory from a checkpoint, the server's or a client's,
             do not fit the run. States by the tensors' names, and those beside their sub-model, are checked anyway.
         describe: Returns notes for a run from its problem and levels, such as parts of the method without effect there.
@@ -49,12 +52,14 @@ class Method:
     choose: hooks.ChooseHook = hooks.choose_uniformly
     channels: hooks.ChannelsHook = hooks.keep_prefix
     dispatch: hooks.DispatchHook = hooks.dispatch_submodel
+    attach: hooks.AttachHook = hooks.attach_nothing
     adapt: hooks.AdaptHook = hooks.keep_job
     task: hooks.TaskHook = hooks.keep_task
     loss: hooks.LossHook = hooks.last_exit_loss
     penalty: hooks.PenaltyHook = hooks.skip_penalty
     remember: hooks.RememberHook = hooks.keep_memory
     reply: hooks.ReplyHook = hooks.send_all
+    report: hooks.ReportHook = hooks.report_nothing
     receive: hooks.ReceiveHook = hooks.receive_all
     note: hooks.NoteHook = hooks.note_nothing
     weight: hooks.WeightHook = hooks.weigh_by_samples
@@ -69,6 +74,7 @@ class Method:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     token_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     gives_way: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
+    declare_extra: hooks.ExtraFunction = hooks.declare_no_extra
     check_memory: hooks.CheckMemoryFunction = hooks.check_nothing
     describe: hooks.DescribeFunction = hooks.describe_nothing
 
@@ -82,7 +88,7 @@ class Method:
 
 
 DECLARED = ("needs_budgets", "own_data", "needs_prior", "settles", "replaces", "defaults", "token_defaults",
-            "gives_way", "check_memory", "describe")  # fmt: skip
+            "gives_way", "declare_extra", "check_memory", "describe")  # fmt: skip
 """Fields of a method that are not hooks."""
 HOOKS = tuple(f.name for f in dataclasses.fields(Method) if f.name not in DECLARED)
 FEDAVG = Method()
@@ -250,6 +256,7 @@ def _add_option(
         replaces=(*method.replaces, *option.replaces),
         defaults={**method.defaults, **option.defaults},
         gives_way=gives_way,
+        declare_extra=_join_extra(method.declare_extra, option.declare_extra),
         check_memory=_join_checks(method.check_memory, option.check_memory),
         describe=_join_descriptions(method.describe, option.describe),
         **changes,
@@ -260,6 +267,17 @@ def _join_descriptions(first: hooks.DescribeFunction, second: hooks.DescribeFunc
     if second is FEDAVG.describe:
         return first
     return lambda problem, levels: [*first(problem, levels), *second(problem, levels)]
+
+
+def _join_extra(first: hooks.ExtraFunction, second: hooks.ExtraFunction) -> hooks.ExtraFunction:
+    if FEDAVG.declare_extra in (first, second):
+        return first if second is FEDAVG.declare_extra else second
+
+    def declare_extra(problem: Problem, submodel: Submodel) -> hooks.ExtraShapes:
+        (down, up), (more_down, more_up) = first(problem, submodel), second(problem, submodel)
+        return hooks.ExtraShapes({**down, **more_down}, {**up, **more_up})
+
+    return declare_extra
 
 
 def _join_checks(first: hooks.CheckMemoryFunction, second: hooks.CheckMemoryFunction) -> hooks.CheckMemoryFunction:
@@ -280,7 +298,7 @@ def _add_penalties(first: Callable[..., Any], second: Callable[..., Any], job: J
     return lambda module: penalties[0](module) + penalties[1](module)
 
 
-def _merge_notes(first: Callable[..., Any], second: Callable[..., Any], *arguments: Any) -> Mapping[str, Any]:
+def _merge_tables(first: Callable[..., Any], second: Callable[..., Any], *arguments: Any) -> Mapping[str, Any]:
     return {**first(*arguments), **second(*arguments)}
 
 
@@ -305,7 +323,7 @@ def _chain_remember(
 
 _COMBINED: Mapping[str, Callable[..., Any]] = {
     "adapt": _chain_adapt, "penalty": _add_penalties, "remember": _chain_remember, "receive": _chain_receive,
-    "note": _merge_notes, "observe": _chain_observe,
+    "attach": _merge_tables, "report": _merge_tables, "note": _merge_tables, "observe": _chain_observe,
 }  # fmt: skip
 
 
@@ -379,7 +397,12 @@ def _find_changed_hooks(spec: Mapping[str, Any]) -> Iterator[tuple[str, set[str]
 
 
 def _find_differences(one: Method, other: Method) -> set[str]:
-    fields = {*HOOKS, *DECLARED} - {"replaces", "check_memory", "describe"}  # which go with other hooks
+    fields = {*HOOKS, *DECLARED} - {
+        "replaces",
+        "declare_extra",
+        "check_memory",
+        "describe",
+    }  # which go with other hooks
     return {name for name in fields if not _is_same(getattr(one, name), getattr(other, name))}
 
 

@@ -10,6 +10,7 @@ arguments and the result. Arguments are given by place, so their names are free.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,9 +20,10 @@ from fleetfit.aggregate import Aggregate, Mean, apply_mean
 from fleetfit.layout import Architecture, Axis, State, outputs
 from fleetfit.planner import Targets
 from fleetfit.seeds import make_numpy_rng
+from fleetfit.state import Shapes
 from fleetfit.submodel import Channels, Submodel, extract, normalise_channels
 from fleetfit.tasks import Task
-from fleetfit.values import Aggregator, Device, Failure, Federation, Job, Level, Problem, Server, Update
+from fleetfit.values import Aggregator, Device, Failure, Federation, Job, Level, Problem, Server, Trained, Update
 
 Reports = Sequence[Update | Failure]
 """Updates without their tensors, and failures, in job order."""
@@ -40,14 +42,20 @@ class Slot(NamedTuple):
 class Loss(Protocol):
     """What local training minimises, for one batch.
 
-    Its `metrics()`, if it has them, join the update's. Its `extra_multiply_adds`, if it has them, are the multiply-adds
-    per training sample, forward and backward, beyond those of the sub-model; they count in the update's, in simulated
-    time and in deadlines.
+    Its `extra_multiply_adds`, if it has them, are the multiply-adds per training sample, forward and backward, beyond
+    those of the sub-model; they count in the update's, in simulated time and in deadlines.
     """
 
     def __call__(self, module: nn.Module, x: Any, y: Tensor, /) -> Tensor:
         """Return the mean loss of the batch's samples, a scalar."""
         ...
+
+
+class ExtraShapes(NamedTuple):
+    """The shapes of tensors beside the state, by name: those of a training job, and those of its update."""
+
+    down: Shapes = MappingProxyType({})
+    up: Shapes = MappingProxyType({})
 
 
 ModelHook = Callable[[Architecture, tuple[int, ...]], Architecture]
@@ -56,18 +64,21 @@ AssignHook = Callable[[Federation, Server, np.random.Generator], Sequence[tuple[
 ChooseHook = Callable[[Federation, Server, np.random.Generator], list[int]]
 ChannelsHook = Callable[[Axis, int, int, int | None, np.random.Generator], Channels]
 DispatchHook = Callable[[Federation, Server, int | None, Submodel], State]
+AttachHook = Callable[[Federation, Server, int | None, Submodel], State]
 AdaptHook = Callable[[Job, Device], Job | None]
 TaskHook = Callable[[Job, Device], Task]
 LossHook = Callable[[Job, Device], Loss]
 PenaltyHook = Callable[[Job, Device], Penalty | None]
-RememberHook = Callable[[Job, Device, State, Loss], Any]
-ReplyHook = Callable[[Job, Device, State], tuple[Submodel, State]]
+RememberHook = Callable[[Job, Device, Trained], Any]
+ReplyHook = Callable[[Job, Device, Trained], tuple[Submodel, State]]
+ReportHook = Callable[[Job, Device, Trained], Mapping[str, Any]]
 ReceiveHook = Callable[[Federation, Server, Sequence[Update]], Iterable[Update]]
 NoteHook = Callable[[Federation, Server, Update], Mapping[str, Any]]
 WeightHook = Callable[[Update], float]
 AggregateHook = Callable[[Federation, Server], Aggregator]
 StepHook = Callable[[Federation, Server, Aggregate, Reports], Server]
 ObserveHook = StepHook
+ExtraFunction = Callable[[Problem, Submodel], tuple[Shapes, Shapes]]
 CheckMemoryFunction = Callable[[Federation, Mapping[str, Any]], Any]
 DescribeFunction = Callable[[Problem, Sequence[Level]], Iterable[str]]
 
@@ -216,6 +227,28 @@ def dispatch_submodel(federation: Federation, server: Server, client: int | None
     return extract(federation.problem.layout, server.state, submodel)
 
 
+def attach_nothing(federation: Federation, server: Server, client: int | None, submodel: Submodel) -> State:
+    """Attach tensors to a training job, beside the sub-model's.
+
+    Where: the server, for each slot.
+    Before: `dispatch` has made the sub-model's tensors.
+    After: the tensors travel in the job, as `job.extra`, and count in its bytes. The method declares their names and
+        shapes by `declare_extra`: others are refused. `[secure]` and `[privacy]` refuse the method.
+    Keeps: nothing; it may read what `step` or `observe` stored in the server's memory.
+    FedAvg: attaches nothing.
+
+    Args:
+        federation: The server's view.
+        server: The server after the last round.
+        client: The client that gets them.
+        submodel: The slot's sub-model.
+
+    Returns:
+        Tensors by name, float32 and finite. Those of several parts are joined.
+    """
+    return {}
+
+
 # ---- the device --------------------------------------------------------------------------------------------------
 
 
@@ -265,11 +298,11 @@ def last_exit_loss(job: Job, device: Device) -> Loss:
     Where: the device, once for each training job, and once for each smaller job that a device considers with
         `cohort.late = "shallower"`.
     Before: the hook `task` has chosen the task. torch's global generator is seeded afterwards.
-    After: the loss is called for each batch. At the end its `metrics()`, if it has them, join the update's as plain
-        values; the server does not expect them. The object itself goes to `remember`. If it computes much beside the
-        sub-model, it has an attribute `extra_multiply_adds`: how many for each training sample, forward and backward
-        together. They join the update's multiply-adds, simulated time and deadlines.
-    Keeps: nothing here; `remember` may store what the loss gathers.
+    After: the loss is called for each batch. The object itself goes to `remember`, `reply` and `report`, as
+        `trained.loss`. If it computes much beside the sub-model, it has an attribute `extra_multiply_adds`: how many
+        for each training sample, forward and backward together. They join the update's multiply-adds, simulated time
+        and deadlines.
+    Keeps: nothing here; `remember` may store what the loss gathers, and `report` send it.
     FedAvg: trains the deepest exit with the task's loss.
 
     Args:
@@ -306,7 +339,7 @@ def skip_penalty(job: Job, device: Device) -> Penalty | None:
     return None
 
 
-def keep_memory(job: Job, device: Device, state: State, loss: Loss) -> Any:
+def keep_memory(job: Job, device: Device, trained: Trained) -> Any:
     """Make the client's memory, which lasts until its next job.
 
     Where: the device, after training, for an update that is finite.
@@ -320,8 +353,7 @@ def keep_memory(job: Job, device: Device, state: State, loss: Loss) -> Any:
     Args:
         job: As it was adapted.
         device: With the memory so far.
-        state: All tensors of the sub-model after training.
-        loss: The object that the hook `loss` made.
+        trained: The state after training, and the loss.
 
     Returns:
         Numbers, text, tensors, and tables of them; or None. What other parts have stored stays.
@@ -329,7 +361,7 @@ def keep_memory(job: Job, device: Device, state: State, loss: Loss) -> Any:
     return device.memory
 
 
-def send_all(job: Job, device: Device, state: State) -> tuple[Submodel, State]:
+def send_all(job: Job, device: Device, trained: Trained) -> tuple[Submodel, State]:
     """Select the part of the trained sub-model that is sent back.
 
     Where: the device, after `remember`.
@@ -341,12 +373,34 @@ def send_all(job: Job, device: Device, state: State) -> tuple[Submodel, State]:
     Args:
         job: As it was adapted.
         device: Its data give, for example, the classes that it has.
-        state: All tensors of the sub-model after training.
+        trained: The state after training, and the loss.
 
     Returns:
         The sub-model that the update contains, and its tensors.
     """
-    return job.submodel, state
+    return job.submodel, trained.state
+
+
+def report_nothing(job: Job, device: Device, trained: Trained) -> Mapping[str, Any]:
+    """Report values and tensors to the server, beside the trained state.
+
+    Where: the device, after `reply`.
+    Before: as `remember`; `device.memory` is still the memory from before this job.
+    After: plain values join the update's `metrics`; the server does not expect them. Tensors become its `extra`, are
+        not compressed, and count in its bytes. The method declares their names and shapes by `declare_extra`, for the
+        sub-model that was sent, `job.dispatched`: an update without them, or with others, is refused.
+    FedAvg: reports nothing.
+
+    Args:
+        job: As it was adapted, with what `attach` gave it.
+        device: With the memory so far.
+        trained: The state after training, and the loss.
+
+    Returns:
+        By name, numbers, texts, lists and tables of them; and tensors, float32 and finite. Those of several parts are
+        joined.
+    """
+    return {}
 
 
 # ---- the server, with the replies --------------------------------------------------------------------------------
@@ -389,7 +443,7 @@ def note_nothing(federation: Federation, server: Server, update: Update) -> Mapp
     Args:
         federation: The server's view.
         server: The server after the last round.
-        update: With its state. Its metrics are those that the client sent, and may be missing.
+        update: With its state and its extra tensors. Its metrics are those that the client sent, and may be missing.
 
     Returns:
         Plain values by name. Notes of several parts are joined.
@@ -439,7 +493,8 @@ class CoverageMean:
 
     Returns:
         An object with two methods. `add(update, weight)` takes an update, in job order unless `receive` changed it;
-        names that `update.untrained` lists must not count. `result()` returns the mean and the coverage of every
+        names that `update.untrained` lists must not count. An error in it is this update's failure, so it reads what a
+        client sent before it changes anything. `result()` returns the mean and the coverage of every
         element (`aggregate.Mean` makes both), and what else `step` needs.
     """
 
@@ -504,6 +559,11 @@ def observe_nothing(federation: Federation, server: Server, aggregate: Aggregate
 
 
 # ---- no hook of a round ------------------------------------------------------------------------------------------
+
+
+def declare_no_extra(problem: Problem, submodel: Submodel) -> ExtraShapes:
+    """Declare no tensors beside the state."""
+    return ExtraShapes()
 
 
 def check_nothing(federation: Federation, memory: Mapping[str, Any]) -> None:

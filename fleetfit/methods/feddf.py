@@ -112,7 +112,8 @@ def make_distillation_spec(
     teachers: Sequence[Update], students: Sequence[Submodel], temperature: float
 ) -> Mapping[str, Method]:
     """Return the spec of the server's own job: FedAvg with the distillation as its loss."""
-    return {"name": Method(loss=partial(Distillation, teachers=teachers, students=students, temperature=temperature))}
+    loss = partial(Distillation, teachers=teachers, students=students, temperature=temperature)
+    return {"name": Method(loss=loss, report=lambda job, device, trained: trained.loss.get_metrics())}
 
 
 def get_server_device(federation: Federation) -> Device:
@@ -221,7 +222,7 @@ class Distillation:
         self._divergences.append(total / len(indices))
         return self._divergences[-1]
 
-    def metrics(self) -> dict[str, float]:
+    def get_metrics(self) -> dict[str, float]:
         """Return the divergence on held-out data before the first step, and that of the best state."""
         divergences = self._divergences
         return {"before": divergences[0], "after": min(divergences)} if divergences else {}

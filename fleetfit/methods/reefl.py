@@ -28,7 +28,7 @@ from fleetfit.method import Loss, Method
 from fleetfit.methods.depthfl import ramp_up
 from fleetfit.models.ree import POSITION_AXIS, recurrent
 from fleetfit.submodel import Submodel
-from fleetfit.values import Device, Federation, Job
+from fleetfit.values import Device, Federation, Job, Trained
 
 _MEMORY = "exit_losses"
 
@@ -84,6 +84,7 @@ def reefl(
         levels=partial(split_levels, mode="depth"),
         loss=partial(loss, kept=estimate == "kept"),
         reply=send_used_rows,
+        report=report_teachers,
     )
     return replace(method, remember=store_estimate, check_memory=check_estimate) if estimate == "kept" else method
 
@@ -112,9 +113,9 @@ class BestExitLoss:
         self._taught += torch.arange(len(new), device=new.device) == best
         return best_exit_distillation(logits, losses, best, y, self._task, self._share, self._temperature)
 
-    def metrics(self) -> dict[str, Any]:
+    def count_teachers(self) -> dict[str, int]:
         """Return in how many steps each exit was the teacher."""
-        return {"teachers": {str(e): int(n) for e, n in zip(self.exits, self._taught.tolist(), strict=True)}}
+        return {str(e): int(n) for e, n in zip(self.exits, self._taught.tolist(), strict=True)}
 
 
 def best_exit_loss(
@@ -141,9 +142,9 @@ def check_estimate(federation: Federation, memory: Mapping[str, Any]) -> None:
             raise ValueError(f"{_MEMORY} is not one number for each of its exits")
 
 
-def store_estimate(job: Job, device: Device, state: State, loss: Any) -> Any:
+def store_estimate(job: Job, device: Device, trained: Trained) -> Any:
     """Store the running estimate, also those of deeper exits that were not trained this time."""
-    memory = dict(device.memory or {})
+    memory, loss = dict(device.memory or {}), trained.loss
     stored = memory.get(_MEMORY, {"exits": [], "losses": torch.zeros(0)})
     losses = dict(zip(stored["exits"], stored["losses"].tolist(), strict=True))
     if loss.estimate is not None:
@@ -152,9 +153,14 @@ def store_estimate(job: Job, device: Device, state: State, loss: Any) -> Any:
     return memory | {_MEMORY: {"exits": exits, "losses": torch.tensor([losses[e] for e in exits])}}
 
 
-def send_used_rows(job: Job, device: Device, state: State) -> tuple[Submodel, State]:
+def report_teachers(job: Job, device: Device, trained: Trained) -> Mapping[str, Any]:
+    """Report in how many steps each exit was the teacher."""
+    return {"teachers": trained.loss.count_teachers()} if isinstance(trained.loss, BestExitLoss) else {}
+
+
+def send_used_rows(job: Job, device: Device, trained: Trained) -> tuple[Submodel, State]:
     """Send back the rows of Ree's position table that this depth uses, and all else."""
-    submodel = job.submodel
+    submodel, state = job.submodel, trained.state
     if POSITION_AXIS not in submodel.channels:
         return submodel, state
     rows = range(submodel.depth + 1)

@@ -13,7 +13,7 @@ from torch import Tensor
 from fleetfit.aggregate import Aggregate
 from fleetfit.errors import check_range
 from fleetfit.method import Method, Reports
-from fleetfit.options._movement import Movement
+from fleetfit.movements import ServerStep
 from fleetfit.values import Federation, Server
 
 Second = Callable[[Tensor, Tensor, float], Tensor]
@@ -51,11 +51,11 @@ def step(
     beta1: float, beta2: float, tau: float, begins: float,
 ) -> Server:  # fmt: skip
     """Move each element by its own step size."""
-    movement = Movement(server, aggregate)
-    d = movement.mean - movement.old
-    m0, v0 = movement.load_memory("first"), movement.load_memory("second", begins)
+    move = ServerStep(server, aggregate)
+    d = move.mean - move.old
+    m0, v0 = move.load_memory("first"), move.load_memory("second", begins)
     m, v = beta1 * m0 + (1 - beta1) * d, second(v0, d, beta2)
-    return movement.make_server(movement.old + lr * m / (v.sqrt() + tau), first=(m, m0), second=(v, v0))
+    return move.make_server(move.old + lr * m / (v.sqrt() + tau), first=(m, m0), second=(v, v0))
 
 
 def _average_squares(v: Tensor, d: Tensor, beta2: float) -> Tensor:

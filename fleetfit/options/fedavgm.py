@@ -9,7 +9,7 @@ from functools import partial
 from fleetfit.aggregate import Aggregate
 from fleetfit.errors import check_range
 from fleetfit.method import Method, Reports
-from fleetfit.options._movement import Movement
+from fleetfit.movements import ServerStep
 from fleetfit.values import Federation, Server
 
 
@@ -29,8 +29,8 @@ def step(
     federation: Federation, server: Server, aggregate: Aggregate, reports: Reports, momentum: float, lr: float
 ) -> Server:
     """Move by the momentum."""
-    movement = Movement(server, aggregate)
-    before = movement.load_memory("velocity")
-    velocity = momentum * before + (movement.mean - movement.old)
-    new = movement.mean + momentum * before if lr == 1 else movement.old + lr * velocity
-    return movement.make_server(new, velocity=(velocity, before))
+    move = ServerStep(server, aggregate)
+    before = move.load_memory("velocity")
+    velocity = momentum * before + (move.mean - move.old)
+    new = move.mean + momentum * before if lr == 1 else move.old + lr * velocity
+    return move.make_server(new, velocity=(velocity, before))

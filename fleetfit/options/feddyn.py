@@ -20,11 +20,10 @@ from torch import Tensor, nn
 
 from fleetfit.aggregate import Aggregate
 from fleetfit.errors import check_range
-from fleetfit.layout import State
 from fleetfit.method import Method, Reports, weigh_equally
-from fleetfit.options._movement import Movement
-from fleetfit.submodel import FlatState, concat_state, get_shapes, move_state, pack_state, parse_submodel
-from fleetfit.values import Device, Federation, Job, Server, Update
+from fleetfit.movements import ServerStep, load_client_state
+from fleetfit.submodel import FlatState, concat_state, get_shapes, pack_state
+from fleetfit.values import Device, Federation, Job, Server, Trained, Update
 
 
 def feddyn(alpha: float = 0.1) -> Method:
@@ -42,18 +41,10 @@ def feddyn(alpha: float = 0.1) -> Method:
     )
 
 
-def load_gradient(job: Job, device: Device) -> Tensor:
-    """Return g_k for the sub-model of a job, flat; zeros for a client that has none yet."""
-    if not device.memory or "gradient" not in device.memory:
-        return torch.zeros_like(concat_state(job.state))
-    stored = device.memory["gradient"]
-    return concat_state(move_state(device.problem.layout, stored["state"], parse_submodel(stored), job.submodel))
-
-
 def make_penalty(job: Job, device: Device, alpha: float) -> Callable[[nn.Module], Tensor]:
     """Return the linear and the quadratic term of this job."""
     shapes = get_shapes(job.state)
-    gradient = FlatState(load_gradient(job, device).to(device.accelerator), shapes)
+    gradient = FlatState(load_client_state(job, device, "gradient").to(device.accelerator), shapes)
     received = {name: tensor.to(device.accelerator) for name, tensor in job.state.items()}
 
     def penalty(module: nn.Module) -> Tensor:
@@ -67,19 +58,20 @@ def make_penalty(job: Job, device: Device, alpha: float) -> Callable[[nn.Module]
     return penalty
 
 
-def remember(job: Job, device: Device, state: State, loss: Any, alpha: float) -> Any:
+def remember(job: Job, device: Device, trained: Trained, alpha: float) -> Any:
     """Keep g_k - alpha (w_k - w_received), with its sub-model."""
-    gradient = load_gradient(job, device) - alpha * (concat_state(state) - concat_state(job.state))
+    movement = concat_state(trained.state) - concat_state(job.state)
+    gradient = load_client_state(job, device, "gradient") - alpha * movement
     stored = pack_state(job.submodel, FlatState(gradient, get_shapes(job.state)))
     return {**(device.memory or {}), "gradient": stored}
 
 
 def step(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports, alpha: float) -> Server:
     """Move h by the round's movement, and the state to the mean less h / alpha."""
-    movement = Movement(server, aggregate)
-    before = movement.load_memory("h")
+    move = ServerStep(server, aggregate)
+    before = move.load_memory("h")
     weights = [federation.method.weight(report) for report in reports if isinstance(report, Update)]
     mean_weight = sum(weights) / len(weights) if sum(weights) > 0 else 1.0  # of weights by count: exactly 1
-    count = movement.weight / mean_weight
-    h = before - alpha / len(federation.clients) * count * (movement.mean - movement.old)
-    return movement.make_server(movement.mean - h / alpha, h=(h, before))
+    count = move.weight / mean_weight
+    h = before - alpha / len(federation.clients) * count * (move.mean - move.old)
+    return move.make_server(move.mean - h / alpha, h=(h, before))

@@ -23,6 +23,7 @@ from torch import Tensor
 from fleetfit.aggregate import Aggregate
 from fleetfit.errors import RunError
 from fleetfit.method.hooks import get_round_submodel
+from fleetfit.movements import get_movement
 from fleetfit.privacy.accountant import compute_epsilon, max_rounds
 from fleetfit.privacy.ledger import Ledger
 from fleetfit.privacy.randomness import Randomness
@@ -225,7 +226,7 @@ class PrivateMean:
         """Add the movement of an update, clipped; the weight does not count."""
         submodel = get_slice_plan(self._federation.problem.layout, update.submodel)
         with one_thread():
-            movement = concat_state(update.state).to(self._state.device) - submodel.gather(self._state)
+            movement = get_movement(self._federation, self._server, update).to(self._state.device)
             length = float(torch.linalg.vector_norm(movement, dtype=torch.float64))
             if not math.isfinite(length):  # the difference of two finite numbers may overflow
                 return

@@ -32,11 +32,11 @@ from torch import Tensor
 
 from fleetfit.aggregate import Aggregate
 from fleetfit.errors import check_range
-from fleetfit.layout import State
 from fleetfit.method import Method, Reports
+from fleetfit.movements import get_movement
 from fleetfit.seeds import make_torch_rng
 from fleetfit.selection._sampling import load_memory, sample_uniformly, store_memory
-from fleetfit.submodel import Submodel, concat_state, full_submodel, get_slice_plan, move_state
+from fleetfit.submodel import Submodel, full_submodel, get_slice_plan
 from fleetfit.values import Federation, Server, Update
 
 Target = Literal["uniform", "all"]
@@ -119,7 +119,7 @@ def note(federation: Federation, server: Server, update: Update, buckets: int) -
     """Sketch the direction of an update, if classes are not reported."""
     if federation.clients.labels is not None:
         return {}
-    movement = compute_movement(federation, server, update)
+    movement = get_movement(federation, server, update)
     return {"direction": sketch_movement(federation, update.submodel, movement, buckets)}
 
 
@@ -155,23 +155,11 @@ def check_directions(federation: Federation, memory: Mapping[str, Any]) -> None:
 # ---- directions ------------------------------------------------------------------------------------------------------
 
 
-def compute_movement(federation: Federation, server: Server, update: Update) -> State:
-    """Return an update's state minus the state that was sent."""
-    layout = federation.problem.layout
-    sent = federation.method.dispatch(federation, server, update.client, update.dispatched)
-    if update.submodel != update.dispatched:
-        sent = move_state(layout, sent, update.dispatched, update.submodel)
-    compiled = get_slice_plan(layout, update.submodel)
-    names = compiled.names
-    movement = concat_state({n: update.state[n] for n in names}) - concat_state({n: sent[n] for n in names}).to("cpu")
-    return compiled.views(movement)
-
-
-def sketch_movement(federation: Federation, submodel: Submodel, movement: State, buckets: int) -> Tensor:
+def sketch_movement(federation: Federation, submodel: Submodel, movement: Tensor, buckets: int) -> Tensor:
     """Return the sketch of a movement, float32 [levels, buckets]: zeros for a region that was not moved."""
     layout = federation.problem.layout
     full = torch.zeros(get_slice_plan(layout, full_submodel(layout)).size)
-    get_slice_plan(layout, submodel).scatter(full, concat_state(movement))
+    get_slice_plan(layout, submodel).scatter(full, movement)
     full *= _draw_signs(federation.seed, len(full))
     rows: list[np.ndarray] = []  # summed by NumPy: torch's sums depend on the number of threads
     for level in federation.levels:

@@ -175,7 +175,8 @@ def _compute_max_work(job: Job, device: Device) -> float:
     clock, speed, deadline_s = device.clock, device.clock.speed, job.local.deadline_s
     assert speed is not None
     assert deadline_s is not None
-    sent = messages.update_size(job, device.problem.layout) + _METRICS
+    extra = build(job.method).declare_extra(device.problem, job.dispatched or job.submodel)[1]
+    sent = messages.update_size(job, device.problem.layout, extra) + _METRICS
     left_s = deadline_s - speed.seconds(clock.received, 0, sent)
     return left_s * speed.multiply_adds_per_s
 

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetfit.errors import FleetFitError, RunError
+from fleetfit.errors import ConfigError, FleetFitError, RunError
 from fleetfit.layout import outputs
 from fleetfit.messages import compress
 from fleetfit.method import Method, build
 from fleetfit.seeds import derive_seed, isolate_rng, make_torch_rng
-from fleetfit.submodel import Submodel, is_finite
+from fleetfit.submodel import is_finite
 from fleetfit.tasks import Task
 from fleetfit.training.batches import count_steps, iter_batches, iter_epochs
 from fleetfit.training.clock import (
@@ -38,7 +38,8 @@ from fleetfit.training.evaluation import evaluate, sum_batch_norm_inputs
 from fleetfit.training.features import BatchLoader, make_batch_loader
 from fleetfit.training.labels import report_class_frequencies
 from fleetfit.training.local_model import LocalModel, get_local_model
-from fleetfit.values import ClientMemory, Device, Failure, Job, Local, Update
+from fleetfit.validation import find_extra_error
+from fleetfit.values import ClientMemory, Device, Failure, Job, Local, Trained, Update
 
 DIVERGED = "its training diverged: the loss or the weights are not finite (a smaller local.lr may help)"
 """Reason of a job whose training diverged."""
@@ -51,7 +52,7 @@ def run_job(job: Job, device: Device) -> tuple[Update | Failure, Any]:
     Returns:
         The update, or a failure with its reason; and the client's memory if the update is accepted.
     """
-    job, memory = replace(job, levels=device.problem.levels), ClientMemory.from_payload(device.memory)
+    job, memory = _complete_job(job, device), ClientMemory.from_payload(device.memory)
     own = start_clock(job, replace(device, memory=memory.method))
     reply, method_memory = _execute(job, own)
     residual = None  # what compression leaves out, for the client's next update
@@ -61,6 +62,11 @@ def run_job(job: Job, device: Device) -> tuple[Update | Failure, Any]:
     if job.kind != "train" or isinstance(reply, Failure):
         return reply, device.memory
     return reply, ClientMemory(method_memory, residual).payload
+
+
+def _complete_job(job: Job, device: Device) -> Job:
+    """Return a job with what is not sent."""
+    return replace(job, levels=device.problem.levels, dispatched=job.submodel)
 
 
 def _execute(job: Job, device: Device) -> tuple[Update | Failure, Any]:
@@ -77,7 +83,7 @@ def _execute(job: Job, device: Device) -> tuple[Update | Failure, Any]:
             return Failure.of(job, reason, declined=True), device.memory
         with isolate_rng(device.accelerator):
             if adapted.kind == "train":
-                return _train(adapted, device, method, job.submodel)
+                return _train(adapted, device, method)
             is_evaluation = adapted.kind == "evaluate"
             update = evaluate([adapted], [device])[0] if is_evaluation else sum_batch_norm_inputs(adapted, device)
             return replace(update, dispatched=job.submodel), device.memory
@@ -92,7 +98,7 @@ def _execute(job: Job, device: Device) -> tuple[Update | Failure, Any]:
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
-def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tuple[Update | Failure, Any]:
+def _train(job: Job, device: Device, method: Method) -> tuple[Update | Failure, Any]:
     """Train a sub-model on the client's data; return the reply and the method's memory."""
     samples = len(device.data.split("train"))
     if not samples:
@@ -127,16 +133,21 @@ def _train(job: Job, device: Device, method: Method, dispatched: Submodel) -> tu
     if not is_finite(state) or not math.isfinite(result.loss):
         return Failure.of(job, DIVERGED, multiply_adds=work), device.memory
 
-    memory = method.remember(job, device, state, loss)
-    submodel, state = method.reply(job, device, state)
-    metrics = {"loss": result.loss, "steps": result.steps}
-    if result.late:
-        metrics["stopped"] = True
-    if hasattr(loss, "metrics"):
-        metrics |= loss.metrics()
+    trained, dispatched = (
+        Trained(state, loss, task, result.steps, result.rate_sum, untrained),
+        job.dispatched or job.submodel,
+    )
+    memory = method.remember(job, device, trained)
+    submodel, state = method.reply(job, device, trained)
+    report = method.report(job, device, trained)
+    extra = {name: value.detach().cpu() for name, value in report.items() if isinstance(value, Tensor)}
+    if reason := find_extra_error(extra, method.declare_extra(device.problem, dispatched)[1]):
+        raise ConfigError(f"the method's report: {reason}", key="report")
+    metrics = {"loss": result.loss, "steps": result.steps, **({"stopped": True} if result.late else {})}
     update = Update(
-        job.round, job.index, job.client, job.level, dispatched, submodel, state, samples, metrics,
-        multiply_adds=work, untrained=tuple(name for name in untrained if name in state),
+        job.round, job.index, job.client, job.level, dispatched, submodel, state, samples,
+        {**metrics, **{name: value for name, value in report.items() if name not in extra}},
+        multiply_adds=work, untrained=tuple(name for name in untrained if name in state), extra=extra,
     )  # fmt: skip
     return update, memory
 
@@ -148,12 +159,14 @@ class TrainingResult:
     Attributes:
         loss: Mean loss per sample.
         steps: Optimiser steps.
+        rate_sum: Sum of the learning rates of these steps.
         work: Multiply-adds, see `fleetfit.training.clock`.
         late: Whether the deadline stopped it.
     """
 
     loss: float
     steps: int
+    rate_sum: float
     work: int
     late: bool
 
@@ -171,6 +184,7 @@ def train_locally(
     stopping, deadline = EarlyStopping(device, task, model, local, loss, loader), Deadline(job, device)
     check_work, step_work = forward_work(device.problem, job.submodel), count_step_work(job, device, loss)
     total_loss, samples, steps, late = torch.zeros((), device=device.accelerator), 0, 0, False
+    rate_sum = 0.0
 
     def count_work() -> int:
         return step_work * samples + check_work * stopping.samples
@@ -188,6 +202,7 @@ def train_locally(
         if local.schedule_in_round == "cosine":
             optimiser.param_groups[0]["lr"] = compute_cosine_rate(steps, local, planned_steps)
         optimiser.step()
+        rate_sum += optimiser.param_groups[0]["lr"]
         total_loss += value.detach() * len(batch)
         samples, steps = samples + len(batch), steps + 1
         ends = stopping.check_after_step(steps) or steps == local.max_steps
@@ -198,7 +213,7 @@ def train_locally(
             break
 
     stopping.restore_best()
-    return TrainingResult(total_loss.item() / max(samples, 1), steps, count_work(), late)
+    return TrainingResult(total_loss.item() / max(samples, 1), steps, rate_sum, count_work(), late)
 
 
 def clip(grad: Tensor, local: Local) -> None:
@@ -376,7 +391,7 @@ def run_group(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update | F
     if len(jobs) > 1:
         with contextlib.suppress(FleetFitError, ValueError, RuntimeError, SystemExit):  # each job reports its own
             method = build(jobs[0].method)
-            jobs = [replace(job, levels=d.problem.levels) for job, d in zip(jobs, devices, strict=True)]
+            jobs = [_complete_job(job, d) for job, d in zip(jobs, devices, strict=True)]
             own = [replace(d, memory=ClientMemory.from_payload(d.memory).method) for d in devices]
             adapted = [method.adapt(job, device) for job, device in zip(jobs, own, strict=True)]
             if all(

@@ -17,7 +17,7 @@ from fleetfit.values.fleet import (
 from fleetfit.values.local import Local
 from fleetfit.values.problem import Level, Problem, apply_peft
 from fleetfit.values.resources import Availability, Clock, DeviceResources, Drift, Speed
-from fleetfit.values.work import FREQUENCIES, ClientMemory, Evaluation, Failure, Job, RoundSums, Server, Update
+from fleetfit.values.work import FREQUENCIES, ClientMemory, Evaluation, Failure, Job, RoundSums, Server, Trained, Update
 
 __all__ = [
     "FREQUENCIES",
@@ -43,6 +43,7 @@ __all__ = [
     "Server",
     "Simulation",
     "Speed",
+    "Trained",
     "Update",
     "apply_peft",
 ]

@@ -15,6 +15,7 @@ from fleetfit.data import Data
 from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, State
 from fleetfit.planner import Budget, affords, assign
+from fleetfit.state import Shapes
 from fleetfit.submodel import Channels, Submodel
 from fleetfit.values.problem import Level, Problem
 from fleetfit.values.resources import Clock, DeviceResources
@@ -288,6 +289,14 @@ class ServerHooks(Protocol):
     @property
     def dispatch(self) -> Callable[["Federation", Server, int | None, Submodel], State]:
         """The tensors of a job."""
+
+    @property
+    def attach(self) -> Callable[["Federation", Server, int | None, Submodel], State]:
+        """The tensors of a job beside its state."""
+
+    @property
+    def declare_extra(self) -> Callable[[Problem, Submodel], tuple[Shapes, Shapes]]:
+        """The shapes of tensors beside the state: of jobs, and of updates."""
 
     @property
     def adapt(self) -> Callable[[Job, Device], Job | None]:

@@ -5,13 +5,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import nn
 
 from fleetfit import names
 from fleetfit.derivation import restore_architecture
 from fleetfit.errors import ModelError, RunError
 from fleetfit.factories import call_factory
-from fleetfit.layout import Architecture, Layout, State, infer_layout
+from fleetfit.layout import Architecture, Layout, State, build_module, infer_layout, make_input, outputs
+from fleetfit.layout.meta import on_meta
 from fleetfit.submodel import Submodel, dump_prefixes, extract, parse_prefixes
 from fleetfit.tasks import Task, get_task
 from fleetfit.values.arithmetic import Arithmetic, ShapeArithmetic, find_arithmetic
@@ -53,6 +55,15 @@ class Problem:
     def layout(self) -> Layout:
         """The layout of the model with all its exits."""
         return infer_layout(self.architecture, self.exits, self.base)
+
+    @cached_property
+    def output_size(self) -> int:
+        """Length of an output: the classes, or the number of values."""
+        with on_meta():
+            module = build_module(self.architecture, self.layout.full_sizes, self.exits[-1:])
+            x = make_input(self.architecture, self.input_shape, 2)
+        with torch.no_grad(), on_meta():
+            return int(outputs(module.eval(), x)[-1].shape[-1])
 
     @staticmethod
     def from_spec(spec: Mapping[str, Any]) -> "Problem":

@@ -65,6 +65,9 @@ class Job:
         memory_version: The round whose memory the client begins from; -1 for none.
         prior: The fleet's class frequencies, for training with a class prior and for personal predictions; empty where
             they are not known.
+        extra: Tensors beside the state, by name, that the method's hook `attach` made for a training job; as the method
+            declares them for the sub-model that is sent.
+        dispatched: The sub-model that was sent, where the job runs; it is not sent again.
         levels: The sub-models of all levels, smallest first, with prefix channels, where the job runs. They are not
             sent: a device takes them from its problem. Hooks of the server have `federation.levels`.
     """
@@ -84,7 +87,30 @@ class Job:
     statistics: State = field(default_factory=dict)
     memory_version: int = -1
     prior: tuple[float, ...] = ()
+    extra: State = field(default_factory=dict)
+    dispatched: Submodel | None = None
     levels: tuple[Submodel, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What local training leaves on the device.
+
+    Attributes:
+        state: All tensors of the sub-model, float32, in the layout's order.
+        loss: The object that the hook `loss` made.
+        task: The task that training saw, of the hook `task`.
+        steps: Optimiser steps.
+        rate_sum: Sum of the learning rates of these steps.
+        untrained: Parameters that no gradient reached; they are as they were sent.
+    """
+
+    state: State
+    loss: Any
+    task: Any = None
+    steps: int = 0
+    rate_sum: float = 0.0
+    untrained: tuple[str, ...] = ()
 
 
 FREQUENCIES = "frequencies"
@@ -104,7 +130,7 @@ class Update:
         submodel: The sub-model of the state: a part of `dispatched`.
         state: Its tensors, by name; what `fleetfit.messages` makes of them until the update is validated.
         num_examples: Samples that the client trained on.
-        metrics: Plain values: "loss", what the method's loss adds, and what the server notes.
+        metrics: Plain values: "loss", "steps", what the method's hook `report` adds, and what the server notes.
         bytes_down: Of the job, as it is sent.
         bytes_up: Of the update, as it is sent.
         multiply_adds: Multiply-adds of the training.
@@ -113,6 +139,8 @@ class Update:
         scales: Scales that undo the compression.
         untrained: Parameters of the state that the loss never reached; they are as they were sent, and do not count in
             the average.
+        extra: Tensors beside the state, by name, that the method's hook `report` returned; as the method declares them
+            for `dispatched`.
     """
 
     round: int
@@ -131,6 +159,7 @@ class Update:
     compressed: Literal["", Compression] = ""
     scales: State = field(default_factory=dict)
     untrained: tuple[str, ...] = ()
+    extra: State = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

@@ -58,10 +58,13 @@ SPECS: list[dict[str, Any]] = [
     {"name": "plugin_method:counting", "pull": 0.1},
     {"name": "scalefl", "plus": {"feddyn": {}}},
     {"name": "heterofl", "hooks": {"channels": "random"}},
+    {"name": "scalefl", "plus": {"scaffold": {}}},
+    {"name": "fedrolex", "plus": {"fednova": {}}},
+    {"name": "heterofl", "plus": {"feddistill": {}}},
 ]
 
 
-QUICK = [*map(spec_of, ("scalefl", "feddf")), *SPECS[-3:]]
+QUICK = [*map(spec_of, ("scalefl", "feddf")), *SPECS[-6:]]
 
 
 @pytest.mark.parametrize(

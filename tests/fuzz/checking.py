@@ -193,8 +193,8 @@ def much_work(parts: Mapping[str, bytes]) -> bool:
     """Tell whether a job asks for more passes than a test has time for, as a server may; look at it all the same."""
     try:
         header = unpack(parts["header"], bounded=True)
-        shared = {name: unpack(parts[name], bounded=True) for name in ("state", "statistics") if name in parts}
-        job = load_job({"state": {}, "statistics": {}, **header["job"], **shared}, layout())
+        shared = {name: unpack(parts[name], bounded=True) for name in ("state", "statistics", "extra") if name in parts}
+        job = load_job({"state": {}, "statistics": {}, "extra": {}, **header["job"], **shared}, layout())
     except (FleetFitError, KeyError, TypeError):
         return False
     find_job_error(job, real().federation.problem)

@@ -34,6 +34,8 @@ from fleetfit.values import Evaluation, Failure, Federation, Job, Server, Update
 Reply = Update | Failure
 SETTINGS = Settings(1, plain(lr=0.1, batch_size=16))
 WANTED = EvaluationScope(Evaluation(batch_size=32), statistics_samples=60, whole=False)
+METHOD: Mapping[str, Any] = {"name": "scalefl", "plus": {"scaffold": {}}}
+"""Sends tensors beside the state, in both directions."""
 KINDS = ("train", "float16", "int8", "evaluate", "statistics", "failure")
 
 
@@ -88,7 +90,7 @@ class Listening:
 @cache
 def real() -> Real:
     """Run a round of a small fleet, and evaluate."""
-    federation, simulation = tiny_federation({"name": "scalefl"}, clients=6, cohort=6)
+    federation, simulation = tiny_federation(METHOD, clients=6, cohort=6)
     server, engine = start(federation), Listening(local(simulation))
     after, _ = run_round(federation, engine, SETTINGS, server)  # type: ignore[arg-type]
     trained = tuple(engine.seen)
@@ -301,7 +303,7 @@ def mutated(content: bytes, draw: Draw) -> bytes:
 # ---- what a server sends -----------------------------------------------------------------------------------------
 
 SETUP: dict[str, Any] = {
-    "what": "setup", "run": "ab" * 8, "base": "", "cost": "parameters", "transform": "", "method": {"name": "fedavg"},
+    "what": "setup", "run": "ab" * 8, "base": "", "cost": "parameters", "transform": "", "method": METHOD,
     "problem": {"model": {"name": "tiny:tiny"}, "given": {"classes": 4, "channels": 1, "input_shape": [1, 4, 4]},
                 "task": "classification", "exits": [1, 2, 3]},
 }  # fmt: skip
@@ -316,9 +318,11 @@ def make_parts(kind: str, place: int) -> dict[str, bytes]:
     pairs = real().replies[kind]
     job = pairs[place % len(pairs)][0]
     layout = real().federation.problem.layout
-    bare = dump_job(replace(job, state={}, statistics={}, method={"name": "fedavg"}), layout)
+    bare = dump_job(replace(job, state={}, statistics={}, extra={}, method=METHOD), layout)
     state = dump_state(job.state, layout, job.submodel)
     parts = {"header": pack_message({**SETUP, "what": "job", "job": bare}), "state": pack(state)}
     if job.statistics:
         parts["statistics"] = pack(dict(job.statistics))
+    if job.extra:
+        parts["extra"] = pack(dict(job.extra))
     return parts

@@ -148,6 +148,21 @@ _PRIVATE_HOOKS = {
 """Hooks that must be FedAvg's, and the effect of a replacement."""
 
 
+def _check_no_extra(experiment: Experiment, federation: Federation, section: str, reason: str) -> None:
+    """Refuse a method that sends tensors beside the model's."""
+    for level in federation.levels:
+        names = {
+            name for shapes in federation.method.declare_extra(federation.problem, level.submodel) for name in shapes
+        }
+        if names:
+            owner, key = _find_hook_owner(experiment, "attach")
+            raise ConfigError(
+                f"[{section}]: {owner} sends tensors beside the model ({', '.join(sorted(names))}), {reason}. "
+                f"{_PLAIN_METHODS}",
+                key=key,
+            )
+
+
 def build_privacy(experiment: Experiment, federation: Federation) -> Privacy | None:
     """Return the differential privacy of a run, or None.
 
@@ -208,6 +223,7 @@ def build_privacy(experiment: Experiment, federation: Federation) -> Privacy | N
 def _check_private_rounds(experiment: Experiment, federation: Federation) -> None:
     """Refuse settings that reveal more than the noise covers, or whose effect cannot be bounded."""
     method, section = federation.method, experiment.method
+    _check_no_extra(experiment, federation, "privacy", "which the noise does not cover")
     _check_sums(experiment, method, _PRIVATE_HOOKS, "[privacy]", ", which reveals more than the noise covers")
     if method.choose is not FEDAVG.choose:
         raise ConfigError(
@@ -369,6 +385,7 @@ def _check_grid(federation: Federation, grid: Quantiser, clip: float) -> None:
 def _check_secure_rounds(experiment: Experiment, federation: Federation) -> None:
     """Refuse settings that need more than sums on the server."""
     method = federation.method
+    _check_no_extra(experiment, federation, "secure", "which masks do not cover")
     _check_sums(experiment, method, _SECURE_HOOKS, "[secure]", "")
     if getattr(method, "remember", FEDAVG.remember) is not FEDAVG.remember and federation.device is not None:
         owner, key = _find_hook_owner(experiment, "remember")

@@ -1,0 +1,79 @@
+"""FedNova: movements are divided by the steps that made them (Wang et al., NeurIPS 2020, with local momentum).
+
+Client i weighs its gradients in the final movement by a vector a_i: of tau steps of SGD with momentum rho
+
+    |a_i| = (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho),
+
+and with rates that change from step to step it is the sum of rates over the first rate. The client sends |a_i|. With
+p_i its share of the samples, the server takes
+
+    d = (sum_i p_i |a_i|) sum_i p_i (y_i - x) / |a_i|,   v <- momentum v + d,   x <- x + v.
+
+With unequal sub-models p_i is the share among the round's clients that trained the element, and so is the first sum.
+Nesterov's momentum, changing rates with momentum, and other optimisers than SGD are refused.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from fleetfit.aggregate import Aggregate, Mean
+from fleetfit.errors import ConfigError, check_range
+from fleetfit.method import Method, Reports
+from fleetfit.movements import ServerStep, get_movement
+from fleetfit.submodel import concat_state, get_slice_plan
+from fleetfit.values import Device, Federation, Job, Local, Server, Trained, Update
+
+
+def fednova(momentum: float = 0.0) -> Method:
+    """Make the option.
+
+    Args:
+        momentum: The server's momentum, in [0, 1).
+    """
+    check_range("momentum", momentum, 0, 1, closed=True)
+    return Method(report=_report_length, aggregate=NormalisedMean, step=partial(step, momentum=momentum))
+
+
+def _report_length(job: Job, device: Device, trained: Trained) -> Mapping[str, Any]:
+    return {"a": compute_length(job.local, trained.steps, trained.rate_sum)}
+
+
+def compute_length(local: Local, steps: int, rate_sum: float) -> float:
+    """Return |a_i|, the sum of the weights of all gradients."""
+    if local.optimiser != "sgd" or local.nesterov or (local.momentum and local.schedule_in_round != "constant"):
+        raise ConfigError("fednova needs SGD, with a constant rate if it has momentum.", key="local.optimiser")
+    rho = local.momentum
+    return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho) if rho else rate_sum / local.lr
+
+
+class NormalisedMean:
+    """The mean of x + (y_i - x) / |a_i|, and of |a_i| for each element."""
+
+    def __init__(self, federation: Federation, server: Server) -> None:
+        self._federation, self._server = federation, server
+        self._mean, self._lengths = (Mean(federation.problem.layout) for _ in range(2))
+
+    def add(self, update: Update, weight: float) -> None:
+        """Add an update."""
+        length, movement = float(update.metrics["a"]), get_movement(self._federation, self._server, update)
+        if not 0 < length < float("inf"):
+            raise ValueError(f"its a is {length}, expected a number above 0")
+        plan = get_slice_plan(self._federation.problem.layout, update.submodel)
+        sent = concat_state(update.state) - movement
+        for mean, flat in ((self._mean, sent + movement / length), (self._lengths, torch.full_like(sent, length))):
+            mean.add(update.submodel, plan.views(flat), weight, update.untrained)
+
+    def result(self) -> Aggregate:
+        """Return the mean of normalised movements, and the mean lengths as `extra`."""
+        return self._mean.result(extra=self._lengths.result().mean)
+
+
+def step(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports, momentum: float) -> Server:
+    """Move by the mean normalised movement times the mean length."""
+    move = ServerStep(server, aggregate)
+    before = move.load_memory("velocity")
+    velocity = momentum * before + concat_state(aggregate.extra) * (move.mean - move.old)
+    return move.make_server(move.old + velocity, velocity=(velocity, before))
