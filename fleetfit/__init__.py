@@ -47,9 +47,12 @@ if TYPE_CHECKING:
     from fleetfit.layout import product as product
     from fleetfit.layout import segments as segments
     from fleetfit.levels import split_levels as split_levels
+    from fleetfit.method import ExtraShapes as ExtraShapes
     from fleetfit.method import Loss as Loss
     from fleetfit.method import Method as Method
     from fleetfit.method import take_mean as take_mean
+    from fleetfit.movements import ServerStep as ServerStep
+    from fleetfit.movements import get_movement as get_movement
     from fleetfit.planner import Plan as Plan
     from fleetfit.planner import Targets as Targets
     from fleetfit.report.page import write_report as write_report
@@ -66,6 +69,7 @@ if TYPE_CHECKING:
     from fleetfit.values import Level as Level
     from fleetfit.values import Problem as Problem
     from fleetfit.values import Server as Server
+    from fleetfit.values import Trained as Trained
     from fleetfit.values import Update as Update
 
 _HOMES = {
@@ -80,6 +84,7 @@ _HOMES = {
     "Device": "values",
     "ExitModel": "layout",
     "Experiment": "config",
+    "ExtraShapes": "method",
     "Failure": "values",
     "Federation": "values",
     "FleetFitError": "errors",
@@ -99,9 +104,11 @@ _HOMES = {
     "RunInfo": "runs.listing",
     "RunStart": "callbacks",
     "Server": "values",
+    "ServerStep": "movements",
     "State": "layout",
     "Submodel": "submodel",
     "Targets": "planner",
+    "Trained": "values",
     "Update": "values",
     "Wishes": "api.profiling",
     "alias": "layout",
@@ -113,6 +120,7 @@ _HOMES = {
     "derive": "api.run",
     "exit_after": "layout",
     "extract": "submodel",
+    "get_movement": "movements",
     "interleaved": "layout",
     "list_runs": "runs.listing",
     "load": "api.results",

@@ -31,7 +31,6 @@ from fleetfit.data import Data
 from fleetfit.errors import DataError, ModelError
 from fleetfit.layout import State, batch_norms, build_module, named_tensors, settle_norms
 from fleetfit.layout.meta import on_meta
-from fleetfit.method import FEDAVG
 from fleetfit.seeds import derive_seed, make_numpy_rng
 from fleetfit.training import one_thread, run_job, set_statistics
 from fleetfit.validation import pair_jobs_with_replies, validate_reply
@@ -552,7 +551,7 @@ def check_samples(data: Data, split: str) -> None:
 
 
 def _adapts_jobs(federation: Federation) -> bool:
-    return federation.method.adapt is not FEDAVG.adapt
+    return "adapt" in federation.method.own_hooks
 
 
 def _iter_tags(

@@ -35,7 +35,7 @@ from fleetfit.errors import (
 )
 from fleetfit.evaluate import EvaluationPart, EvaluationScope, Statistics, evaluate, find_trained_levels
 from fleetfit.layout import State
-from fleetfit.method import FEDAVG, Slot
+from fleetfit.method import Slot
 from fleetfit.network import LinkFaults, LossyNetwork
 from fleetfit.privacy import Privacy
 from fleetfit.round_report import (
@@ -180,7 +180,7 @@ def run_round(
 
     # 5. Report; roll the round back, or commit the clients' memories.
     report = network.add_to_report(make_round_report(federation, unchanged, local, results.replies))
-    if settings.hostile or method.receive is not FEDAVG.receive:
+    if settings.hostile or "receive" in method.own_hooks:
         report["received"] = count_by_honesty(settings.hostile, results.replies, results.levels)
     if reason:
         record = make_rollback_record(reason, results.replies, results.norms)
@@ -201,7 +201,7 @@ def sort_by_cost(federation: Federation, slots: Iterable[tuple[int, int, Submode
 def iter_jobs(federation: Federation, server: Server, slots: list[Slot], local: Local, rounds: int) -> Iterator[Job]:
     """Yield a training job for each slot; neighbours with the same sub-model share its tensors."""
     method = federation.method
-    is_shared = method.dispatch is FEDAVG.dispatch
+    is_shared = "dispatch" not in method.own_hooks
     last: Submodel | None = None
     state: State = {}
     for index, (client, level, submodel) in enumerate(slots):
@@ -332,7 +332,7 @@ class Aggregation:
     def __init__(self, federation: Federation, server: Server, results: RoundResults) -> None:
         self.error = ""
         self._federation, self._server, self._results = federation, server, results
-        self._is_streaming = federation.method.receive is FEDAVG.receive
+        self._is_streaming = "receive" not in federation.method.own_hooks
         self._updates: list[Update] = []
         self._aggregator: Aggregator | None = None
 

@@ -14,7 +14,7 @@ channels of tensors above `LARGE` elements by slices, so that the index is never
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
@@ -42,12 +42,14 @@ __all__ = [
     "dump_submodel",
     "extract",
     "find_mismatch",
+    "find_positions",
     "full_submodel",
     "get_shapes",
     "get_slice_plan",
     "is_finite",
     "move_flat",
     "move_state",
+    "narrow_layout",
     "narrow_state",
     "normalise_channels",
     "pack_state",
@@ -558,6 +560,28 @@ def move_state(layout: Layout, state: State, source: Submodel, target: Submodel,
     compiled = get_slice_plan(layout, full_submodel(layout))
     base = fill if fill is not None else compiled.views(torch.zeros(compiled.size))
     return extract(layout, put_back(layout, base, source, state), target)
+
+
+def find_positions(part: Submodel, whole: Submodel) -> Submodel:
+    """Return the positions of a part's channels among those of a sub-model that contains it."""
+    if part.channels == whole.channels:
+        return Submodel({}, part.exits)
+    positions = {axis: {channel: i for i, channel in enumerate(channels)} for axis, channels in whole.channels.items()}
+    channels = {
+        axis: tuple(positions[axis][channel] for channel in kept) if axis in positions else kept
+        for axis, kept in part.channels.items()
+    }
+    return Submodel(channels, part.exits)
+
+
+def narrow_layout(layout: Layout, submodel: Submodel) -> Layout:
+    """Return the layout in which a sub-model is the full model."""
+    axes = {
+        name: replace(axis, size=len(submodel.channels.get(name, range(axis.size))))
+        for name, axis in layout.axes.items()
+    }
+    tensors = {name: tensor for name, tensor in layout.tensors.items() if tensor.present(submodel.exits)}
+    return Layout(axes, submodel.exits, tensors)
 
 
 def move_flat(layout: Layout, flat: Tensor, source: Submodel, target: Submodel) -> Tensor:

@@ -14,7 +14,7 @@ from fleetfit.config.assembly import Assembly, UnusedKey
 from fleetfit.config.components import find_function, is_factory, list_components
 from fleetfit.config.schema import Experiment
 from fleetfit.factories import find_unused_parameters, is_default
-from fleetfit.method import FEDAVG, find_unused_parts
+from fleetfit.method import find_unused_parts
 from fleetfit.training.runtime import has_convolutions
 from fleetfit.values.local import LocalSection
 from fleetfit.values.section import OpenSection, Section, get_value
@@ -57,7 +57,7 @@ def is_sized_by_data(run: Assembly) -> bool:
 
 def takes_levels(run: Assembly) -> bool:
     """Return whether the method's levels follow the targets of `[fleet] levels`."""
-    return run.method.needs_budgets and run.method.levels is not FEDAVG.levels
+    return run.method.needs_budgets and "levels" in run.method.own_hooks
 
 
 def has_jumps(run: Assembly) -> bool:

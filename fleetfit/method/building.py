@@ -78,6 +78,16 @@ class Method:
     check_memory: hooks.CheckMemoryFunction = hooks.check_nothing
     describe: hooks.DescribeFunction = hooks.describe_nothing
 
+    @functools.cached_property
+    def own_hooks(self) -> frozenset[str]:
+        """The hooks that the method sets; the others are FedAvg's.
+
+        What depends on it: with `receive` the tensors of all updates of a round are held; `dispatch` is called for each
+        slot; with `adapt` a client at the largest level has an evaluation job for each scope; with `levels` the targets
+        of `[fleet]` count. `[secure]` and `[privacy]` refuse some hooks.
+        """
+        return frozenset(hook for hook in HOOKS if getattr(self, hook) is not getattr(FEDAVG, hook))
+
     def __post_init__(self) -> None:
         """Check `replaces`."""
         unknown = next((hook for hook in self.replaces if hook not in CALLED_BY), None)
@@ -130,10 +140,10 @@ def apply_model_hook(problem: Problem, spec: Mapping[str, Any]) -> Problem:
         problem: With the model of the run file.
         spec: The method's.
     """
-    hook = build(spec).model
-    if hook is FEDAVG.model:
+    method = build(spec)
+    if "model" not in method.own_hooks:
         return problem
-    architecture = hook(problem.architecture, problem.input_shape)
+    architecture = method.model(problem.architecture, problem.input_shape)
     is_rebuilt = problem.spec is not None and is_portable(spec)
     return replace(
         problem, architecture=architecture, spec={**(problem.spec or {}), "method": dict(spec)} if is_rebuilt else None
@@ -178,7 +188,7 @@ def find_replaced_parameters(spec: Mapping[str, Any]) -> set[str]:
     return {
         key
         for hook, key in method.gives_way.items()
-        if key not in values and any(getattr(option, hook) is not getattr(FEDAVG, hook) for option in options)
+        if key not in values and any(hook in option.own_hooks for option in options)
     }
 
 
@@ -220,14 +230,14 @@ def _add_option(
     """
     changes: Any = {}
     gives_way, needs_prior = dict(method.gives_way), method.needs_prior  # where its own task stays
-    for hook in HOOKS:
-        current, added, default = getattr(method, hook), getattr(option, hook), getattr(FEDAVG, hook)
-        if added is default or added is current:
+    for hook in (hook for hook in HOOKS if hook in option.own_hooks):
+        current, added, is_set = getattr(method, hook), getattr(option, hook), hook in method.own_hooks
+        if added is current:
             continue
         key = gives_way.pop(hook, None)
-        if current is default or (key is not None and key not in own_values):
+        if not is_set or (key is not None and key not in own_values):
             changes[hook] = added
-            needs_prior = needs_prior and (hook != "task" or current is default)
+            needs_prior = needs_prior and (hook != "task" or not is_set)
         elif hook in _COMBINED:
             changes[hook] = functools.partial(_COMBINED[hook], current, added)
         elif hook == "choose" and "choose" in method.replaces:
@@ -264,17 +274,14 @@ def _add_option(
 
 
 def _join_descriptions(first: hooks.DescribeFunction, second: hooks.DescribeFunction) -> hooks.DescribeFunction:
-    if second is FEDAVG.describe:
-        return first
     return lambda problem, levels: [*first(problem, levels), *second(problem, levels)]
 
 
 def _join_extra(first: hooks.ExtraFunction, second: hooks.ExtraFunction) -> hooks.ExtraFunction:
-    if FEDAVG.declare_extra in (first, second):
-        return first if second is FEDAVG.declare_extra else second
-
     def declare_extra(problem: Problem, submodel: Submodel) -> hooks.ExtraShapes:
         (down, up), (more_down, more_up) = first(problem, submodel), second(problem, submodel)
+        if common := (down.keys() & more_down.keys()) | (up.keys() & more_up.keys()):
+            raise ConfigError(f"two parts of the method send tensors of one name, {sorted(common)}.", key="method.plus")
         return hooks.ExtraShapes({**down, **more_down}, {**up, **more_up})
 
     return declare_extra

@@ -43,7 +43,8 @@ class Loss(Protocol):
     """What local training minimises, for one batch.
 
     Its `extra_multiply_adds`, if it has them, are the multiply-adds per training sample, forward and backward, beyond
-    those of the sub-model; they count in the update's, in simulated time and in deadlines.
+    those of the sub-model, and below 0 where it computes a part of it; they count in the update's, in simulated time
+    and in deadlines.
     """
 
     def __call__(self, module: nn.Module, x: Any, y: Tensor, /) -> Tensor:
@@ -199,7 +200,7 @@ def get_round_submodel(federation: Federation, round: int, client: int, level_in
     axes, select = federation.problem.architecture.axes, federation.method.channels
     channels: dict[str, Channels] = {}
     for name, kept in level.submodel.channels.items():
-        if axes[name].scaled and select is not keep_prefix:
+        if axes[name].scaled and "channels" in federation.method.own_hooks:
             rng = make_numpy_rng(federation.seed, round, client, name)
             channels[name] = normalise_channels(name, select(axes[name], len(kept), round, client, rng))
         else:

@@ -16,12 +16,12 @@ from typing import Literal
 import numpy as np
 
 from fleetfit.aggregate import Aggregate, Mean
-from fleetfit.layout import Layout, State
+from fleetfit.layout import State
 from fleetfit.levels import split_levels
 from fleetfit.method import Method, Slot
 from fleetfit.methods._pool import make_pool, make_pool_levels
 from fleetfit.planner import Targets
-from fleetfit.submodel import Submodel, extract
+from fleetfit.submodel import Submodel, extract, find_positions, narrow_layout
 from fleetfit.training.start import LEVEL_PREFIX
 from fleetfit.values import Federation, Level, Problem, Server, Update
 
@@ -88,9 +88,9 @@ class SeparateMeans:
     def add(self, update: Update, weight: float) -> None:
         """Add an update to the mean of its level."""
         if update.level not in self._means:
-            self._means[update.level] = Mean(_make_layout(self._federation.problem.layout, update.dispatched))
+            self._means[update.level] = Mean(narrow_layout(self._federation.problem.layout, update.dispatched))
         self._submodels[update.level] = update.dispatched
-        part = _find_positions(update.submodel, update.dispatched)
+        part = find_positions(update.submodel, update.dispatched)
         self._means[update.level].add(part, update.state, weight, update.untrained)
 
     def result(self) -> Aggregate:
@@ -110,25 +110,3 @@ class SeparateMeans:
 
 def _prefix(level: int) -> str:
     return f"level{level + 1}/"
-
-
-def _find_positions(part: Submodel, whole: Submodel) -> Submodel:
-    """Return the positions of a part's channels among those of a sub-model that contains it."""
-    if part.channels == whole.channels:
-        return Submodel({}, part.exits)
-    positions = {axis: {channel: i for i, channel in enumerate(channels)} for axis, channels in whole.channels.items()}
-    channels = {
-        axis: tuple(positions[axis][channel] for channel in kept) if axis in positions else kept
-        for axis, kept in part.channels.items()
-    }
-    return Submodel(channels, part.exits)
-
-
-def _make_layout(layout: Layout, submodel: Submodel) -> Layout:
-    """Return the layout in which a sub-model is the full model."""
-    axes = {
-        name: replace(axis, size=len(submodel.channels.get(name, range(axis.size))))
-        for name, axis in layout.axes.items()
-    }
-    tensors = {name: tensor for name, tensor in layout.tensors.items() if tensor.present(submodel.exits)}
-    return Layout(axes, submodel.exits, tensors)

@@ -15,26 +15,25 @@ labelled data: there are no labels. Batch norm uses each batch's own statistics,
 running statistics are kept.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fleetfit.aggregate import Aggregate, apply_mean
 from fleetfit.errors import ConfigError, check_range
 from fleetfit.factories import declare_unused
-from fleetfit.layout import named_tensors, outputs
+from fleetfit.layout import outputs
 from fleetfit.levels import split_levels
 from fleetfit.losses import check_temperature
 from fleetfit.method import CoverageMean, Method, weigh_equally
 from fleetfit.seeds import derive_seed
-from fleetfit.submodel import FlatState, Submodel, concat_state, full_submodel, get_shapes, get_slice_plan
+from fleetfit.submodel import FlatState, Submodel, concat_state, full_submodel, get_shapes
 from fleetfit.tasks import NOT_SCORED
-from fleetfit.training import get_local_model, iter_batches, run_on_server
+from fleetfit.training import Part, get_local_model, iter_batches, run_on_server
 from fleetfit.values import Device, Federation, Job, Local, Server, Update
 
 CLIP_NORM = 5.0
@@ -160,13 +159,7 @@ class Distillation:
         ]
         for model, _ in self._teachers:
             model.module.eval()
-        self._students = [
-            (
-                get_local_model(problem, submodel, accelerator, "student").module,
-                get_slice_plan(problem.layout, submodel),
-            )
-            for submodel in students
-        ]
+        self._students = [Part(device, job.submodel, submodel) for submodel in students]
         self._held_out: dict[int, Tensor] = {}
         self._room = _ROOM
         self._no_labels = torch.empty(0, device=accelerator)
@@ -192,20 +185,12 @@ class Distillation:
         y = self._no_labels
         if task.name == "next_token":  # padding teaches nothing
             y = torch.where(x == self._device.data.padding, NOT_SCORED, 0)
-        divergences = [task.divergence(teacher, z, self._temperature, y) for z in self._iter_logits(module, x)]
+        divergences = [task.divergence(teacher, z, self._temperature, y) for z in self.compute_logits(module, x)]
         return torch.stack(divergences).mean()
 
-    def _iter_logits(self, module: nn.Module, x: Tensor) -> Iterator[Tensor]:
-        """Yield the logits of the full model and of its parts, which share its parameters."""
-        yield outputs(module, x)[-1]
-        if not self._students:
-            return
-        full = {name: tensor for name, tensor, _ in named_tensors(module)}
-        for student, compiled in self._students:
-            if student.training != module.training:
-                student.train(module.training)
-            call = _bind(student, compiled.through(full))
-            yield outputs(call, x)[-1]  # type: ignore[arg-type]
+    def compute_logits(self, module: nn.Module, x: Tensor) -> list[Tensor]:
+        """Return the logits of the full model and of its parts, which share its parameters."""
+        return [outputs(module, x)[-1], *(student(module, x)[-1] for student in self._students)]
 
     def held_out(self, module: nn.Module) -> float:
         """Return the divergence on the held-out data; the teachers' logits are kept, up to `_ROOM` numbers."""
@@ -226,7 +211,3 @@ class Distillation:
         """Return the divergence on held-out data before the first step, and that of the best state."""
         divergences = self._divergences
         return {"before": divergences[0], "after": min(divergences)} if divergences else {}
-
-
-def _bind(module: nn.Module, tensors: dict[str, Tensor]) -> Callable[[Tensor], Any]:
-    return lambda x: functional_call(module, tensors, (x,))

@@ -89,18 +89,20 @@ def count_step_work(job: Job, device: Device, loss: Any) -> int:
     Args:
         job: The job, with its sub-model.
         device: Has the problem.
-        loss: Its `extra_multiply_adds`, if it has them, are per sample, forward and backward, beyond the sub-model's.
+        loss: Its `extra_multiply_adds`, if it has them, are per sample, forward and backward, beyond the sub-model's;
+            below 0 where it computes a part of the sub-model.
 
     Raises:
-        ConfigError: They are not a number from 0 on.
+        ConfigError: They are not a number, or leave less than nothing.
     """
-    extra = getattr(loss, "extra_multiply_adds", 0)
-    if not isinstance(extra, int | float) or not 0 <= extra < math.inf:
+    own, extra = STEP * forward_work(device.problem, job.submodel), getattr(loss, "extra_multiply_adds", 0)
+    if not isinstance(extra, int | float) or not -own <= extra < math.inf:
         raise ConfigError(
-            f"a loss's extra_multiply_adds must be a number from 0 on, got {truncate(repr(extra))}.",
+            f"a loss's extra_multiply_adds must be a number from -{own}, the sub-model's, on; got "
+            f"{truncate(repr(extra))}.",
             key="extra_multiply_adds",
         )
-    return STEP * forward_work(device.problem, job.submodel) + round(extra)
+    return own + round(extra)
 
 
 def count_planned_samples(local: Local, samples: int, validation_samples: int) -> tuple[int, int]:

@@ -269,6 +269,10 @@ class ServerHooks(Protocol):
         """Whether the levels need the budgets that clients report."""
 
     @property
+    def own_hooks(self) -> frozenset[str]:
+        """The hooks that the method sets."""
+
+    @property
     def needs_prior(self) -> bool:
         """Whether training jobs carry the fleet's class frequencies."""
 

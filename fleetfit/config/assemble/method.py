@@ -9,7 +9,7 @@ import numpy as np
 from fleetfit.config.schema import Experiment
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
-from fleetfit.method import FEDAVG, Method, build, find_replaced_parameters
+from fleetfit.method import Method, build, find_replaced_parameters
 from fleetfit.method.hooks import get_round_submodel
 from fleetfit.options import krum, outliers, trimmed_mean
 from fleetfit.peft.lora import B
@@ -130,7 +130,7 @@ def check_comparable(experiment: Experiment, federation: Federation) -> None:
                 f"got {federation.cohort}. Set [cohort] count, or leave the option out.",
                 key=key,
             )
-        if federation.method.dispatch is not FEDAVG.dispatch:
+        if "dispatch" in federation.method.own_hooks:
             raise ConfigError(
                 f"{where} compares updates of the same elements, but {experiment.method.name} sends each level its "
                 "own tensors. Leave the option out, or choose another method.",

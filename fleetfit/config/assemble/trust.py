@@ -15,7 +15,7 @@ from fleetfit.config.components import build_component
 from fleetfit.config.schema import FRACTION, Experiment
 from fleetfit.errors import ConfigError, RunError, truncate
 from fleetfit.evaluate import has_batch_norm
-from fleetfit.method import FEDAVG, get_round_submodel, keep_prefix, weigh_equally
+from fleetfit.method import get_round_submodel, keep_prefix, weigh_equally
 from fleetfit.options import fedadam, fedavgm
 from fleetfit.privacy import Ledger, Privacy, count_registered, find_noise, max_rounds
 from fleetfit.rounds import Settings
@@ -121,7 +121,7 @@ def _check_sums(
 ) -> None:  # fmt: skip
     """Refuse hooks that need more than sums of a fixed part of the model, and channels that differ by client."""
     for hook, effect in hooks.items():
-        if getattr(method, hook) is not getattr(FEDAVG, hook):
+        if hook in method.own_hooks:
             owner, key = _find_hook_owner(experiment, hook)
             raise ConfigError(f"{where}: {owner} {effect} (hook {hook!r}){reason}. {_PLAIN_METHODS}", key=key)
     if method.channels not in (keep_prefix, rolling):
@@ -225,7 +225,7 @@ def _check_private_rounds(experiment: Experiment, federation: Federation) -> Non
     method, section = federation.method, experiment.method
     _check_no_extra(experiment, federation, "privacy", "which the noise does not cover")
     _check_sums(experiment, method, _PRIVATE_HOOKS, "[privacy]", ", which reveals more than the noise covers")
-    if method.choose is not FEDAVG.choose:
+    if "choose" in method.own_hooks:
         raise ConfigError(
             "[privacy]: clients must be drawn independently with the same probability. Leave cohort.choose and "
             "method.hooks.choose out.",
@@ -233,7 +233,7 @@ def _check_private_rounds(experiment: Experiment, federation: Federation) -> Non
         )
     further = [option for option in section.plus if option not in POST_PROCESSING]
     is_optimiser = getattr(method.step, "func", None) in (fedavgm.step, fedadam.step)  # fedyogi has fedadam's
-    if further or (method.step is not FEDAVG.step and not is_optimiser):
+    if further or ("step" in method.own_hooks and not is_optimiser):
         owner, key = _find_hook_owner(experiment, "step")
         if further:
             owner, key = f"[method.plus.{further[0]}]", f"method.plus.{further[0]}"
@@ -387,7 +387,7 @@ def _check_secure_rounds(experiment: Experiment, federation: Federation) -> None
     method = federation.method
     _check_no_extra(experiment, federation, "secure", "which masks do not cover")
     _check_sums(experiment, method, _SECURE_HOOKS, "[secure]", "")
-    if getattr(method, "remember", FEDAVG.remember) is not FEDAVG.remember and federation.device is not None:
+    if "remember" in method.own_hooks and federation.device is not None:
         owner, key = _find_hook_owner(experiment, "remember")
         raise ConfigError(
             f"[secure]: with {owner} each client remembers its updates (hook 'remember'), and a simulation's "
