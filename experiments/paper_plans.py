@@ -44,7 +44,7 @@ from fleetfit.planner import LevelShape, Targets, assign, find_one_level, make_f
 from fleetfit.report.tables import LATENCIES, format_latency
 from fleetfit.report.text import Table
 from fleetfit.tasks import get_task
-from fleetfit.values import Job, Level, Problem, Trained, apply_peft
+from fleetfit.values import Job, Level, LocalResult, Problem, apply_peft
 
 Value = str | int | float | None
 
@@ -591,7 +591,7 @@ def list_reply_shapes(
     state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     job = Job("train", 0, 1, 0, None, submodel, state, spec, 0)
     device: Any = None  # replies do not depend on it
-    _, reply = build(spec).reply(job, device, Trained(state, None))
+    _, reply = build(spec).reply(job, device, LocalResult(state, None))
     return {name: tuple(tensor.shape) for name, tensor in reply.items()}
 
 

@@ -67,9 +67,9 @@ if TYPE_CHECKING:
     from fleetfit.values import Federation as Federation
     from fleetfit.values import Job as Job
     from fleetfit.values import Level as Level
+    from fleetfit.values import LocalResult as LocalResult
     from fleetfit.values import Problem as Problem
     from fleetfit.values import Server as Server
-    from fleetfit.values import Trained as Trained
     from fleetfit.values import Update as Update
 
 _HOMES = {
@@ -108,7 +108,7 @@ _HOMES = {
     "State": "layout",
     "Submodel": "submodel",
     "Targets": "planner",
-    "Trained": "values",
+    "LocalResult": "values",
     "Update": "values",
     "Wishes": "api.profiling",
     "alias": "layout",

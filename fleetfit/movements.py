@@ -40,7 +40,7 @@ from fleetfit.values import Device, Federation, Job, Problem, Server, Update
 
 
 def get_movement(federation: Federation, server: Server, update: Update) -> Tensor:
-    """Return an update's state less what was sent, flat, on the host, in the order of the layout.
+    """Return an update's state less the dispatched state, flat, on the host, in the order of the layout.
 
     Args:
         federation: The server's view.

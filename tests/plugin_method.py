@@ -20,7 +20,7 @@ from fleetfit import (
     outputs,
     take_mean,
 )
-from fleetfit.values import Trained
+from fleetfit.values import LocalResult
 
 
 def counting(pull: float = 0.01) -> Method:
@@ -41,12 +41,12 @@ def counting(pull: float = 0.01) -> Method:
 
         return Remembering()
 
-    def remember(job: Job, device: Device, trained: Trained) -> Any:
+    def remember(job: Job, device: Device, result: LocalResult) -> Any:
         rounds = device.memory["rounds"] + 1 if device.memory else 1
-        return {"rounds": rounds, "mean": trained.loss.seen.cpu(), "last": (job.round, None)}
+        return {"rounds": rounds, "mean": result.loss.seen.cpu(), "last": (job.round, None)}
 
-    def report(job: Job, device: Device, trained: Trained) -> dict[str, float]:
-        return {"seen": float(trained.loss.seen.sum())}
+    def report(job: Job, device: Device, result: LocalResult) -> dict[str, float]:
+        return {"seen": float(result.loss.seen.sum())}
 
     def step(
         federation: Federation, server: Server, aggregate: Aggregate, reports: Sequence[Update | Failure]
@@ -61,7 +61,7 @@ def counting(pull: float = 0.01) -> Method:
 def reporting_levels() -> Method:
     """FedAvg whose updates have, as the metric "levels", their level and the sub-models of all levels."""
 
-    def report(job: Job, device: Device, trained: Trained) -> dict[str, Any]:
+    def report(job: Job, device: Device, result: LocalResult) -> dict[str, Any]:
         return {"levels": [job.level, [[piece.sizes, list(piece.exits)] for piece in job.levels]]}
 
     return Method(report=report)

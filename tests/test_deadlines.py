@@ -183,7 +183,7 @@ def test_unexpectedly_large_reply_is_late() -> None:
     assert reply.multiply_adds > 0
 
 
-def report_much(job: Job, device: Device, trained: Any) -> Mapping[str, Any]:
+def report_much(job: Job, device: Device, result: Any) -> Mapping[str, Any]:
     return {"said": "x" * 50_000}
 
 

@@ -22,7 +22,7 @@ from fleetfit.method import ExtraShapes, Method, build
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.submodel import Submodel, extract, full_submodel, put_back
 from fleetfit.validation import find_job_error, find_update_error
-from fleetfit.values import Device, Federation, Job, Level, Problem, Server, Simulation, Trained, Update
+from fleetfit.values import Device, Federation, Job, Level, LocalResult, Problem, Server, Simulation, Update
 
 LOCAL = plain(lr=0.05, epochs=3, batch_size="all")
 CHOSEN = {0: [0, 1, 2, 3], 1: [1, 2], 2: [0, 2, 5]}
@@ -195,7 +195,7 @@ def test_fednova_is_its_rule(equal: bool, rho: float, momentum: float) -> None:
     assert_close(final(federation, simulation, local).state, expected, atol=2e-5)
 
 
-def report_text(job: Job, device: Device, trained: Trained) -> Mapping[str, Any]:
+def report_text(job: Job, device: Device, result: LocalResult) -> Mapping[str, Any]:
     return {"a": "many" if device.id == 1 else 3.0}
 
 
@@ -216,17 +216,19 @@ def test_an_error_of_an_aggregator_costs_that_update_only() -> None:
 
 
 def loop_feddistill(federation: Federation, simulation: Simulation, weight: float) -> tuple[State, Tensor]:
-    loop, prototypes, known = Loop(federation, simulation), torch.zeros(4, 4).double(), torch.zeros(4).bool()
+    loop, prototypes, present = Loop(federation, simulation), torch.zeros(4, 4).double(), torch.zeros(4).bool()
     for chosen in CHOSEN.values():
         total, seen, sums, count = zeros_like(loop.x), zeros_like(loop.x), torch.zeros(4, 4).double(), torch.zeros(4)
         for client in chosen:
             piece, n = loop.level(client).submodel, loop.samples(client)
             w, outputs = loop.cut(loop.x, piece), []
 
-            def loss(logits: list[Tensor], y: Tensor, outputs: list[Any] = outputs, known: Tensor = known) -> Tensor:
+            def loss(
+                logits: list[Tensor], y: Tensor, outputs: list[Any] = outputs, present: Tensor = present
+            ) -> Tensor:
                 outputs.append((logits[-1].detach(), y))
                 value = F.cross_entropy(logits[-1], y)
-                rows = [i for i in range(len(y)) if known[y[i]]]
+                rows = [i for i in range(len(y)) if present[y[i]]]
                 if not rows:
                     return value
                 log_q = F.log_softmax(logits[-1], 1)
@@ -251,7 +253,7 @@ def loop_feddistill(federation: Federation, simulation: Simulation, weight: floa
                 seen[name] += tensor
         loop.x = {n: torch.where(seen[n] > 0, total[n] / seen[n].clamp_min(1), loop.x[n]) for n in loop.x}
         has = count > 0
-        prototypes[has], known = sums[has] / count[has][:, None], known | has
+        prototypes[has], present = sums[has] / count[has][:, None], present | has
     return loop.x, prototypes
 
 

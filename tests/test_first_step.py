@@ -19,7 +19,7 @@ import sys
 from fleetfit import Method
 
 def said():
-    def remember(job, device, trained):
+    def remember(job, device, result):
         with open({{file!r}}, "a") as file:
             file.write(str([name for name in {HEAVY} if name in sys.modules]) + "\\n")
         return None

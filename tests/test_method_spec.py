@@ -81,7 +81,7 @@ def noting_b() -> Method:
 
 
 def remembering(key: str) -> Method:
-    def remember(job: Job, device: Device, trained: Any) -> Any:
+    def remember(job: Job, device: Device, result: Any) -> Any:
         memory = dict(device.memory or {})
         return {**memory, key: memory.get(key, 0) + 1}
 

@@ -320,7 +320,9 @@ def test_the_page_on_adding_a_method_can_be_followed(tmp_path, monkeypatch, caps
     assert [row for row in ("FjORD", "FjORD with FedProx", "Federated Dropout") if f"| {row} |" not in table] == []
 
 
-@pytest.mark.parametrize("path", ["examples/a_method.py", "fleetfit/methods/feddropout.py"])
+@pytest.mark.parametrize(
+    "path", ["examples/a_method.py", "fleetfit/methods/feddropout.py", "fleetfit/options/scaffold.py"]
+)
 def test_the_methods_on_the_page_are_those_in_the_repository(path):
     shown = {file_name(block): block.split("\n", 1)[1] for block in fenced(ADD_A_METHOD, "python")}
     source = (ROOT / path).read_text()
@@ -345,17 +347,17 @@ def record_replies(federation: Federation, simulation: Simulation) -> list[typin
 
 def test_the_smallest_example_of_each_hook_does_what_it_says(tmp_path):
     write_files(ADD_A_METHOD, tmp_path)
-    named = {hook: f"{tmp_path / 'hooks.py'}:{hook}" for hook in HOOKS}
+    named = {hook: f"{tmp_path / 'hooks.py'}:{hook}" for hook in HOOKS if hook != "attach"}  # a whole method has it
     plain = train_with_hooks({}).server
     same = set()
-    for hook in HOOKS:
+    for hook in named:
         after = train_with_hooks({hook: named[hook]}).server
         if plain.state.keys() == after.state.keys() and all(
             torch.equal(tensor, after.state[name]) for name, tensor in plain.state.items()
         ):
             same.add(hook)
     # no loss is beyond 10, all have samples, what these remember and note changes no weights; a run asks for levels
-    assert same == {"aggregate", "receive", "remember", "note", "observe", "levels"}
+    assert same == {"aggregate", "receive", "remember", "report", "note", "observe", "levels"}
     assert train_with_hooks({"observe": named["observe"]}).server.memory == {"updates": 12}
     assert "classifier.fc.weight" in train_with_hooks({"model": named["model"]}).server.state
     method = build({"name": "fedavg", "hooks": named})
@@ -371,13 +373,14 @@ def test_the_smallest_example_of_each_hook_does_what_it_says(tmp_path):
         assert memory == {"rounds": taken_part}
 
 
-def test_the_second_pass_of_a_loss_is_counted(tmp_path):
+def test_the_work_of_drawn_levels_is_counted(tmp_path):
+    """The smallest level has no smaller one to draw."""
     write_files(ADD_A_METHOD, tmp_path)
     works = []
-    for loss in ({}, {"loss": f"{tmp_path / 'consistent.py'}:consistent"}):
+    for loss in ({}, {"loss": f"{tmp_path / 'drawn.py'}:drawn"}):
         federation, simulation = tiny_federation({"name": "fedavg", "hooks": loss})
-        works.append([reply.multiply_adds for reply in record_replies(federation, simulation)])
-    assert works[1] == [2 * work for work in works[0]]
+        works.append({reply.level: reply.multiply_adds for reply in record_replies(federation, simulation)})
+    assert works[1][0] == works[0][0] and works[1][2] < works[0][2]
 
 
 def test_a_page_that_says_something_else_is_seen(tmp_path, monkeypatch, capsys):

@@ -81,6 +81,7 @@ CANNOT = {
     "reefl": "its model is another one: equations, loss and estimate by hand (test_reefl)",
     "feddf, steps > 0": "the server trains too: formulas and a plain run (test_feddf)",
     "class_prior, tau > 0": "the offset by hand, and training by a plain loop (test_class_prior)",
+    "scaffold, fednova, feddistill": "Algorithm 1 and the rules by plain loops (test_extra_tensors)",
     "fedprox, mu > 0": "the penalty is checked against its formula and in a plain loop (test_methods)",
 }
 

@@ -29,7 +29,7 @@ from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.submodel import Submodel
 from fleetfit.tasks import NOT_SCORED, classification, next_token
 from fleetfit.training import run_job
-from fleetfit.values import Trained, Update
+from fleetfit.values import LocalResult, Update
 
 SHAPE = (1, 8, 8)
 
@@ -492,7 +492,7 @@ def test_estimates_are_remembered() -> None:
     job, device, method = job_and_device({"name": "reefl", "estimate": "kept"})
     loss: Any = method.loss(job, device)
     loss(Given([1.0, 2.0, 3.0]), None, torch.tensor([0]))
-    memory = method.remember(job, device, Trained({}, loss))
+    memory = method.remember(job, device, LocalResult({}, loss))
     assert memory["exit_losses"]["exits"] == [1, 2, 3]
     again: Any = method.loss(job, replace(device, memory=memory))
     again(Given([2.0, 2.0, 2.0]), None, torch.tensor([0]))
@@ -501,7 +501,7 @@ def test_estimates_are_remembered() -> None:
     short = replace(job, submodel=piece)
     shallow: Any = method.loss(short, replace(device, memory=memory))
     shallow(Given([1.0, 1.0]), None, torch.tensor([0]))
-    next_memory = method.remember(short, replace(device, memory=memory), Trained({}, shallow))["exit_losses"]
+    next_memory = method.remember(short, replace(device, memory=memory), LocalResult({}, shallow))["exit_losses"]
     assert next_memory["exits"] == [1, 2, 3] and next_memory["losses"].tolist() == pytest.approx(
         [1.0, 1.8, 3.0], abs=1e-5
     )
@@ -515,7 +515,7 @@ def test_estimates_begin_with_the_first_loss() -> None:
     loss(Given([1.0, 2.0, 3.0]), None, torch.tensor([0]))
     assert loss.estimate.tolist() == pytest.approx([1.0, 2.0, 3.0], abs=1e-5)
     assert loss.count_teachers() == {"1": 1, "2": 0, "3": 0}
-    assert method.remember(job, replace(device, memory=estimate), Trained({}, loss))["exit_losses"]["exits"] == [
+    assert method.remember(job, replace(device, memory=estimate), LocalResult({}, loss))["exit_losses"]["exits"] == [
         1,
         2,
         3,

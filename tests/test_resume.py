@@ -78,9 +78,9 @@ def remembering_loss(job: Any, device: Any) -> Any:
     return Remembering()
 
 
-def remember(job: Any, device: Any, trained: Any) -> Any:
+def remember(job: Any, device: Any, result: Any) -> Any:
     times = device.memory["times"] + 1 if device.memory else 1
-    return {"times": times, "mean": trained.loss.seen, "rounds": (job.round, job.memory_version)}
+    return {"times": times, "mean": result.loss.seen, "rounds": (job.round, job.memory_version)}
 
 
 def counting_step(federation: Any, server: Any, aggregate: Any, reports: Any) -> Any:

@@ -23,7 +23,7 @@ from fleetfit.seeds import make_numpy_rng
 from fleetfit.state import Shapes
 from fleetfit.submodel import Channels, Submodel, extract, normalise_channels
 from fleetfit.tasks import Task
-from fleetfit.values import Aggregator, Device, Failure, Federation, Job, Level, Problem, Server, Trained, Update
+from fleetfit.values import Aggregator, Device, Failure, Federation, Job, Level, LocalResult, Problem, Server, Update
 
 Reports = Sequence[Update | Failure]
 """Updates without their tensors, and failures, in job order."""
@@ -70,9 +70,9 @@ AdaptHook = Callable[[Job, Device], Job | None]
 TaskHook = Callable[[Job, Device], Task]
 LossHook = Callable[[Job, Device], Loss]
 PenaltyHook = Callable[[Job, Device], Penalty | None]
-RememberHook = Callable[[Job, Device, Trained], Any]
-ReplyHook = Callable[[Job, Device, Trained], tuple[Submodel, State]]
-ReportHook = Callable[[Job, Device, Trained], Mapping[str, Any]]
+RememberHook = Callable[[Job, Device, LocalResult], Any]
+ReplyHook = Callable[[Job, Device, LocalResult], tuple[Submodel, State]]
+ReportHook = Callable[[Job, Device, LocalResult], Mapping[str, Any]]
 ReceiveHook = Callable[[Federation, Server, Sequence[Update]], Iterable[Update]]
 NoteHook = Callable[[Federation, Server, Update], Mapping[str, Any]]
 WeightHook = Callable[[Update], float]
@@ -300,7 +300,7 @@ def last_exit_loss(job: Job, device: Device) -> Loss:
         `cohort.late = "shallower"`.
     Before: the hook `task` has chosen the task. torch's global generator is seeded afterwards.
     After: the loss is called for each batch. The object itself goes to `remember`, `reply` and `report`, as
-        `trained.loss`. If it computes much beside the sub-model, it has an attribute `extra_multiply_adds`: how many
+        `result.loss`. If it computes much beside the sub-model, it has an attribute `extra_multiply_adds`: how many
         for each training sample, forward and backward together. They join the update's multiply-adds, simulated time
         and deadlines.
     Keeps: nothing here; `remember` may store what the loss gathers, and `report` send it.
@@ -340,7 +340,7 @@ def skip_penalty(job: Job, device: Device) -> Penalty | None:
     return None
 
 
-def keep_memory(job: Job, device: Device, trained: Trained) -> Any:
+def keep_memory(job: Job, device: Device, result: LocalResult) -> Any:
     """Make the client's memory, which lasts until its next job.
 
     Where: the device, after training, for an update that is finite.
@@ -354,7 +354,7 @@ def keep_memory(job: Job, device: Device, trained: Trained) -> Any:
     Args:
         job: As it was adapted.
         device: With the memory so far.
-        trained: The state after training, and the loss.
+        result: The state after training, and the loss.
 
     Returns:
         Numbers, text, tensors, and tables of them; or None. What other parts have stored stays.
@@ -362,7 +362,7 @@ def keep_memory(job: Job, device: Device, trained: Trained) -> Any:
     return device.memory
 
 
-def send_all(job: Job, device: Device, trained: Trained) -> tuple[Submodel, State]:
+def send_all(job: Job, device: Device, result: LocalResult) -> tuple[Submodel, State]:
     """Select the part of the trained sub-model that is sent back.
 
     Where: the device, after `remember`.
@@ -374,15 +374,15 @@ def send_all(job: Job, device: Device, trained: Trained) -> tuple[Submodel, Stat
     Args:
         job: As it was adapted.
         device: Its data give, for example, the classes that it has.
-        trained: The state after training, and the loss.
+        result: The state after training, and the loss.
 
     Returns:
         The sub-model that the update contains, and its tensors.
     """
-    return job.submodel, trained.state
+    return job.submodel, result.state
 
 
-def report_nothing(job: Job, device: Device, trained: Trained) -> Mapping[str, Any]:
+def report_nothing(job: Job, device: Device, result: LocalResult) -> Mapping[str, Any]:
     """Report values and tensors to the server, beside the trained state.
 
     Where: the device, after `reply`.
@@ -395,7 +395,7 @@ def report_nothing(job: Job, device: Device, trained: Trained) -> Mapping[str, A
     Args:
         job: As it was adapted, with what `attach` gave it.
         device: With the memory so far.
-        trained: The state after training, and the loss.
+        result: The state after training, and the loss.
 
     Returns:
         By name, numbers, texts, lists and tables of them; and tensors, float32 and finite. Those of several parts are

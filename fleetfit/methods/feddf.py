@@ -33,7 +33,7 @@ from fleetfit.method import CoverageMean, Method, weigh_equally
 from fleetfit.seeds import derive_seed
 from fleetfit.submodel import FlatState, Submodel, concat_state, full_submodel, get_shapes
 from fleetfit.tasks import NOT_SCORED
-from fleetfit.training import Part, get_local_model, iter_batches, run_on_server
+from fleetfit.training import SharedSubmodel, get_local_model, iter_batches, run_on_server
 from fleetfit.values import Device, Federation, Job, Local, Server, Update
 
 CLIP_NORM = 5.0
@@ -112,7 +112,7 @@ def make_distillation_spec(
 ) -> Mapping[str, Method]:
     """Return the spec of the server's own job: FedAvg with the distillation as its loss."""
     loss = partial(Distillation, teachers=teachers, students=students, temperature=temperature)
-    return {"name": Method(loss=loss, report=lambda job, device, trained: trained.loss.get_metrics())}
+    return {"name": Method(loss=loss, report=lambda job, device, result: result.loss.get_metrics())}
 
 
 def get_server_device(federation: Federation) -> Device:
@@ -159,7 +159,7 @@ class Distillation:
         ]
         for model, _ in self._teachers:
             model.module.eval()
-        self._students = [Part(device, job.submodel, submodel) for submodel in students]
+        self._students = [SharedSubmodel(device, job.submodel, submodel) for submodel in students]
         self._held_out: dict[int, Tensor] = {}
         self._room = _ROOM
         self._no_labels = torch.empty(0, device=accelerator)

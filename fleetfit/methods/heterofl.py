@@ -24,7 +24,7 @@ from fleetfit.losses import masked_cross_entropy
 from fleetfit.method import Loss, Method, send_all, weigh_equally
 from fleetfit.planner import Targets
 from fleetfit.submodel import Submodel, narrow_state
-from fleetfit.values import Device, Job, Level, Problem, Trained
+from fleetfit.values import Device, Job, Level, LocalResult, Problem
 
 
 def heterofl(scaler: bool = False, masked: bool = False) -> Method:
@@ -112,14 +112,14 @@ def _make_scaler(fraction: float) -> Callable[[nn.Module, tuple[Tensor, ...]], t
     return hook
 
 
-def send_own_classes(job: Job, device: Device, trained: Trained) -> tuple[Submodel, State]:
+def send_own_classes(job: Job, device: Device, result: LocalResult) -> tuple[Submodel, State]:
     """Send back only the output rows of the client's classes: the others learned nothing but to be zero."""
     axes = device.problem.layout.axes
     present = torch.nonzero(find_classes(device)).flatten().tolist()
     axis = find_class_axis(axes)
     if axis is None or axes[axis].size != device.data.classes or len(present) == device.data.classes:
-        return job.submodel, trained.state
-    return keep_channels(job, device, trained.state, axis, present)
+        return job.submodel, result.state
+    return keep_channels(job, device, result.state, axis, present)
 
 
 def keep_channels(job: Job, device: Device, state: State, axis: str, channels: list[int]) -> tuple[Submodel, State]:

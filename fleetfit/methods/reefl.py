@@ -28,7 +28,7 @@ from fleetfit.method import Loss, Method
 from fleetfit.methods.depthfl import ramp_up
 from fleetfit.models.ree import POSITION_AXIS, recurrent
 from fleetfit.submodel import Submodel
-from fleetfit.values import Device, Federation, Job, Trained
+from fleetfit.values import Device, Federation, Job, LocalResult
 
 _MEMORY = "exit_losses"
 
@@ -142,9 +142,9 @@ def check_estimate(federation: Federation, memory: Mapping[str, Any]) -> None:
             raise ValueError(f"{_MEMORY} is not one number for each of its exits")
 
 
-def store_estimate(job: Job, device: Device, trained: Trained) -> Any:
+def store_estimate(job: Job, device: Device, result: LocalResult) -> Any:
     """Store the running estimate, also those of deeper exits that were not trained this time."""
-    memory, loss = dict(device.memory or {}), trained.loss
+    memory, loss = dict(device.memory or {}), result.loss
     stored = memory.get(_MEMORY, {"exits": [], "losses": torch.zeros(0)})
     losses = dict(zip(stored["exits"], stored["losses"].tolist(), strict=True))
     if loss.estimate is not None:
@@ -153,14 +153,14 @@ def store_estimate(job: Job, device: Device, trained: Trained) -> Any:
     return memory | {_MEMORY: {"exits": exits, "losses": torch.tensor([losses[e] for e in exits])}}
 
 
-def report_teachers(job: Job, device: Device, trained: Trained) -> Mapping[str, Any]:
+def report_teachers(job: Job, device: Device, result: LocalResult) -> Mapping[str, Any]:
     """Report in how many steps each exit was the teacher."""
-    return {"teachers": trained.loss.count_teachers()} if isinstance(trained.loss, BestExitLoss) else {}
+    return {"teachers": result.loss.count_teachers()} if isinstance(result.loss, BestExitLoss) else {}
 
 
-def send_used_rows(job: Job, device: Device, trained: Trained) -> tuple[Submodel, State]:
+def send_used_rows(job: Job, device: Device, result: LocalResult) -> tuple[Submodel, State]:
     """Send back the rows of Ree's position table that this depth uses, and all else."""
-    submodel, state = job.submodel, trained.state
+    submodel, state = job.submodel, result.state
     if POSITION_AXIS not in submodel.channels:
         return submodel, state
     rows = range(submodel.depth + 1)

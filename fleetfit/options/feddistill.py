@@ -21,7 +21,7 @@ from fleetfit.layout import State
 from fleetfit.method import ExtraShapes, Method, Reports
 from fleetfit.movements import ExtraSums
 from fleetfit.submodel import Submodel
-from fleetfit.values import Device, Federation, Job, Problem, Server, Trained
+from fleetfit.values import Device, Federation, Job, LocalResult, Problem, Server
 
 
 def feddistill(weight: float = 1.0) -> Method:
@@ -62,8 +62,8 @@ class _PrototypeLoss:
         return loss + self._weight * self._task.divergence(rows[has, :-1], logits[has], 1.0, y[has])
 
 
-def _report_prototypes(job: Job, device: Device, trained: Trained) -> State:
-    sums = trained.task.loss.sums
+def _report_prototypes(job: Job, device: Device, result: LocalResult) -> State:
+    sums = result.task.loss.sums
     return {"prototypes": sums / sums[:, -1:].clamp_min(1)}
 
 

@@ -23,7 +23,7 @@ from fleetfit.errors import check_range
 from fleetfit.method import Method, Reports, weigh_equally
 from fleetfit.movements import ServerStep, load_client_state
 from fleetfit.submodel import FlatState, concat_state, get_shapes, pack_state
-from fleetfit.values import Device, Federation, Job, Server, Trained, Update
+from fleetfit.values import Device, Federation, Job, LocalResult, Server, Update
 
 
 def feddyn(alpha: float = 0.1) -> Method:
@@ -58,9 +58,9 @@ def make_penalty(job: Job, device: Device, alpha: float) -> Callable[[nn.Module]
     return penalty
 
 
-def remember(job: Job, device: Device, trained: Trained, alpha: float) -> Any:
+def remember(job: Job, device: Device, result: LocalResult, alpha: float) -> Any:
     """Keep g_k - alpha (w_k - w_received), with its sub-model."""
-    movement = concat_state(trained.state) - concat_state(job.state)
+    movement = concat_state(result.state) - concat_state(job.state)
     gradient = load_client_state(job, device, "gradient") - alpha * movement
     stored = pack_state(job.submodel, FlatState(gradient, get_shapes(job.state)))
     return {**(device.memory or {}), "gradient": stored}

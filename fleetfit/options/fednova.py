@@ -24,7 +24,7 @@ from fleetfit.errors import ConfigError, check_range
 from fleetfit.method import Method, Reports
 from fleetfit.movements import ServerStep, get_movement
 from fleetfit.submodel import concat_state, get_slice_plan
-from fleetfit.values import Device, Federation, Job, Local, Server, Trained, Update
+from fleetfit.values import Device, Federation, Job, Local, LocalResult, Server, Update
 
 
 def fednova(momentum: float = 0.0) -> Method:
@@ -37,8 +37,8 @@ def fednova(momentum: float = 0.0) -> Method:
     return Method(report=_report_length, aggregate=NormalisedMean, step=partial(step, momentum=momentum))
 
 
-def _report_length(job: Job, device: Device, trained: Trained) -> Mapping[str, Any]:
-    return {"a": compute_length(job.local, trained.steps, trained.rate_sum)}
+def _report_length(job: Job, device: Device, result: LocalResult) -> Mapping[str, Any]:
+    return {"a": compute_length(job.local, result.steps, result.rate_sum)}
 
 
 def compute_length(local: Local, steps: int, rate_sum: float) -> float:

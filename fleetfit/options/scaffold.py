@@ -21,7 +21,7 @@ from fleetfit.errors import ConfigError, check_range
 from fleetfit.layout import State
 from fleetfit.method import Method, Penalty, Reports, weigh_equally
 from fleetfit.submodel import concat_state, get_slice_plan
-from fleetfit.values import Device, Federation, Job, Server, Trained
+from fleetfit.values import Device, Federation, Job, LocalResult, Server
 
 
 def scaffold(lr: float = 1.0) -> Method:
@@ -51,20 +51,20 @@ def sum_products(module: nn.Module, correction: State) -> Tensor:
     return torch.stack([(correction[n] * p).sum() for n, p in module.named_parameters() if n in correction]).sum()
 
 
-def compute_change(job: Job, device: Device, trained: Trained) -> Tensor:
+def compute_change(job: Job, device: Device, result: LocalResult) -> Tensor:
     """Return c_i+ - c_i = (x - y_i) / (K eta) - c."""
-    movement = concat_state(job.state) - concat_state(trained.state)
-    return movement / trained.rate_sum - movements.get_extra(job, device, "control")
+    movement = concat_state(job.state) - concat_state(result.state)
+    return movement / result.rate_sum - movements.get_extra(job, device, "control")
 
 
-def report_change(job: Job, device: Device, trained: Trained) -> State:
+def report_change(job: Job, device: Device, result: LocalResult) -> State:
     """Send c_i+ - c_i."""
-    return {"control": movements.make_extra(job, device, compute_change(job, device, trained))}
+    return {"control": movements.make_extra(job, device, compute_change(job, device, result))}
 
 
-def store_control(job: Job, device: Device, trained: Trained) -> Any:
+def store_control(job: Job, device: Device, result: LocalResult) -> Any:
     """Keep c_i+."""
-    own = movements.load_client_state(job, device, "control") + compute_change(job, device, trained)
+    own = movements.load_client_state(job, device, "control") + compute_change(job, device, result)
     return movements.store_client_state(job, device, "control", own)
 
 

@@ -14,13 +14,13 @@ from fleetfit.training.clock import fits_deadline
 from fleetfit.training.job import group_jobs, one_thread, run_group, run_job, run_on_server
 from fleetfit.training.labels import compute_class_frequencies, compute_offset
 from fleetfit.training.local_model import LocalModel, get_local_model, initial_base, initial_state
-from fleetfit.training.parts import Part, make_parts
 from fleetfit.training.runtime import resolve_device
+from fleetfit.training.shared_submodels import SharedSubmodel, make_shared_submodels
 from fleetfit.training.start import describe_start
 
 __all__ = [
     "LocalModel",
-    "Part",
+    "SharedSubmodel",
     "compute_class_frequencies",
     "compute_offset",
     "describe_start",
@@ -30,7 +30,7 @@ __all__ = [
     "initial_base",
     "initial_state",
     "iter_batches",
-    "make_parts",
+    "make_shared_submodels",
     "one_thread",
     "resolve_device",
     "run_group",

@@ -39,7 +39,7 @@ from fleetfit.training.features import BatchLoader, make_batch_loader
 from fleetfit.training.labels import report_class_frequencies
 from fleetfit.training.local_model import LocalModel, get_local_model
 from fleetfit.validation import find_extra_error
-from fleetfit.values import ClientMemory, Device, Failure, Job, Local, Trained, Update
+from fleetfit.values import ClientMemory, Device, Failure, Job, Local, LocalResult, Update
 
 DIVERGED = "its training diverged: the loss or the weights are not finite (a smaller local.lr may help)"
 """Reason of a job whose training diverged."""
@@ -133,13 +133,12 @@ def _train(job: Job, device: Device, method: Method) -> tuple[Update | Failure, 
     if not is_finite(state) or not math.isfinite(result.loss):
         return Failure.of(job, DIVERGED, multiply_adds=work), device.memory
 
-    trained, dispatched = (
-        Trained(state, loss, task, result.steps, result.rate_sum, untrained),
-        job.dispatched or job.submodel,
-    )
-    memory = method.remember(job, device, trained)
-    submodel, state = method.reply(job, device, trained)
-    report = method.report(job, device, trained)
+    local_result, dispatched = (
+        LocalResult(state, loss, task, result.steps, result.rate_sum, untrained), job.dispatched or job.submodel,
+    )  # fmt: skip
+    memory = method.remember(job, device, local_result)
+    submodel, state = method.reply(job, device, local_result)
+    report = method.report(job, device, local_result)
     extra = {name: value.detach().cpu() for name, value in report.items() if isinstance(value, Tensor)}
     if reason := find_extra_error(extra, method.declare_extra(device.problem, dispatched)[1]):
         raise ConfigError(f"the method's report: {reason}", key="report")

@@ -17,7 +17,17 @@ from fleetfit.values.fleet import (
 from fleetfit.values.local import Local
 from fleetfit.values.problem import Level, Problem, apply_peft
 from fleetfit.values.resources import Availability, Clock, DeviceResources, Drift, Speed
-from fleetfit.values.work import FREQUENCIES, ClientMemory, Evaluation, Failure, Job, RoundSums, Server, Trained, Update
+from fleetfit.values.work import (
+    FREQUENCIES,
+    ClientMemory,
+    Evaluation,
+    Failure,
+    Job,
+    LocalResult,
+    RoundSums,
+    Server,
+    Update,
+)
 
 __all__ = [
     "FREQUENCIES",
@@ -37,13 +47,13 @@ __all__ = [
     "Job",
     "Level",
     "Local",
+    "LocalResult",
     "NodeDescription",
     "Problem",
     "RoundSums",
     "Server",
     "Simulation",
     "Speed",
-    "Trained",
     "Update",
     "apply_peft",
 ]

@@ -93,7 +93,7 @@ class Job:
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class LocalResult:
     """What local training leaves on the device.
 
     Attributes:

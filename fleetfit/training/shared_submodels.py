@@ -14,7 +14,7 @@ from fleetfit.training.local_model import get_local_model
 from fleetfit.values import Device, Job, Problem
 
 
-class Part:
+class SharedSubmodel:
     """A part of a module in training. It computes with the module's own parameters, so that gradients reach them.
 
     Batch norm takes each batch's own statistics, since a part keeps none.
@@ -49,7 +49,7 @@ def _get_plan(problem: Problem, whole: Submodel, submodel: Submodel) -> SlicePla
     return get_slice_plan(narrow_layout(problem.layout, whole), find_positions(submodel, whole))
 
 
-def make_parts(job: Job, device: Device) -> list[Part]:
+def make_shared_submodels(job: Job, device: Device) -> list[SharedSubmodel]:
     """Return the levels that are parts of a job's sub-model, smallest first; the last one is the sub-model itself."""
     smaller = [level for level in job.levels if level != job.submodel and level.inside(job.submodel)]
-    return [Part(device, job.submodel, submodel) for submodel in (*smaller, job.submodel)]
+    return [SharedSubmodel(device, job.submodel, submodel) for submodel in (*smaller, job.submodel)]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fleetfit.layout import State
 from fleetfit.method import Loss
 from fleetfit.submodel import Submodel, extract, put_back
-from fleetfit.training import get_local_model, make_parts
+from fleetfit.training import get_local_model, make_shared_submodels
 from fleetfit.training.clock import STEP, forward_work
 from fleetfit.values import Device, Federation, Job, Simulation
 
@@ -48,7 +48,7 @@ def test_a_part_computes_as_its_own_module(level: int, channels: str) -> None:
         job = replace(job, submodel=whole, state=state, levels=(part, whole))
     full = put_back(federation.problem.layout, make_full(federation), job.submodel, job.state)
     module, x = load(federation, device, job), device.data.batch(device.data.split("train"))[0]
-    parts = make_parts(job, device)
+    parts = make_shared_submodels(job, device)
     assert [part.submodel for part in parts] == list(job.levels)[: level + 1 if channels == "prefix" else 2]
     for part in parts:
         state = extract(federation.problem.layout, full, part.submodel)
@@ -67,7 +67,7 @@ def test_gradients_reach_the_part_s_elements_only() -> None:
     device, job = simulation.device(5), with_levels(make_job(federation, 5, 2), federation)
     module = load(federation, device, job)
     x, y = device.data.batch(device.data.split("train"))
-    smallest = make_parts(job, device)[0]
+    smallest = make_shared_submodels(job, device)[0]
     device.problem.task.loss(smallest(module, x)[-1], y).backward()
     gradient = module.get_parameter("stem.weight").grad
     assert gradient is not None and bool((gradient[:4] != 0).any()) and not bool(gradient[4:].any())
@@ -76,7 +76,7 @@ def test_gradients_reach_the_part_s_elements_only() -> None:
 
 def drawn_loss(job: Job, device: Device) -> Loss:
     """FjORD: a level in each step, drawn from torch's generator, which is seeded for the job."""
-    parts, task = make_parts(job, device), device.problem.task
+    parts, task = make_shared_submodels(job, device), device.problem.task
 
     def loss(module: nn.Module, x: Any, y: Tensor) -> Tensor:
         part = parts[int(torch.randint(len(parts), ()))]
