@@ -19,7 +19,7 @@ from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError, NoUsableUpdates
 from fleetfit.evaluate import compute_moments
-from fleetfit.method import take_mean
+from fleetfit.method import CoverageMean, take_mean
 from fleetfit.round_report import make_rollback_report
 from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.submodel import FlatState, concat_state
