@@ -1,5 +1,6 @@
 """Tensors beside the state: declared, validated, counted and resumed alike; and the options that send them, by hand."""
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,11 +16,12 @@ from tiny import plain, tiny_federation
 from torch import Tensor
 
 from fleetfit.engines.local import local as local_engine
+from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
 from fleetfit.layout import State
 from fleetfit.messages import dump_job, dump_reply, job_size, load_job, load_reply, pack, reply_size, unpack
 from fleetfit.method import ExtraShapes, Method, build
-from fleetfit.rounds import Settings, run_round, start
+from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.submodel import Submodel, extract, full_submodel, put_back
 from fleetfit.validation import find_job_error, find_update_error
 from fleetfit.values import Device, Federation, Job, Level, LocalResult, Problem, Server, Simulation, Update
@@ -136,6 +138,20 @@ def test_controls_of_other_channels_are_kept() -> None:
     name = "stem.bias"  # all clients have its block, and each all of its channels in turn
     assert len(memories) == 3 and whole.sizes["a"] == 8
     torch.testing.assert_close(server.memory["control"][name] * 3, sums[name], rtol=1e-4, atol=1e-5)
+
+
+def test_workers_have_the_bits_of_local() -> None:
+    """Also what a client stored beside its state, on the second visit."""
+    spec = {"name": "heterofl", "plus": {"scaffold": {}}}
+    federation, simulation = tiny_federation(spec, norm=False)
+    servers = []
+    for engine in (local_engine(simulation), processes(simulation, workers=2)):
+        with contextlib.closing(engine):
+            *_, last = run(federation, engine, Settings(3, LOCAL), start(federation))
+        assert not last.report["failures"]
+        servers.append(last.server)
+    assert_same_bits(servers[0].state, servers[1].state)
+    assert_same_bits(servers[0].memory["control"], servers[1].memory["control"])
 
 
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimiser": "adam", "momentum": None}])

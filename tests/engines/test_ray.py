@@ -38,7 +38,7 @@ SPECS: list[Mapping[str, Any]] = [
     {"name": "plugin_method:counting", "pull": 0.1},
     {"name": "plugin_method:counting", "pull": 0.1, "hooks": {"step": "test_standing:in_the_second"}},  # undone
     {"name": "scalefl", "plus": {"feddyn": {}}},
-    {"name": "scalefl", "plus": {"scaffold": {}}},
+    {"name": "heterofl", "plus": {"feddistill": {}}},
     {"name": "scalefl", "plus": {"class_prior": {}}},
 ]
 
