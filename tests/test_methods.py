@@ -32,8 +32,8 @@ from fleetfit.config.assemble.run import assemble
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError, ModelError
 from fleetfit.layout import Axis, State
+from fleetfit.level_tensors import get_shared_state
 from fleetfit.method import build, get_round_submodel
-from fleetfit.methods.decoupled import get_initial_state
 from fleetfit.methods.heterofl import compute_kept_fractions, find_class_axis, width_loss
 from fleetfit.methods.scalefl import exits_loss
 from fleetfit.planner import LevelShape, Targets
@@ -460,7 +460,7 @@ def test_tensors_named_like_levels_stay() -> None:
     """They are not those of a level's own model, `level1/...`."""
     tensor = torch.zeros(1)
     state = {"level_embedding": tensor, "levels.0.weight": tensor, "level2/levels.0.weight": tensor}
-    assert set(get_initial_state(state)) == {"level_embedding", "levels.0.weight"}
+    assert set(get_shared_state(state)) == {"level_embedding", "levels.0.weight"}
 
 
 def test_decoupled_averages_each_level_among_its_own() -> None:

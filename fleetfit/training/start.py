@@ -1,6 +1,5 @@
 """The start of a model that is not drawn at random: a checkpoint of its architecture, or the end of another run."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,11 +8,10 @@ from torch import Tensor
 
 from fleetfit.errors import ModelError, RunError
 from fleetfit.layout import Layout, State, TensorLayout
+from fleetfit.level_tensors import LEVEL_PREFIX, get_shared_state
 from fleetfit.runs.checkpoints import validate_checkpoint
 from fleetfit.runs.folder import RunFolder
 from fleetfit.values import Problem
-
-LEVEL_PREFIX = re.compile(r"level(\d+)/")  # Decoupled keeps one model per level; the last level's is the full model
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,10 @@ def _load_last_state(folder: str) -> tuple[State, str]:
     levels = {int(match[1]) for name in state if (match := LEVEL_PREFIX.match(name))}
     if levels:
         prefix = f"level{max(levels)}/"
-        state = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+        owned = {LEVEL_PREFIX.sub("", name) for name in state if LEVEL_PREFIX.match(name)}
+        shared = {name: tensor for name, tensor in get_shared_state(state).items() if name not in owned}
+        own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+        state = {**shared, **own}
     state = {**RunFolder(Path(folder)).load_base(), **state}
     return state, f"{folder} after round {server['round']}"
 

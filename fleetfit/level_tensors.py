@@ -1,0 +1,86 @@
+"""Tensors that belong to one level: each level sends, trains and averages its own; all others are shared.
+
+The server keeps those of level l under `level{l}/`, from the round on in which a client of the level first trained it;
+until then they are parts of the initial model.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from fleetfit.aggregate import Aggregate, Mean
+from fleetfit.layout import State
+from fleetfit.submodel import Submodel, extract, find_positions, narrow_layout
+from fleetfit.values import Federation, Server, Update
+
+LEVEL_PREFIX = re.compile(r"level(\d+)/")
+Select = Callable[[str], bool]
+"""From the name of a tensor to whether each level has its own."""
+
+
+def keep_per_level(select: Select) -> dict[str, Any]:
+    """Return the hooks of a method in which each level has some tensors of its own."""
+    return {"dispatch": partial(dispatch_own, select=select), "aggregate": partial(LevelMeans, select=select)}
+
+
+def select_all(name: str) -> bool:
+    """Give each level a model of its own."""
+    return True
+
+
+def get_shared_state(state: State) -> State:
+    """Return the tensors of a server's state that are not a level's own: the shared ones, and the initial model's."""
+    return {name: tensor for name, tensor in state.items() if not LEVEL_PREFIX.match(name)}
+
+
+def dispatch_own(
+    federation: Federation, server: Server, client: int | None, submodel: Submodel, select: Select
+) -> State:
+    """Send the sub-model with its level's own tensors, without their prefix."""
+    prefix = _make_prefix(federation.level_index(submodel))
+    state = extract(federation.problem.layout, get_shared_state(server.state), submodel)
+    return {name: server.state.get(prefix + name, tensor) if select(name) else tensor for name, tensor in state.items()}
+
+
+class LevelMeans:
+    """The mean of shared tensors, and of each level's own; an update of a part of its level counts for that part."""
+
+    def __init__(self, federation: Federation, server: Server, select: Select) -> None:
+        self._federation, self._server, self._select = federation, server, select
+        self._layout = federation.problem.layout
+        self._shared = [name for name in self._layout.tensors if not select(name)]
+        self._mean = Mean(self._layout)
+        self._means: dict[int, Mean] = {}
+        self._submodels: dict[int, Submodel] = {}
+
+    def add(self, update: Update, weight: float) -> None:
+        """Add an update to the mean of all, and to that of its level."""
+        if update.level not in self._means:
+            self._means[update.level] = Mean(narrow_layout(self._layout, update.dispatched))
+        self._submodels[update.level] = update.dispatched
+        shared = tuple(name for name in update.state if name in self._shared)
+        part, untrained = find_positions(update.submodel, update.dispatched), update.untrained
+        self._means[update.level].add(part, update.state, weight, tuple(dict.fromkeys((*untrained, *shared))))
+        if self._shared:
+            own = (name for name in update.state if name not in self._shared)
+            self._mean.add(update.submodel, update.state, weight, tuple(dict.fromkeys((*untrained, *own))))
+
+    def result(self) -> Aggregate:
+        """Return all means, a level's own tensors under its prefix."""
+        means: list[tuple[str, Iterable[str], Aggregate, State]] = []
+        if self._shared and self._means:
+            means.append(("", self._shared, self._mean.result(), self._server.state))
+        for level, level_mean in self._means.items():
+            before = dispatch_own(self._federation, self._server, None, self._submodels[level], self._select)
+            own = [name for name in before if self._select(name)]
+            means.append((_make_prefix(level), own, level_mean.result(), before))
+        return Aggregate(
+            {prefix + name: result.mean[name] for prefix, names, result, _ in means for name in names},
+            {prefix + name: result.coverage[name] for prefix, names, result, _ in means for name in names},
+            before={prefix + name: before[name] for prefix, names, _, before in means for name in names},
+        )
+
+
+def _make_prefix(level: int) -> str:
+    return f"level{level + 1}/"
