@@ -1,6 +1,6 @@
 """The fleet: clients as the server knows them, reports of nodes, and devices, which exist where jobs run."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -13,13 +13,11 @@ from fleetfit.aggregate import Aggregate
 from fleetfit.cost import Conditions, compute_cost
 from fleetfit.data import Data
 from fleetfit.errors import ModelError
-from fleetfit.layout import Axis, State
 from fleetfit.planner import Budget, affords, assign
-from fleetfit.state import Shapes
-from fleetfit.submodel import Channels, Submodel
+from fleetfit.submodel import Submodel
 from fleetfit.values.problem import Level, Problem
 from fleetfit.values.resources import Clock, DeviceResources
-from fleetfit.values.work import Failure, Job, Server, Update
+from fleetfit.values.work import Update
 
 # ---- reports of nodes -----------------------------------------------------------------------------------------------
 
@@ -257,80 +255,6 @@ class Aggregator(Protocol):
         ...
 
 
-class ServerHooks(Protocol):
-    """The server's half of a method, and whether devices adapt jobs. `fleetfit.method.Method` has it.
-
-    A hook gets the federation, and the federation has the hooks, so that their types are declared here;
-    `fleetfit.method.hooks` describes each.
-    """
-
-    @property
-    def needs_budgets(self) -> bool:
-        """Whether the levels need the budgets that clients report."""
-
-    @property
-    def own_hooks(self) -> frozenset[str]:
-        """The hooks that the method sets."""
-
-    @property
-    def needs_prior(self) -> bool:
-        """Whether training jobs carry the fleet's class frequencies."""
-
-    @property
-    def assign(
-        self,
-    ) -> Callable[["Federation", Server, np.random.Generator], Sequence[tuple[int, int, Submodel]]]:
-        """The clients and sub-models of a round."""
-
-    @property
-    def choose(self) -> Callable[["Federation", Server, np.random.Generator], list[int]]:
-        """The clients of a round."""
-
-    @property
-    def channels(self) -> Callable[[Axis, int, int, int | None, np.random.Generator], Channels]:
-        """The channels of an axis that a client keeps."""
-
-    @property
-    def dispatch(self) -> Callable[["Federation", Server, int | None, Submodel], State]:
-        """The tensors of a job."""
-
-    @property
-    def attach(self) -> Callable[["Federation", Server, int | None, Submodel], State]:
-        """The tensors of a job beside its state."""
-
-    @property
-    def declare_extra(self) -> Callable[[Problem, Submodel], tuple[Shapes, Shapes]]:
-        """The shapes of tensors beside the state: of jobs, and of updates."""
-
-    @property
-    def adapt(self) -> Callable[[Job, Device], Job | None]:
-        """The job that a device does; the server compares it with FedAvg's, and never calls it."""
-
-    @property
-    def receive(self) -> Callable[["Federation", Server, Sequence[Update]], Iterable[Update]]:
-        """The updates that count."""
-
-    @property
-    def note(self) -> Callable[["Federation", Server, Update], Mapping[str, Any]]:
-        """The part of an update that the server keeps after its tensors."""
-
-    @property
-    def weight(self) -> Callable[[Update], float]:
-        """The aggregation weight of an update."""
-
-    @property
-    def aggregate(self) -> Callable[["Federation", Server], Aggregator]:
-        """The aggregator of a round."""
-
-    @property
-    def step(self) -> Callable[["Federation", Server, Aggregate, Sequence[Update | Failure]], Server]:
-        """The server after the round."""
-
-    @property
-    def observe(self) -> Callable[["Federation", Server, Aggregate, Sequence[Update | Failure]], Server]:
-        """The server, with what it keeps of the round."""
-
-
 @dataclass(frozen=True, eq=False)
 class Federation:
     """The server's view: the problem, the clients and the method.
@@ -340,7 +264,7 @@ class Federation:
         clients: All registered clients, as far as the server knows them.
         levels: Smallest first.
         cohort: Number of clients in a round.
-        method: The hooks of the method that the server calls.
+        method: The method, a `fleetfit.method.Method`; methods are made of these values, which cannot name its type.
         method_spec: What a worker builds the method from.
         seed: Seed of the run.
         device: The server's own: its test set, and its data without labels (FedDF); None where it has none.
@@ -352,7 +276,7 @@ class Federation:
     clients: Clients
     levels: tuple[Level, ...]
     cohort: int
-    method: ServerHooks
+    method: Any
     method_spec: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedavg"})
     seed: int = 0
     device: Device | None = None

@@ -34,7 +34,6 @@ from fleetfit.values import (
     Problem,
     Simulation,
 )
-from fleetfit.values.fleet import ServerHooks
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,7 +264,7 @@ def find_node_budgets(experiment: Experiment, problem: Problem, nodes: Sequence[
 
 
 def build_node_clients(
-    experiment: Experiment, method: ServerHooks, budgets: DeviceBudgets, nodes: Sequence[NodeDescription]
+    experiment: Experiment, method: Method, budgets: DeviceBudgets, nodes: Sequence[NodeDescription]
 ) -> Clients:
     """Return the facts about the nodes that the server learns."""
     counts = np.array([node.num_examples for node in nodes])
