@@ -21,7 +21,7 @@ Select = Callable[[str], bool]
 
 def keep_per_level(select: Select) -> dict[str, Any]:
     """Return the hooks of a method in which each level has some tensors of its own."""
-    return {"dispatch": partial(dispatch_own, select=select), "aggregate": partial(LevelMeans, select=select)}
+    return {"dispatch": partial(dispatch_own, select=select), "aggregate": partial(TensorMeans, select=select)}
 
 
 def select_all(name: str) -> bool:
@@ -43,7 +43,7 @@ def dispatch_own(
     return {name: server.state.get(prefix + name, tensor) if select(name) else tensor for name, tensor in state.items()}
 
 
-class LevelMeans:
+class TensorMeans:
     """The mean of shared tensors, and of each level's own; an update of a part of its level counts for that part."""
 
     def __init__(self, federation: Federation, server: Server, select: Select) -> None:
