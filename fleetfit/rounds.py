@@ -50,7 +50,7 @@ from fleetfit.round_report import (
 from fleetfit.secure import SKIPPED, TOO_FEW, SecureRun
 from fleetfit.seeds import derive_seed, make_numpy_rng
 from fleetfit.state_checks import find_invalid_state
-from fleetfit.submodel import Submodel, concat_state
+from fleetfit.submodel import Submodel, concat_state, make_flat_state
 from fleetfit.timekeeper import Timekeeper
 from fleetfit.training import initial_state
 from fleetfit.validation import find_extra_error, find_sums_error, reject, validate_reply
@@ -206,7 +206,8 @@ def iter_jobs(federation: Federation, server: Server, slots: list[Slot], local: 
     state: State = {}
     for index, (client, level, submodel) in enumerate(slots):
         if not is_shared or submodel != last:
-            last, state = submodel, method.dispatch(federation, server, client, submodel)
+            last, layout = submodel, federation.problem.layout
+            state = make_flat_state(layout, submodel, method.dispatch(federation, server, client, submodel))
         extra = method.attach(federation, server, client, submodel)
         if reason := find_extra_error(extra, method.declare_extra(federation.problem, submodel)[0]):
             raise ConfigError(f"the method's attach: {reason}", key="attach")

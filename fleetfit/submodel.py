@@ -47,6 +47,7 @@ __all__ = [
     "get_shapes",
     "get_slice_plan",
     "is_finite",
+    "make_flat_state",
     "move_flat",
     "move_state",
     "narrow_layout",
@@ -541,6 +542,19 @@ def extract(layout: Layout, state: State, submodel: Submodel) -> State:
     _check_names(layout, state)
     compiled = get_slice_plan(layout, submodel)
     return compiled.views(compiled.gather(concat_state(_ordered(layout, state))))
+
+
+def make_flat_state(layout: Layout, submodel: Submodel, state: State) -> State:
+    """Return a sub-model's state in its one form: a `FlatState` in the layout's order.
+
+    Raises:
+        ModelError: A tensor is missing, unexpected, or of another shape.
+    """
+    plan = get_slice_plan(layout, submodel)
+    if isinstance(state, FlatState) and list(state) == plan.names:
+        return state
+    check_shapes(state, plan.shapes)
+    return plan.views(concat_state({name: state[name] for name in plan.names}))
 
 
 def put_back(layout: Layout, state: State, submodel: Submodel, piece: State) -> State:

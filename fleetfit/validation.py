@@ -24,8 +24,8 @@ from fleetfit.layout import State, batch_norms, build_module, make_input, output
 from fleetfit.layout.meta import on_meta
 from fleetfit.messages import LIGHTER, decompress, scale_shapes
 from fleetfit.method import build
-from fleetfit.state import FlatState, Shapes, concat_state
-from fleetfit.submodel import Submodel, check_shapes, compute_norm, find_mismatch, get_slice_plan
+from fleetfit.state import Shapes
+from fleetfit.submodel import Submodel, check_shapes, compute_norm, find_mismatch, get_slice_plan, make_flat_state
 from fleetfit.values import FREQUENCIES, Evaluation, Failure, Federation, Job, Local, Problem, RoundSums, Update
 from fleetfit.values.section import Count
 
@@ -209,15 +209,10 @@ def _validate(reply: Update | Failure, job: Job, federation: Federation, norms: 
         reason = find_update_error(reply, job, federation, norms)
     if reason is not None:
         return reject(job, reason, **numbers)
-    return _order_state(reply, federation) if job.kind == "train" else reply
-
-
-def _order_state(update: Update, federation: Federation) -> Update:
-    """Return an update whose state has its one form: a `FlatState` in the layout's order."""
-    plan, state = get_slice_plan(federation.problem.layout, update.submodel), update.state
-    if isinstance(state, FlatState) and list(state) == plan.names:
-        return update
-    return replace(update, state=plan.views(concat_state({name: state[name] for name in plan.names})))
+    if job.kind != "train":
+        return reply
+    state = make_flat_state(federation.problem.layout, reply.submodel, reply.state)
+    return reply if state is reply.state else replace(reply, state=state)
 
 
 def find_update_error(

@@ -213,7 +213,7 @@ def dispatch_submodel(federation: Federation, server: Server, client: int | None
 
     Where: the server, for each slot, and for each level that is evaluated (client None).
     Before: the slots are in their order. FedAvg's is called once for neighbours of one sub-model.
-    After: the state travels in the job, and the device loads it strictly.
+    After: the state travels in the job, in the layout's order; other tensors than the sub-model's are an error.
     FedAvg: sends the sub-model's own tensors.
 
     Args:
