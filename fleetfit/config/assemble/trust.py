@@ -285,7 +285,7 @@ def apply_privacy(federation: Federation, settings: Settings, privacy: Privacy) 
         settings.scope, clients=0, whole=has_test_set, always=has_test_set, norms=settings.scope.norms[:1]
     )
     return (
-        replace(federation, method=replace(federation.method, **hooks)),  # type: ignore[type-var]
+        replace(federation, method=replace(federation.method, **hooks)),
         replace(settings, rounds=privacy.max_rounds(settings.rounds), scope=evaluation, privacy=privacy),
     )
 
