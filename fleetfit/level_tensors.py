@@ -29,6 +29,13 @@ def select_all(name: str) -> bool:
     return True
 
 
+def get_select(method: Any) -> Select:
+    """Return which tensors each level has for itself, of a method of `keep_per_level`; of another one, all."""
+    dispatch = method.dispatch
+    select: Select = dispatch.keywords["select"] if getattr(dispatch, "func", None) is dispatch_own else select_all
+    return select
+
+
 def get_shared_state(state: State) -> State:
     """Return the tensors of a server's state that are not a level's own: the shared ones, and the initial model's."""
     return {name: tensor for name, tensor in state.items() if not LEVEL_PREFIX.match(name)}

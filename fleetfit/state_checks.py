@@ -22,6 +22,7 @@ from torch import Tensor
 from fleetfit.errors import ModelError, RunError, format_exception, one_line
 from fleetfit.layout import Layout, State, batch_norms, build_module
 from fleetfit.layout.meta import on_meta
+from fleetfit.level_tensors import get_select
 from fleetfit.method import build
 from fleetfit.runs.checkpoints import CheckpointError, validate_checkpoint
 from fleetfit.submodel import Submodel, find_mismatch, is_finite, parse_submodel
@@ -128,15 +129,13 @@ def _check_state(state: State, federation: Federation, own: bool) -> None:
             if own and (not slash or rest not in layout.tensors):
                 raise CheckpointError(f'"server/state/{name}" is not a tensor of this model')
             prefixed.setdefault(prefix, {})[rest] = tensor
-    owned = {name for prefix, tensors in prefixed.items() if _LEVEL.fullmatch(prefix) for name in tensors}
     for prefix, tensors in prefixed.items():
         if own:
-            shapes = _get_prefixed_shapes(prefix, tensors, federation, owned)
-            _check(tensors, shapes, f"server/state/{prefix}/")
+            _check(tensors, _get_prefixed_shapes(prefix, tensors, federation), f"server/state/{prefix}/")
 
 
-def _get_prefixed_shapes(prefix: str, tensors: State, federation: Federation, owned: set[str]) -> Shapes:
-    """Return the shapes of the tensors under a prefix: those that levels own, or blocks of the full model."""
+def _get_prefixed_shapes(prefix: str, tensors: State, federation: Federation) -> Shapes:
+    """Return the shapes of the tensors under a prefix: those that a level owns, or blocks of the full model."""
     layout, match = federation.problem.layout, _LEVEL.fullmatch(prefix)
     if match is None:
         blocks = {layout.tensors[name].block for name in tensors}
@@ -144,8 +143,8 @@ def _get_prefixed_shapes(prefix: str, tensors: State, federation: Federation, ow
         return {name: every[name] for name, tensor in layout.tensors.items() if tensor.block in blocks}
     if not 1 <= int(match[1]) <= len(federation.levels):
         raise CheckpointError(f'"server/state/{prefix}/" is not one of the {len(federation.levels)} levels')
-    shapes = _get_shapes(federation.levels[int(match[1]) - 1].submodel, layout)
-    return {name: shape for name, shape in shapes.items() if name in owned}
+    shapes, select = _get_shapes(federation.levels[int(match[1]) - 1].submodel, layout), get_select(federation.method)
+    return {name: shape for name, shape in shapes.items() if select(name)}
 
 
 def _get_shapes(submodel: Submodel, layout: Layout) -> Shapes:
