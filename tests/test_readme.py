@@ -320,14 +320,23 @@ def test_the_page_on_adding_a_method_can_be_followed(tmp_path, monkeypatch, caps
     assert [row for row in ("FjORD", "FjORD with FedProx", "Federated Dropout") if f"| {row} |" not in table] == []
 
 
-@pytest.mark.parametrize(
-    "path", ["examples/a_method.py", "fleetfit/methods/feddropout.py", "fleetfit/options/scaffold.py"]
-)
+@pytest.mark.parametrize("path", ["examples/a_method.py", "fleetfit/methods/feddropout.py"])
 def test_the_methods_on_the_page_are_those_in_the_repository(path):
     shown = {file_name(block): block.split("\n", 1)[1] for block in fenced(ADD_A_METHOD, "python")}
     source = (ROOT / path).read_text()
     assert shown[Path(path).name] == source
     assert len(source.splitlines()) < 100
+
+
+def test_the_whole_method_on_the_page_is_the_package_s(tmp_path):
+    write_files(ADD_A_METHOD, tmp_path)
+    states = []
+    for spec in ({"name": f"{tmp_path / 'drift.py'}:drift"}, {"name": "fedavg", "plus": {"scaffold": {}}}):
+        federation, simulation = tiny_federation(spec)
+        *_, last = run(federation, local_engine(simulation), Settings(3, plain(lr=0.1)), start(federation))
+        assert not last.report["failures"]
+        states.append({**last.server.state, **{f"c of {n}": t for n, t in last.server.memory["control"].items()}})
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
 
 
 def train_with_hooks(hooks: dict[str, str]) -> Round:
