@@ -6,6 +6,7 @@ clients (ScaleFL, CVPR 2023, Figure 4 of its appendix); and the levels as rectan
 """
 
 import html
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -123,8 +124,8 @@ def _draw_plots(plots: Sequence[Plot], title: str, notes: Sequence[str] = ()) ->
     """
     if not plots:
         return None
-    columns = min(_MOST_COLUMNS, len(plots))
-    lines = -(-len(plots) // columns)
+    lines = math.ceil(len(plots) / _MOST_COLUMNS)
+    columns = math.ceil(len(plots) / lines)
     figure = make_figure(1.0 + _PANEL[0] * columns, 1.2 + _PANEL[1] * lines)
     figure.suptitle(title, fontsize=10, color=DARK, x=0.01, ha="left")
     for number, plot in enumerate(plots, 1):
@@ -143,8 +144,8 @@ def _draw_plots(plots: Sequence[Plot], title: str, notes: Sequence[str] = ()) ->
     else:
         for axes in figure.axes:
             add_legend_below(axes)
-    captions = [plot.caption.partition(" Click a label")[0] for plot in plots]
-    add_notes(figure, [*dict.fromkeys(filter(None, captions)), *notes])
+    captions = list(dict.fromkeys(plot.caption.partition(" Click a label")[0] for plot in plots if plot.caption))
+    add_notes(figure, [*captions, *(note for note in notes if not any(note in caption for caption in captions))])
     return figure
 
 
