@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from support import Expected, raises
 
 from fleetfit.api.run import run
-from fleetfit.config import Experiment, load, load_experiment, replace_keys, to_table, to_toml
+from fleetfit.config import Experiment, load, load_experiment, to_table, to_toml
 from fleetfit.config.assemble.fleet import compute_group_sizes
 from fleetfit.config.assemble.levels import format_ranges
 from fleetfit.config.assemble.run import assemble
@@ -610,7 +610,7 @@ def test_a_run_validates_its_configuration_once(tmp_path: Path, monkeypatch: pyt
 def test_a_changed_experiment_has_the_defaults_of_the_change() -> None:
     """What the user wrote stays; what FleetFit filled in for the old method, model and seed goes."""
     first = load_experiment({"method": {"name": "fleetfit", "beta": 0.2}, "local": {"epochs": 3}, "seed": 1})
-    changed = replace_keys(first, {"method": {"name": "scalefl"}, "model": {"name": "char_lstm"}, "seed": 2})
+    changed = load_experiment(first, method="scalefl", model="char_lstm", seed=2)
     assert changed == load_experiment({"method": "scalefl", "model": "char_lstm", "local": {"epochs": 3}, "seed": 2})
     assert (changed.local.optimiser, changed.data.partition.seed) == ("adamw", 2)
     assert load_experiment(first) is first

@@ -2,7 +2,7 @@
 
 from fleetfit.config.assembly import Assembly
 from fleetfit.config.dump import to_table, to_toml
-from fleetfit.config.load import load_experiment, replace_keys
+from fleetfit.config.load import load_experiment
 from fleetfit.config.schema import Experiment
 
-__all__ = ["Assembly", "Experiment", "load_experiment", "replace_keys", "to_table", "to_toml"]
+__all__ = ["Assembly", "Experiment", "load_experiment", "to_table", "to_toml"]

@@ -84,7 +84,7 @@ def load_experiment(
 
     Args:
         source: A run file, its tables, or an `Experiment`; the defaults if left out. The file's name is the default
-            name of the run.
+            name of the run. Of an experiment, what its user wrote is changed, and the defaults follow.
         overrides: `a.b=c`, with the value in TOML's notation or as text. They win over the source.
         **keywords: Whole sections or single keys of the top level, which win over both. Objects may replace names:
             `model=MyArchitecture()`.
@@ -107,25 +107,8 @@ def load_experiment(
         table = source.request.tables if isinstance(source, Experiment) else source or {}
         check_values(table)
         table = resolve_tables(table, Path.cwd())
-    return _merge(table, change)
-
-
-def replace_keys(experiment: Experiment, change: Mapping[str, Any]) -> Experiment:
-    """Return an experiment with a change of what its user wrote. Defaults that depend on it follow.
-
-    Args:
-        experiment: The experiment.
-        change: Resolved tables (`resolve_tables`). They win.
-
-    Raises:
-        FleetFitError: As `load_experiment`.
-    """
-    return _merge(experiment.request.tables, change)
-
-
-def _merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> Experiment:
     dropped: list[str] = []
-    tables = merge_tables(base, change, dropped=dropped)
+    tables = merge_tables(table, change, dropped=dropped)
     return complete_experiment(tables, tuple(flatten(change)), tuple(dropped))
 
 
