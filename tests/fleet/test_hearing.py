@@ -69,7 +69,7 @@ def takes_part(lab: Deployment, name: str, out: Path) -> None:
     """See that the next run has the node, with its first answer to each message."""
     run = finished(lab, name, run_file(1), out)
     assert [report["failures"] for report in run.metrics] == [[]]
-    assert "does not take part" not in lab.log(f"run-{name}")
+    assert run.metrics[0]["train"]["clients"] == 1
 
 
 @pytest.mark.parametrize("node", WAYS, indirect=True)
@@ -95,7 +95,7 @@ def server_killed(lab: Deployment, name: str) -> None:
     os.kill(app.pid, signal.SIGKILL)
     lab.stop(f"run-{name}")
     until(lambda: lab.runs()[0]["status"] == "finished:failed", "the end of the run", lambda: lab.log("superlink"))
-    assert lab.runs()[0]["status-details"] == "The server app's process was killed."
+    assert "killed" in lab.runs()[0]["status-details"]
 
 
 @pytest.mark.parametrize("node", ["forking"], indirect=True)
@@ -118,7 +118,6 @@ def test_a_run_ends_in_the_middle_of_a_long_job(
     end(lab, name)
     takes_part(lab, f"after-{name}", tmp_path / "after")
     assert any(line[2] == "abandoned" for line in lines())
-    assert any("its run has ended" in " ".join(line) for line in lines())
     last = lines()[-1][3]
     assert [line[2] for line in lines() if line[3:4] == [last]] == [
         "taken", "whole", "begun", "answered", "replied", "sent",
