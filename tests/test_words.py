@@ -79,7 +79,9 @@ def test_all_kinds_are_found(tmp_path: Path) -> None:
     assert words.find_names(tmp_path) == {"fleetfit/room/a.py taken"}
     assert words.find_phrases(tmp_path) == {"fleetfit/room/a.py": [3], "README.md": [2]}
     (tmp_path / "tests").mkdir()
-    (tmp_path / "tests/test_a.py").write_text('with raises(E, key="a"): ...\nwith pytest.raises(E, match="a"): ...\n')
+    (tmp_path / "tests/test_a.py").write_text(
+        'with raises(E, key="a"): ...\nwith pytest.raises(E, match="a"): ...\nassert "this is a sentence" in err\n'
+    )
     (tmp_path / "tests/test_b.py").write_text("found = 1\ndef by_hand(told): ...\nrun(found=found)\n")
-    assert words.find_matches(tmp_path) == {"tests/test_a.py": [2]}
+    assert words.find_matches(tmp_path) == {"tests/test_a.py": [2, 3]}
     assert words.find_locals(tmp_path) == {"tests/test_b.py": [1, 2]}

@@ -4,7 +4,7 @@
     python tests/words.py shrink    # remove those lines; nothing is ever added
 
 `tests/baselines/names.txt` holds one name per line, `tests/baselines/prose.txt` a number of lines per file,
-`tests/baselines/wording.txt` a number of `raises(..., match=...)` per test file. They are edited by removing lines or
+`tests/baselines/wording.txt` a number of assertions on wording per test file. They are edited by removing lines or
 lowering numbers only. No test has a variable or a helper of a refused name.
 """
 
@@ -30,6 +30,9 @@ PHRASE = re.compile(
     r"what (is|was|were|are) (in|on|to|of|there|sent|kept|trained|asked|known))\b",
     re.IGNORECASE,
 )
+
+EXPECTING = ("raises", "Expected", "check_error")
+SENTENCE = re.compile(r"\b[a-z]{2,}( [a-z]+){2} [a-z]{2,}")
 
 
 def explain_refusal(name: str, folder: str = "") -> str:
@@ -88,15 +91,21 @@ def find_phrases(root: Path = ROOT) -> dict[str, list[int]]:
 
 @functools.cache
 def find_matches(root: Path = ROOT) -> dict[str, list[int]]:
-    """Return the numbers of the lines on which a test matches the wording of an exception, by file."""
+    """Return the numbers of the lines on which a test asserts on the words of a sentence, by file.
+
+    They are `match=` of `raises`, and texts with four plain words in a row in an assertion or in `raises`.
+    """
     lines = {}
     for path in sorted((root / "tests").rglob("*.py")):
-        calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
-        numbers = [
-            call.lineno
-            for call in calls
-            if ast.unparse(call.func).rpartition(".")[2] == "raises" and any(k.arg == "match" for k in call.keywords)
-        ]
+        numbers = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
+            expects = name in EXPECTING
+            if expects and any(keyword.arg == "match" for keyword in node.keywords):
+                numbers.add(node.lineno)
+            if expects or isinstance(node, ast.Assert):
+                texts = ast.walk(node.test if isinstance(node, ast.Assert) else node)
+                numbers |= {text.lineno for text in texts if SENTENCE.search(str(getattr(text, "value", "")))}
         if numbers:
             lines[path.relative_to(root).as_posix()] = sorted(numbers)
     return lines
