@@ -291,6 +291,11 @@ def test_a_method_s_pieces(call: Calls, done: ff.Run) -> None:
     )
     after = call("take_mean", federation, done.server, aggregate, [])
     assert all(bool((t == 1).all()) for t in after.state.values())
+    level = federation.levels[0].submodel
+    state = ff.extract(federation.problem.layout, done.server.state, level)
+    update = ff.Update(0, 0, 0, 0, level, level, {name: tensor + 1 for name, tensor in state.items()}, 1, {"loss": 1.0})
+    movement = call("get_movement", federation, done.server, update)
+    assert torch.allclose(movement, torch.ones(1), atol=1e-5)
     assert all(isinstance(value, float) for value in call("scalars", done.metrics[-1]).values())
 
 
