@@ -10,9 +10,9 @@ from torch import Tensor
 from benchmarks.measuring import Figure, Options, amount, ratio
 from benchmarks.random_fleet import CNN, Kind, fleet
 from fleetfit.aggregate import Mean, apply_mean
+from fleetfit.core import Problem
 from fleetfit.submodel import concat_state, get_slice_plan
 from fleetfit.training import initial_state
-from fleetfit.values import Problem
 
 RESNET110 = Kind({"name": "resnet110"}, (3, 32, 32), 16)
 BERT_BASE = Kind({"name": "bert_base"}, (128,), 16, vocabulary=30522)

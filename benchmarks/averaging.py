@@ -11,11 +11,11 @@ from pathlib import Path
 
 from benchmarks.measuring import Figure, Options, of_many
 from benchmarks.random_fleet import CNN, RESNET20, fleet
+from fleetfit.core import Local
 from fleetfit.engines.local import local
 from fleetfit.rounds import Settings, run_round, start
-from fleetfit.timekeeper import Timekeeper
+from fleetfit.rounds.timekeeper import Timekeeper
 from fleetfit.training.runtime import trim_heap
-from fleetfit.values import Local
 
 COHORTS = (10, 100, 1000)
 STEP = Local(lr=0.05, batch_size=16, epochs=1)

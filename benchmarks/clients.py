@@ -10,10 +10,10 @@ import numpy as np
 from benchmarks.averaging import resident_bytes
 from benchmarks.measuring import Figure, Options, amount, of_many
 from benchmarks.random_fleet import CNN, LOCAL, fleet, given_slots
+from fleetfit.core import Availability, Local
 from fleetfit.engines.local import local
-from fleetfit.network import LinkFaults
 from fleetfit.rounds import Settings, run_round, start
-from fleetfit.values import Availability, Local
+from fleetfit.rounds.links import LinkFaults
 
 REGISTERED = (100, 10_000, 1_000_000)
 JOBS = (1_000, 10_000)

@@ -12,8 +12,8 @@ from fleetfit import names
 from fleetfit.layout import infer_layout
 from fleetfit.messages import dump_state, pack, unpack
 from fleetfit.runs.checkpoints import read_checkpoint, write_checkpoint
-from fleetfit.state import concat_state
 from fleetfit.submodel import full_submodel, get_slice_plan
+from fleetfit.submodel.state import concat_state
 
 
 def figures(options: Options) -> Iterator[Figure]:

@@ -13,7 +13,7 @@ from typing import Any
 import fleetfit as ff
 from benchmarks.measuring import Figure, Options, of_many
 from fleetfit.report import drawing
-from fleetfit.timekeeper import PARTS
+from fleetfit.rounds.timekeeper import PARTS
 
 DEFAULT: dict[str, Any] = {}
 LARGER: dict[str, Any] = {"rounds": 10, "local": {"epochs": 10}, "cohort": {"fraction": 0.5}}

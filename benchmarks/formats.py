@@ -18,12 +18,12 @@ import torch
 from torch import nn
 
 from benchmarks.measuring import Figure, Options
+from fleetfit.core import Problem
+from fleetfit.core.arithmetic import Arithmetic, MemoryFormat, ShapeArithmetic
 from fleetfit.cost.count import count
 from fleetfit.layout import outputs
 from fleetfit.training.local_model import LocalModel
 from fleetfit.training.memory_format import is_unsafe_in_channels_last
-from fleetfit.values import Problem
-from fleetfit.values.arithmetic import Arithmetic, MemoryFormat, ShapeArithmetic
 
 WIDTHS = (0.25, 0.35, 0.5, 0.7, 1.0)
 FORMATS: tuple[MemoryFormat, ...] = ("contiguous", "channels_last")

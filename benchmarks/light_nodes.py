@@ -30,11 +30,11 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_connection import http_request_response
 
+from fleetfit.core import Job, Problem, Update
 from fleetfit.fleet import transport
 from fleetfit.fleet.protocol import pack_message
+from fleetfit.hooks import rebuild_problem
 from fleetfit.messages import dump_reply, load_job, unpack
-from fleetfit.method import rebuild_problem
-from fleetfit.values import Job, Problem, Update
 
 LOOK_S = 1.0
 """Between two questions of a node for its next message."""

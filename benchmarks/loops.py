@@ -2,10 +2,10 @@
 
 import torch
 
+from fleetfit.core import Federation, Simulation
+from fleetfit.core.tasks import classification
+from fleetfit.hooks.losses import self_distillation
 from fleetfit.layout import build_module
-from fleetfit.losses import self_distillation
-from fleetfit.tasks import classification
-from fleetfit.values import Federation, Simulation
 
 Slots = list[tuple[int, int]]
 """Clients with their levels."""

@@ -21,13 +21,13 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.loops import BETA, TEMPERATURE, Slots
 from benchmarks.measuring import Seconds
 from benchmarks.random_fleet import COHORT, KINDS, LOCAL, fleet
+from fleetfit.core import Federation, Simulation
+from fleetfit.core.tasks import classification
 from fleetfit.data import Data
+from fleetfit.hooks.losses import self_distillation
 from fleetfit.layout import build_module
-from fleetfit.losses import self_distillation
 from fleetfit.submodel import extract
-from fleetfit.tasks import classification
 from fleetfit.training import initial_state
-from fleetfit.values import Federation, Simulation
 
 
 class Samples(Dataset[tuple[Tensor, Tensor]]):

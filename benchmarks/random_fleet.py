@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fleetfit.config.assemble.engine import choose_computing
 from fleetfit.config.schema import EngineSection, RecordedSection
+from fleetfit.core import Clients, DeviceResources, Federation, Local, Problem, Simulation
 from fleetfit.data import Data
-from fleetfit.levels import split_levels
-from fleetfit.method import build
+from fleetfit.hooks import build
+from fleetfit.hooks.levels import split_levels
 from fleetfit.planner import Targets
-from fleetfit.values import Clients, DeviceResources, Federation, Local, Problem, Simulation
 
 LOCAL = Local(lr=0.05, momentum=0.9, weight_decay=5e-4, batch_size=16, epochs=1)
 BUDGETS = (0.125, 0.25, 0.5, 1.0)

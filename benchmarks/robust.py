@@ -9,10 +9,10 @@ from benchmarks.aggregation import BERT_BASE, RESNET110
 from benchmarks.averaging import resident_bytes
 from benchmarks.measuring import Figure, Options, amount, ratio
 from benchmarks.random_fleet import fleet
-from fleetfit.method import Method, build
+from fleetfit.core import Update
+from fleetfit.hooks import Method, build
 from fleetfit.rounds import start
 from fleetfit.submodel import concat_state, get_slice_plan
-from fleetfit.values import Update
 
 CASES = {"resnet110": (RESNET110, 50, 3), "bert_base": (BERT_BASE, 10, 1)}
 """Model, clients, and how often to repeat."""

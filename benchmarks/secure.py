@@ -8,12 +8,12 @@ import torch
 from benchmarks.measuring import Figure, Options, amount, ratio
 from benchmarks.random_fleet import KINDS, fleet
 from fleetfit.aggregate import Mean, average_sums
+from fleetfit.core import Job, Update
+from fleetfit.engines.secure import SecureEngine
 from fleetfit.messages import job_size, reply_size
 from fleetfit.rounds import start
 from fleetfit.secure import Quantiser, SecureRules, SecureRun
-from fleetfit.secure_engine import SecureEngine
 from fleetfit.submodel import concat_state, get_slice_plan
-from fleetfit.values import Job, Update
 
 CLIENTS = (10, 20, 60)
 

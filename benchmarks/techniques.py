@@ -18,9 +18,9 @@ from benchmarks.measuring import Figure, Options, of_many
 from benchmarks.random_fleet import CNN, RESNET20, VIT, Kind, make_random_data
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
+from fleetfit.core import Failure, Job, Update
 from fleetfit.rounds import run_round, start
 from fleetfit.training import run_job
-from fleetfit.values import Failure, Job, Update
 
 CLIENTS, SAMPLES, HELD_OUT, EPOCHS = 4, 64, 8, 2
 KINDS = {"cnn": CNN, "small ViT": VIT, "resnet20": RESNET20}

@@ -3,7 +3,7 @@ and fleetfit/cli/catalogue.json, which `fleetfit list` prints.
 
     .venv/bin/python docs/generate.py
 
-The text of hooks.md is that of FedAvg's functions in `fleetfit.method.hooks`, and of the values' docstrings; the keys
+The text of hooks.md is that of FedAvg's functions in `fleetfit.hooks.fedavg`, and of the values' docstrings; the keys
 of a method, an option or a way of client selection are its parameters, explained in its docstring. A test compares.
 """
 
@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fleetfit import names, values
+from fleetfit import core as values
+from fleetfit import names
 from fleetfit.cli import listing
-from fleetfit.method import FEDAVG, HOOKS, Method
-from fleetfit.method.building import DECLARED
+from fleetfit.hooks import FEDAVG, HOOKS, Method
+from fleetfit.hooks.build import DECLARED
 
 DOCS = Path(__file__).parent
 WIDTH = 120
@@ -30,7 +31,7 @@ OPTIONAL = "Keeps"
 
 HEAD = """# Hooks
 
-<!-- made by docs/generate.py from fleetfit/method/ and fleetfit/values/: change the docstrings there -->
+<!-- made by docs/generate.py from fleetfit/hooks/ and fleetfit/core/: change the docstrings there -->
 
 Look up the hooks of a method, in the order of a round. A method is a record of functions, one for each hook; FedAvg's
 are the defaults. Hooks of the server see the federation and no data; hooks of the device see one client's data and

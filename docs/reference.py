@@ -17,8 +17,8 @@ from fleetfit import names
 from fleetfit.cli import listing
 from fleetfit.cli.main import make_app
 from fleetfit.config.schema import Experiment, GroupSection, LevelSection, PartitionSection
-from fleetfit.values.local import OPTIMISERS, Constant, Cosine, Exponential, Step
-from fleetfit.values.section import OpenSection, Section, Unit
+from fleetfit.core.local import OPTIMISERS, Constant, Cosine, Exponential, Step
+from fleetfit.core.section import OpenSection, Section, Unit
 
 MADE = "<!-- made by docs/generate.py from {0}: change those -->"
 LIMITS = {"gt": "above {0:g}", "ge": "from {0:g}", "lt": "below {0:g}", "le": "up to {0:g}"}

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fleetfit as ff
+from fleetfit.core.arithmetic import PLAIN, Arithmetic
 from fleetfit.evaluate import build_level_module
 from fleetfit.training.runtime import choose_arithmetic, prepare_model
-from fleetfit.values.arithmetic import PLAIN, Arithmetic
 
 
 def main(given: list[str] | None = None) -> None:

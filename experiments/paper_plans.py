@@ -34,17 +34,17 @@ from torch import nn
 from fleetfit import names
 from fleetfit.cli import output
 from fleetfit.cli.plan import LatencyMeter
+from fleetfit.core import Job, Level, LocalResult, Problem, apply_peft
+from fleetfit.core.tasks import get_task
 from fleetfit.cost import Cost, Latency, TimedModel, cost_grid, full_cost, message_size, submodel_cost
 from fleetfit.cost.count import get_layout
 from fleetfit.errors import ConfigError, FleetFitError
+from fleetfit.hooks import build
 from fleetfit.layout import Architecture, build_module
-from fleetfit.method import build
 from fleetfit.methods._pool import make_pool
 from fleetfit.planner import LevelShape, Targets, assign, find_one_level, make_fixed_targets, search
 from fleetfit.report.tables import LATENCIES, format_latency
 from fleetfit.report.text import Table
-from fleetfit.tasks import get_task
-from fleetfit.values import Job, Level, LocalResult, Problem, apply_peft
 
 Value = str | int | float | None
 

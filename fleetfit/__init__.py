@@ -26,6 +26,15 @@ if TYPE_CHECKING:
     from fleetfit.callbacks import scalars as scalars
     from fleetfit.check import check_layout as check_layout
     from fleetfit.config import Experiment as Experiment
+    from fleetfit.core import Device as Device
+    from fleetfit.core import Failure as Failure
+    from fleetfit.core import Federation as Federation
+    from fleetfit.core import Job as Job
+    from fleetfit.core import Level as Level
+    from fleetfit.core import LocalResult as LocalResult
+    from fleetfit.core import Problem as Problem
+    from fleetfit.core import Server as Server
+    from fleetfit.core import Update as Update
     from fleetfit.data import Data as Data
     from fleetfit.errors import ConfigError as ConfigError
     from fleetfit.errors import DataError as DataError
@@ -34,6 +43,13 @@ if TYPE_CHECKING:
     from fleetfit.errors import ModelError as ModelError
     from fleetfit.errors import PlanError as PlanError
     from fleetfit.errors import RunError as RunError
+    from fleetfit.hooks import ExtraShapes as ExtraShapes
+    from fleetfit.hooks import Loss as Loss
+    from fleetfit.hooks import Method as Method
+    from fleetfit.hooks import take_mean as take_mean
+    from fleetfit.hooks.levels import split_levels as split_levels
+    from fleetfit.hooks.movements import ServerStep as ServerStep
+    from fleetfit.hooks.movements import get_movement as get_movement
     from fleetfit.layout import Architecture as Architecture
     from fleetfit.layout import Axis as Axis
     from fleetfit.layout import ExitModel as ExitModel
@@ -46,13 +62,6 @@ if TYPE_CHECKING:
     from fleetfit.layout import outputs as outputs
     from fleetfit.layout import product as product
     from fleetfit.layout import segments as segments
-    from fleetfit.levels import split_levels as split_levels
-    from fleetfit.method import ExtraShapes as ExtraShapes
-    from fleetfit.method import Loss as Loss
-    from fleetfit.method import Method as Method
-    from fleetfit.method import take_mean as take_mean
-    from fleetfit.movements import ServerStep as ServerStep
-    from fleetfit.movements import get_movement as get_movement
     from fleetfit.planner import Plan as Plan
     from fleetfit.planner import Targets as Targets
     from fleetfit.report.page import write_report as write_report
@@ -62,15 +71,6 @@ if TYPE_CHECKING:
     from fleetfit.runs.listing import list_runs as list_runs
     from fleetfit.submodel import Submodel as Submodel
     from fleetfit.submodel import extract as extract
-    from fleetfit.values import Device as Device
-    from fleetfit.values import Failure as Failure
-    from fleetfit.values import Federation as Federation
-    from fleetfit.values import Job as Job
-    from fleetfit.values import Level as Level
-    from fleetfit.values import LocalResult as LocalResult
-    from fleetfit.values import Problem as Problem
-    from fleetfit.values import Server as Server
-    from fleetfit.values import Update as Update
 
 _HOMES = {
     "Aggregate": "aggregate",
@@ -81,35 +81,35 @@ _HOMES = {
     "ConfigError": "errors",
     "Data": "data",
     "DataError": "errors",
-    "Device": "values",
+    "Device": "core",
     "ExitModel": "layout",
     "Experiment": "config",
-    "ExtraShapes": "method",
-    "Failure": "values",
-    "Federation": "values",
+    "ExtraShapes": "hooks",
+    "Failure": "core",
+    "Federation": "core",
     "FleetFitError": "errors",
-    "Job": "values",
-    "Level": "values",
-    "Loss": "method",
+    "Job": "core",
+    "Level": "core",
+    "Loss": "hooks",
     "Machine": "api.profiling",
-    "Method": "method",
+    "Method": "hooks",
     "MissingExtra": "errors",
     "ModelError": "errors",
     "Plan": "planner",
     "PlanError": "errors",
-    "Problem": "values",
+    "Problem": "core",
     "RemovedCheckpoints": "runs.listing",
     "Run": "api.results",
     "RunError": "errors",
     "RunInfo": "runs.listing",
     "RunStart": "callbacks",
-    "Server": "values",
-    "ServerStep": "movements",
+    "Server": "core",
+    "ServerStep": "hooks.movements",
     "State": "layout",
     "Submodel": "submodel",
     "Targets": "planner",
-    "LocalResult": "values",
-    "Update": "values",
+    "LocalResult": "core",
+    "Update": "core",
     "Wishes": "api.profiling",
     "alias": "layout",
     "block": "layout",
@@ -120,7 +120,7 @@ _HOMES = {
     "derive": "api.run",
     "exit_after": "layout",
     "extract": "submodel",
-    "get_movement": "movements",
+    "get_movement": "hooks.movements",
     "interleaved": "layout",
     "list_runs": "runs.listing",
     "load": "api.results",
@@ -133,8 +133,8 @@ _HOMES = {
     "run": "api.run",
     "scalars": "callbacks",
     "segments": "layout",
-    "split_levels": "levels",
-    "take_mean": "method",
+    "split_levels": "hooks.levels",
+    "take_mean": "hooks",
     "write_report": "report.page",
 }
 __version__ = "0.1.0"

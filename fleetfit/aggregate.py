@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleetfit.buffers import empty_like
 from fleetfit.errors import RunError
 from fleetfit.layout import Layout, State
 from fleetfit.submodel import FlatState, Submodel, concat_state, full_submodel, get_shapes, get_slice_plan
+from fleetfit.submodel.buffers import empty_like
 
 _LEAST_WEIGHT = torch.finfo(torch.float32).tiny  # above it a weight is above 0 in float32, too
 _BLOCK = 1 << 16  # elements

@@ -13,8 +13,8 @@ statistics. ReeFL's mean over the exits is on the whole test set; `mean_over_exi
 over the clients, as `global` is, and `test_exits` has the exits on the whole test set.
 
 `personal` is `local` with log p_k - log p added to the logits, p_k the class frequencies of the client's training
-labels, p the fleet's (`fleetfit.class_frequencies`): what the client's own device predicts if it knows which classes it
-sees often. It has the logits of `local`, and is no part of it.
+labels, p the fleet's (`fleetfit.rounds.class_frequencies`): what the client's own device predicts if it knows which
+classes it sees often. It has the logits of `local`, and is no part of it.
 """
 
 import contextlib
@@ -27,16 +27,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fleetfit.core import Device, Evaluation, Failure, Federation, Job, Server, Update
+from fleetfit.core.section import Norm
+from fleetfit.core.work import Kind, Split
 from fleetfit.data import Data
 from fleetfit.errors import DataError, ModelError
 from fleetfit.layout import State, batch_norms, build_module, named_tensors, settle_norms
 from fleetfit.layout.meta import on_meta
+from fleetfit.machine import one_thread
 from fleetfit.seeds import derive_seed, make_numpy_rng
-from fleetfit.training import one_thread, run_job, set_statistics
+from fleetfit.training import run_job, set_statistics
 from fleetfit.validation import pair_jobs_with_replies, validate_reply
-from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Server, Update
-from fleetfit.values.section import Norm
-from fleetfit.values.work import Kind, Split
 
 # ---- the levels' models: their states, and their batch-norm statistics, re-estimated by statistics jobs ------------
 

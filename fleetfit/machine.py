@@ -1,4 +1,4 @@
-"""This process and its machine: cores, free memory, errors in which it ran out, and PyTorch's import."""
+"""This process and its machine: cores, free memory, and PyTorch's import, threads, defaults and modes."""
 
 import contextlib
 import gc
@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:  # verbs that list or print do not load PyTorch
 _OUT_OF_MEMORY = (  # of FleetFit, PyTorch and the C++ library
     "no memory was left", "allocate memory", "out of memory", "not enough memory", "bad_alloc",
 )  # fmt: skip
+
+_AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 
 PARENT = "FLEETFIT_PARENT"
 """Environment variable: a descriptor that ends when the process that started this one is gone, or stops it."""
@@ -88,3 +91,56 @@ def is_out_of_memory(error: BaseException | str) -> bool:
         return True
     message = error if isinstance(error, str) else format_cause(error)
     return any(words in message for words in _OUT_OF_MEMORY)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread inside, so that the server's own work has the same bits on every machine."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def tensor_defaults(device: "torch.device | str | None" = None, dtype: "torch.dtype | None" = None) -> Iterator[None]:
+    """Set PyTorch's default device and floating-point type for a block; both are as before afterwards.
+
+    Args:
+        device: The default device; None leaves it as it is.
+        dtype: The default type, which is the whole process's, other threads' too; None leaves it as it is.
+    """
+    import torch
+
+    before, target = torch.get_default_dtype(), None if device is None else torch.device(device)
+    try:
+        if dtype not in (None, before):
+            torch.set_default_dtype(dtype)
+        with contextlib.nullcontext() if target in (None, torch.get_default_device()) else target:
+            yield
+    finally:
+        if torch.get_default_dtype() != before:
+            torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def isolate_torch_state() -> Iterator[None]:
+    """Compute in float32 on the host, with gradients and without autocast, whatever the caller's state.
+
+    `torch.set_default_dtype`, `set_default_device`, `no_grad`, `inference_mode` and `autocast` around a call of
+    FleetFit change nothing in it.
+    """
+    import torch
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(tensor_defaults("cpu", torch.float32))
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for device in _AUTOCAST:
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield

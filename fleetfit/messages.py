@@ -11,8 +11,8 @@ of a sub-model receive the same state, and would share its error.
 
 A message is `FFIT`, a byte for its format, three for the version of FleetFit that wrote it, the length of the header (8
 bytes, little endian), the header, and flat tensors, one for each dtype. The header is JSON: the number of elements of
-each dtype, and the plain values of `fleetfit.state.flatten`. A state that follows from its sub-model and the layout is
-one flat tensor without names.
+each dtype, and the plain values of `fleetfit.submodel.state.flatten`. A state that follows from its sub-model and the
+layout is one flat tensor without names.
 
 A message may come from a stranger. All that it announces is compared with its bytes before anything is made of it: the
 length of the header, the elements, the depth, the dimensions and sizes of tensors. If it comes from another machine
@@ -32,10 +32,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fleetfit.core import Evaluation, Failure, Job, Local, Update
+from fleetfit.core.local import Compression
 from fleetfit.errors import FleetFitError, RunError, one_line
+from fleetfit.hooks import is_portable
 from fleetfit.layout import Layout, State
-from fleetfit.method import is_portable
-from fleetfit.state import DTYPES, FlatState, Shapes, concat_tensors, flatten, get_shapes, tensor_bytes, unflatten
 from fleetfit.submodel import (
     Submodel,
     dump_submodel,
@@ -45,8 +46,16 @@ from fleetfit.submodel import (
     pack_state,
     parse_submodel,
 )
-from fleetfit.values import Evaluation, Failure, Job, Local, Update
-from fleetfit.values.local import Compression
+from fleetfit.submodel.state import (
+    DTYPES,
+    FlatState,
+    Shapes,
+    concat_tensors,
+    flatten,
+    get_shapes,
+    tensor_bytes,
+    unflatten,
+)
 
 # ---- compressed updates --------------------------------------------------------------------------------------------
 

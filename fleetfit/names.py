@@ -329,7 +329,7 @@ def check_not_importing() -> None:
 
 def _import_plug_in(kind: str, name: str) -> Callable[..., Any]:
     source, _, attribute = name.rpartition(":")
-    from fleetfit.tensor_defaults import tensor_defaults  # PyTorch, which other names do not need
+    from fleetfit.machine import tensor_defaults  # PyTorch, which other names do not need
 
     with tensor_defaults():  # a plug-in that sets PyTorch's default type does so for itself
         outer = _imported.set(name)

@@ -19,15 +19,15 @@ from pydantic import ConfigDict, Field, InstanceOf, PlainValidator
 from torch import Tensor
 
 from fleetfit.aggregate import SummedBlock
+from fleetfit.core import FREQUENCIES, Evaluation, Failure, Federation, Job, Local, Problem, RoundSums, Update
+from fleetfit.core.section import Count
 from fleetfit.errors import FleetFitError, RunError, format_exception, one_line
+from fleetfit.hooks import build
 from fleetfit.layout import State, batch_norms, build_module, make_input, outputs
 from fleetfit.layout.meta import on_meta
 from fleetfit.messages import LIGHTER, decompress, scale_shapes
-from fleetfit.method import build
-from fleetfit.state import Shapes
 from fleetfit.submodel import Submodel, check_shapes, compute_norm, find_mismatch, get_slice_plan, make_flat_state
-from fleetfit.values import FREQUENCIES, Evaluation, Failure, Federation, Job, Local, Problem, RoundSums, Update
-from fleetfit.values.section import Count
+from fleetfit.submodel.state import Shapes
 
 _REASON = 500  # characters of a stranger's reason, or of a text in metrics
 _NAME = 100  # characters of what a metric is called

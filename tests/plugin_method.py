@@ -20,7 +20,7 @@ from fleetfit import (
     outputs,
     take_mean,
 )
-from fleetfit.values import LocalResult
+from fleetfit.core import LocalResult
 
 
 def counting(pull: float = 0.01) -> Method:

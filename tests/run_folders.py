@@ -12,9 +12,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import fleetfit as ff
-from fleetfit import rounds
 from fleetfit.api.run import prepare, run_remaining_rounds
 from fleetfit.config import load_experiment
+from fleetfit.rounds import round as rounds
 
 HERE = Path(__file__).parent
 TINY: dict[str, Any] = {

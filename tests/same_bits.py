@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from tiny import tiny_federation
 
+from fleetfit.core import Evaluation, Federation, Local, Simulation
 from fleetfit.evaluate import EvaluationScope
 from fleetfit.messages import pack
 from fleetfit.rounds import Engine, Round, Settings, run, start
-from fleetfit.values import Evaluation, Federation, Local, Simulation
 
 SETTINGS = Settings(
     3,

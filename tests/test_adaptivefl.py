@@ -19,12 +19,25 @@ from fleetfit.api.run import resume
 from fleetfit.api.run import run as run_file
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
+from fleetfit.core import (
+    Clients,
+    DeviceResources,
+    Evaluation,
+    Failure,
+    Federation,
+    Job,
+    Problem,
+    Server,
+    Simulation,
+    Update,
+)
+from fleetfit.core.tasks import classification
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
 from fleetfit.evaluate import EvaluationScope, build_level_module, evaluate
+from fleetfit.hooks import build
 from fleetfit.layout import outputs
 from fleetfit.messages import pack
-from fleetfit.method import build
 from fleetfit.methods._pool import make_pool
 from fleetfit.methods.adaptivefl import (
     Tables,
@@ -41,20 +54,7 @@ from fleetfit.planner import Targets
 from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.submodel import extract
-from fleetfit.tasks import classification
 from fleetfit.training import run_job
-from fleetfit.values import (
-    Clients,
-    DeviceResources,
-    Evaluation,
-    Failure,
-    Federation,
-    Job,
-    Problem,
-    Server,
-    Simulation,
-    Update,
-)
 
 SETTINGS = Settings(
     2, plain(lr=0.05, batch_size=8), scope=EvaluationScope(Evaluation(batch_size=64), statistics_samples=60)

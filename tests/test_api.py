@@ -210,7 +210,7 @@ def test_client_memory_and_server_memory_are_in_the_checkpoint(tmp_path: Path) -
     method = tmp_path / "counting.py"
     method.write_text(
         "from dataclasses import replace\n"
-        "from fleetfit.method import Method, take_mean\n\n"
+        "from fleetfit.hooks import Method, take_mean\n\n"
         "def remember(job, device, result):\n"
         "    return {'rounds': (device.memory or {'rounds': 0})['rounds'] + 1}\n\n"
         "def adapt(job, device):\n"

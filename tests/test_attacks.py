@@ -16,14 +16,14 @@ from torch import Tensor
 
 import fleetfit as ff
 from fleetfit import names
-from fleetfit.attack import Attack, Attackers, Knowledge, Move, Scene, draw_hostile_clients
+from fleetfit.attacks.base import Attack, Attackers, Knowledge, Move, Scene, draw_hostile_clients
 from fleetfit.attacks.min_max import compute_products, find_largest_gamma
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble, assemble_fleet
+from fleetfit.core import Clients, DataDescription, Job, NodeDescription, Update
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
 from fleetfit.submodel import Submodel, concat_state, extract
-from fleetfit.values import Clients, DataDescription, Job, NodeDescription, Update
 
 KINDS = names.list_names("attacks")
 
@@ -205,7 +205,7 @@ def test_a_backdoor_marks_training_and_probe_samples() -> None:
     assert bool((poisoned.x[new][marked][..., -2:, -2:] == 255).all()) and bool((poisoned.y[new][marked] == 2).all())
     assert torch.equal(poisoned.x[new][..., :-2, :], data.x[old][..., :-2, :])
     assert torch.equal(poisoned.y[new][~marked], data.y[old][~marked])
-    from fleetfit.values import Device
+    from fleetfit.core import Device
 
     probed = attackers.make_probe_device(Device(PROBLEM, data))
     assert probed is not None
@@ -341,7 +341,7 @@ def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
 
 OWN = """
 from dataclasses import replace
-from fleetfit.attack import Attack
+from fleetfit.attacks.base import Attack
 
 
 def silent(loss: float = 0.5) -> Attack:

@@ -15,14 +15,14 @@ from tiny import plain, tiny_federation
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
 from fleetfit.config.trace import read_trace
+from fleetfit.core import Availability, DeviceResources, Evaluation, Federation, Job, Server, Simulation
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError, NoUsableUpdates
 from fleetfit.evaluate import EvaluationScope
+from fleetfit.hooks import Method
 from fleetfit.messages import pack, unpack
-from fleetfit.method import Method
 from fleetfit.rounds import Round, Settings, run, run_round, start
-from fleetfit.values import Availability, DeviceResources, Evaluation, Federation, Job, Server, Simulation
 
 SETTINGS = Settings(
     5,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fleetfit.buffers import empty_like, release
+from fleetfit.submodel.buffers import empty_like, release
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere all buffers are torch's own")
 

@@ -22,32 +22,9 @@ from tiny import plain, tiny_data, tiny_federation
 from torch import Tensor
 
 import fleetfit as ff
-from fleetfit import secure_engine
-from fleetfit.class_frequencies import (
-    MOST_CLIENTS,
-    ask_class_frequencies,
-    iter_label_jobs,
-    sum_class_frequencies,
-)
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
-from fleetfit.data import Data
-from fleetfit.errors import ConfigError
-from fleetfit.layout import State
-from fleetfit.messages import dump_job, job_size, load_job, pack, reply_size, unpack
-from fleetfit.method import Method, build
-from fleetfit.methods.heterofl import width_loss
-from fleetfit.options.class_prior import adjust_task, compute_offset
-from fleetfit.rounds import Settings, run, start
-from fleetfit.runs.checkpoints import CheckpointError
-from fleetfit.secure import keys, pack_message
-from fleetfit.secure_engine import SecureEngine
-from fleetfit.state_checks import check_checkpoint
-from fleetfit.tasks import get_task
-from fleetfit.training import compute_class_frequencies, run_job
-from fleetfit.training import job as jobs
-from fleetfit.validation import find_job_error
-from fleetfit.values import (
+from fleetfit.core import (
     FREQUENCIES,
     Clients,
     Evaluation,
@@ -58,6 +35,29 @@ from fleetfit.values import (
     Simulation,
     Update,
 )
+from fleetfit.core.tasks import get_task
+from fleetfit.data import Data
+from fleetfit.engines import secure as secure_engine
+from fleetfit.engines.secure import SecureEngine
+from fleetfit.errors import ConfigError
+from fleetfit.hooks import Method, build
+from fleetfit.layout import State
+from fleetfit.messages import dump_job, job_size, load_job, pack, reply_size, unpack
+from fleetfit.methods.heterofl import width_loss
+from fleetfit.options.class_prior import adjust_task, compute_offset
+from fleetfit.rounds import Settings, run, start
+from fleetfit.rounds.class_frequencies import (
+    MOST_CLIENTS,
+    ask_class_frequencies,
+    iter_label_jobs,
+    sum_class_frequencies,
+)
+from fleetfit.rounds.rollback import check_checkpoint
+from fleetfit.runs.checkpoints import CheckpointError
+from fleetfit.secure import keys, pack_message
+from fleetfit.training import compute_class_frequencies, run_job
+from fleetfit.training import job as jobs
+from fleetfit.validation import find_job_error
 
 PRIOR = {"class_prior": {}}
 

@@ -259,7 +259,7 @@ def test_run_shows_rounds_and_ends_with_tables_and_the_folder(tmp_path: Path, wi
 
 
 def test_a_run_file_with_a_plug_in_method(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("from fleetfit.method import Method\n\ndef mine():\n    return Method()\n")
+    (tmp_path / "own.py").write_text("from fleetfit.hooks import Method\n\ndef mine():\n    return Method()\n")
     (tmp_path / "mine.toml").write_text('method.name = "own.py:mine"\nfleet.groups = [{ budget = 1.0 }]\n')
     run_verb("run", tmp_path / "mine.toml", *SMALL, "--out", tmp_path / "run", "-q", code=0)
     config = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
@@ -322,7 +322,7 @@ def test_list_data_is_table_2() -> None:
 
 
 def test_list_profiles_has_every_figure_and_its_source() -> None:
-    from fleetfit.profiles import PROFILES
+    from fleetfit.config.profiles import PROFILES
 
     result = run_verb("list", "profiles", code=0)
     for name, profile in PROFILES.items():

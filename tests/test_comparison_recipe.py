@@ -15,7 +15,7 @@ from fleetfit.api.comparison.plan import PlannedRun
 from fleetfit.api.comparison.recipe import describe_recipes
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.method import build_method_spec
-from fleetfit.method import FEDAVG, build
+from fleetfit.hooks import FEDAVG, build
 
 SMALL: dict[str, Any] = {
     "rounds": 2,

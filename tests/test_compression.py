@@ -14,6 +14,7 @@ from tiny import plain, tiny_federation
 
 import fleetfit
 from fleetfit.config import load_experiment
+from fleetfit.core import Failure, Job, Update
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
@@ -23,7 +24,6 @@ from fleetfit.rounds import run_round, start
 from fleetfit.submodel import Submodel, extract
 from fleetfit.training import run_job
 from fleetfit.validation import find_update_error, validate_reply
-from fleetfit.values import Failure, Job, Update
 
 FEDERATION, _ = tiny_federation({"name": "fedavg"})
 LAYOUT = FEDERATION.problem.layout

@@ -19,11 +19,11 @@ from fleetfit.config.dump import find_object_sections
 from fleetfit.config.load import parse_override, resolve_tables
 from fleetfit.config.merge import merge_tables
 from fleetfit.config.parse import find_keys, parse_experiment
+from fleetfit.core.local import Schedule
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, PlanError
-from fleetfit.method import Method, rebuild_problem
+from fleetfit.hooks import Method, rebuild_problem
 from fleetfit.models.cnn import cnn
-from fleetfit.values.local import Schedule
 
 SMALL = ("data.partition.clients=8", "rounds=1")
 
@@ -286,7 +286,7 @@ def test_paths_are_relative_to_the_run_file(tmp_path: Path, monkeypatch: pytest.
     folder = tmp_path / "deep"
     (folder / "pictures").mkdir(parents=True)
     (folder / "own.py").write_text(
-        "from fleetfit.method import Method\n\ndef mine(step: int = 1):\n    return Method()\n\n"
+        "from fleetfit.hooks import Method\n\ndef mine(step: int = 1):\n    return Method()\n\n"
         "def loss(job, device):\n    return None\n"
     )
     (folder / "run.toml").write_text(

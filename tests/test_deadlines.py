@@ -16,15 +16,15 @@ import fleetfit
 from fleetfit import messages, names
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
+from fleetfit.core import Clock, Device, Failure, Federation, Job, Local, Simulation, Speed, Update
 from fleetfit.cost import submodel_cost
 from fleetfit.engines.local import local
 from fleetfit.options import in_time
-from fleetfit.round_report import count_deadlines
 from fleetfit.rounds import Settings, run_round, start
+from fleetfit.rounds.report import count_deadlines
 from fleetfit.submodel import Submodel
 from fleetfit.training import clock, run_job
 from fleetfit.validation import find_update_error
-from fleetfit.values import Clock, Device, Failure, Federation, Job, Local, Simulation, Speed, Update
 
 SHALLOWER = {"name": "scalefl", "plus": {"in_time": {}}}
 LATENCY, DOWN, UP = 0.1, 1e5, 5e4

@@ -14,11 +14,11 @@ from tiny import tiny_federation
 from torch import Tensor
 
 from fleetfit import names
+from fleetfit.core import Local
 from fleetfit.engines.local import local as local_engine
+from fleetfit.hooks import weigh_equally
 from fleetfit.layout import State
-from fleetfit.method import weigh_equally
 from fleetfit.rounds import Settings, run_round, start
-from fleetfit.values import Local
 
 LOCAL = Local(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size="all")
 

@@ -10,9 +10,10 @@ import pytest
 
 import fleetfit
 from fleetfit.cli import listing
-from fleetfit.method import FEDAVG, HOOKS, Method, hooks
-from fleetfit.method.building import DECLARED
-from fleetfit.values.section import Fraction, Section
+from fleetfit.core.section import Fraction, Section
+from fleetfit.hooks import FEDAVG, HOOKS, Method
+from fleetfit.hooks import fedavg as hooks
+from fleetfit.hooks.build import DECLARED
 
 DOCS = Path(__file__).parents[1] / "docs"
 RENEW = "run .venv/bin/python docs/generate.py"

@@ -17,6 +17,8 @@ from support.training import InlineEngine, Moments, batch_moments, plain_outputs
 from tiny import plain, tiny_data, tiny_federation, tiny_parts
 from torch import Tensor
 
+from fleetfit.core import Device, Evaluation, Failure, Federation, Job, Problem, Server, Simulation, Update
+from fleetfit.core.tasks import classification
 from fleetfit.engines.local import local as local_engine
 from fleetfit.evaluate import (
     EvaluationScope,
@@ -31,8 +33,6 @@ from fleetfit.layout import State
 from fleetfit.models.cnn import cnn
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.submodel import extract
-from fleetfit.tasks import classification
-from fleetfit.values import Device, Evaluation, Failure, Federation, Job, Problem, Server, Simulation, Update
 
 CLIENTS = 20
 WANTED = EvaluationScope(Evaluation(batch_size=128), statistics_samples=10**6)

@@ -13,10 +13,10 @@ from torch import nn
 
 import fleetfit as ff
 from fleetfit.config import load_experiment
+from fleetfit.core import DataDescription
 from fleetfit.errors import ConfigError
 from fleetfit.layout import infer_layout
 from fleetfit.models.mlp import mlp
-from fleetfit.values import DataDescription
 
 X = np.random.default_rng(0).normal(0, 1, (160, 6)).astype("f4")
 Y = np.arange(160) % 3

@@ -12,15 +12,15 @@ from tiny import plain, tiny_parts
 
 from fleetfit import names
 from fleetfit.check import check_layout
+from fleetfit.core import Clients, DeviceResources, Evaluation, Federation, Level, Problem, Simulation
 from fleetfit.data import Data
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.evaluate import EvaluationScope
+from fleetfit.hooks import build
 from fleetfit.layout import infer_layout, make_input, outputs
-from fleetfit.method import build
 from fleetfit.rounds import Engine, Round, Settings, run, start
 from fleetfit.training import initial_state
-from fleetfit.values import Clients, DeviceResources, Evaluation, Federation, Level, Problem, Simulation
 
 MODELS = names.list_names("models")
 TRAINED = [name for name in MODELS if not SMALL[name].family]

@@ -19,17 +19,17 @@ from tiny import plain, spec_of, tiny_data, tiny_federation, tiny_parts, tiny_pr
 from torch import Tensor
 
 from fleetfit import names
+from fleetfit.core import Clients, DeviceResources, Evaluation, Federation, Job, Simulation
 from fleetfit.data import Data, partition
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.evaluate import EvaluationScope, build_level_module
 from fleetfit.factories import call_factory
+from fleetfit.hooks import FEDAVG, apply_model_hook, build, is_portable
 from fleetfit.layout import outputs
-from fleetfit.method import FEDAVG, apply_model_hook, build, is_portable
 from fleetfit.planner import Targets
-from fleetfit.round_report import LEFT_OUT
 from fleetfit.rounds import Round, Settings, run, start
-from fleetfit.values import Clients, DeviceResources, Evaluation, Federation, Job, Simulation
+from fleetfit.rounds.report import LEFT_OUT
 
 METHODS, OPTIONS, MODELS = (names.list_names(kind) for kind in ("methods", "options", "models"))
 CHOICES, TUNING = names.list_names("selection"), names.list_names("peft")

@@ -15,16 +15,16 @@ from support.training import assert_close, last_exit_loss, make_job, plain_sgd, 
 from tiny import plain, tiny_federation
 from torch import Tensor
 
+from fleetfit.core import Device, Federation, Job, Level, LocalResult, Problem, Server, Simulation, Update
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
+from fleetfit.hooks import ExtraShapes, Method, build
 from fleetfit.layout import State
 from fleetfit.messages import dump_job, dump_reply, job_size, load_job, load_reply, pack, reply_size, unpack
-from fleetfit.method import ExtraShapes, Method, build
 from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.submodel import Submodel, extract, full_submodel, put_back
 from fleetfit.validation import find_job_error, find_update_error
-from fleetfit.values import Device, Federation, Job, Level, LocalResult, Problem, Server, Simulation, Update
 
 LOCAL = plain(lr=0.05, epochs=3, batch_size="all")
 CHOSEN = {0: [0, 1, 2, 3], 1: [1, 2], 2: [0, 2, 5]}

@@ -16,15 +16,15 @@ from tiny import tiny_federation
 from torch import Tensor, nn
 
 import fleetfit as ff
+from fleetfit.core import Device, Problem
+from fleetfit.core.tasks import classification
 from fleetfit.data import Data
 from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.models.vit import PatchEmbeddings, VitModule
 from fleetfit.runs.folder import RunFolder
-from fleetfit.tasks import classification
 from fleetfit.training import initial_base
 from fleetfit.training.features import _find_prefix, make_lazy_samples
 from fleetfit.training.local_model import LocalModel
-from fleetfit.values import Device, Problem
 
 RUN: dict[str, Any] = {
     "rounds": 3,

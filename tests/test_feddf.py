@@ -22,20 +22,20 @@ import fleetfit
 from fleetfit.aggregate import Aggregate, apply_mean
 from fleetfit.config import load_experiment, to_toml
 from fleetfit.config.assemble.run import assemble
+from fleetfit.core import Device, Federation, Job, Level, Local, Problem, Server, Simulation, Update
+from fleetfit.core.tasks import classification, next_token
 from fleetfit.data import Data, drop_labels
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.pool import dump_setup, load_setup
 from fleetfit.errors import ConfigError, DataError, RunError
+from fleetfit.hooks import Method, build
 from fleetfit.layout import State, build_module, outputs
 from fleetfit.messages import pack, unpack
-from fleetfit.method import Method, build
 from fleetfit.methods.feddf import Distillation
 from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.submodel import Submodel, extract, full_submodel
-from fleetfit.tasks import classification, next_token
 from fleetfit.training import initial_state, run_on_server
 from fleetfit.training.job import DIVERGED
-from fleetfit.values import Device, Federation, Job, Level, Local, Problem, Server, Simulation, Update
 
 SETTINGS = Settings(2, plain(lr=0.1, batch_size=8))
 

@@ -8,13 +8,13 @@ from support import raises
 from support.engines import RecordingEngine
 from tiny import plain, tiny_federation, tiny_problem
 
+from fleetfit.core import Update
 from fleetfit.errors import ConfigError
+from fleetfit.hooks import build, get_round_submodel
 from fleetfit.layout import Axis
-from fleetfit.method import build, get_round_submodel
 from fleetfit.methods.feddropout import select_channels
 from fleetfit.planner import Targets
 from fleetfit.rounds import Settings, run_round, start
-from fleetfit.values import Update
 
 
 @pytest.mark.parametrize(

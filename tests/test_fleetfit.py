@@ -20,15 +20,15 @@ import fleetfit as ff
 from fleetfit.aggregate import Aggregate
 from fleetfit.config import load_experiment, to_table
 from fleetfit.config.assemble.run import assemble
+from fleetfit.core import Device, Federation, Server, Simulation
+from fleetfit.core.tasks import Task, classification, multi_label, next_token, regression
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
+from fleetfit.hooks import FEDAVG, build
 from fleetfit.layout import State
-from fleetfit.method import FEDAVG, build
 from fleetfit.options import fedadam
-from fleetfit.round_report import LEFT_OUT
 from fleetfit.rounds import Settings, run, start
-from fleetfit.tasks import Task, classification, multi_label, next_token, regression
-from fleetfit.values import Device, Federation, Server, Simulation
+from fleetfit.rounds.report import LEFT_OUT
 
 # ---- the loss ------------------------------------------------------------------------------------------------------
 

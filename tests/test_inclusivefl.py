@@ -15,13 +15,13 @@ from support.training import assert_close, last_exit_loss, plain_sgd
 from tiny import tiny_federation
 from torch import Tensor
 
+from fleetfit.core import Failure, Federation, Level, Local, Server, Simulation
 from fleetfit.engines.local import local as local_engine
 from fleetfit.evaluate import build_level_module, get_level_state
 from fleetfit.layout import Axis, Layout, Segment, TensorLayout, infer_layout
 from fleetfit.methods.inclusivefl import find_own_blocks
 from fleetfit.models.resnet import resnet
 from fleetfit.rounds import Settings, run_round, start
-from fleetfit.values import Failure, Federation, Level, Local, Server, Simulation
 
 LOCAL = Local(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=2, batch_size="all")
 # clients 0 and 3 are of level 1, 1 and 4 of level 2, 2 and 5 of level 3 (of the last level where there are two)

@@ -9,10 +9,10 @@ from support.engines import RecordingEngine
 from tiny import plain, spec_of, tiny_federation
 
 from fleetfit import names
+from fleetfit.core import Evaluation, Federation, Update
 from fleetfit.evaluate import EvaluationScope
 from fleetfit.messages import dump_reply
 from fleetfit.rounds import Settings, run, start
-from fleetfit.values import Evaluation, Federation, Update
 
 PAGE = Path(__file__).parent.parent / "docs" / "trust.md"
 TENSORS = {"kind", "state"}

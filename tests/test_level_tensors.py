@@ -13,15 +13,15 @@ from support.training import assert_close
 from tiny import plain, tiny_federation
 from torch import Tensor
 
+from fleetfit.core import Update
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
-from fleetfit.level_tensors import keep_per_level
-from fleetfit.method import Method
+from fleetfit.hooks import Method
+from fleetfit.hooks.level_tensors import keep_per_level
 from fleetfit.rounds import Settings, run, run_round, start
+from fleetfit.rounds.rollback import _check_state
 from fleetfit.runs.checkpoints import CheckpointError
-from fleetfit.state_checks import _check_state
 from fleetfit.submodel import extract, put_back
-from fleetfit.values import Update
 
 LOCAL = plain(lr=0.1, epochs=2, batch_size=8)
 

@@ -11,8 +11,8 @@ from support.training import assert_close, last_exit_loss, make_job, plain_outpu
 from tiny import plain
 from torch import Tensor
 
+from fleetfit.core import Device, Local
 from fleetfit.errors import ConfigError
-from fleetfit.values import Device, Local
 
 
 def at_once(epochs: int = 3, **more: Any) -> Local:

@@ -15,15 +15,15 @@ from tiny import plain, tiny_federation
 import fleetfit as ff
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
+from fleetfit.core import Availability, Evaluation, Failure, Federation, Job, Simulation, Update
+from fleetfit.core.resources import Speed
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError, NoUsableUpdates
 from fleetfit.evaluate import EvaluationScope
 from fleetfit.messages import pack, reply_size
-from fleetfit.network import AFTER_QUORUM, LinkFaults
 from fleetfit.rounds import Round, Settings, run, run_round, start
-from fleetfit.values import Availability, Evaluation, Failure, Federation, Job, Simulation, Update
-from fleetfit.values.resources import Speed
+from fleetfit.rounds.links import AFTER_QUORUM, LinkFaults
 
 SCOPE = EvaluationScope(Evaluation(batch_size=64), statistics_samples=60)
 SETTINGS = Settings(1, plain(lr=0.1, batch_size=8), scope=SCOPE)

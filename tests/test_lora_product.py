@@ -14,14 +14,14 @@ import fleetfit as ff
 from fleetfit.aggregate import Aggregate, apply_mean
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
+from fleetfit.core import Federation, Server, Update
 from fleetfit.errors import ConfigError
+from fleetfit.hooks import build, keep_prefix, weigh_by_samples
 from fleetfit.layout import State, infer_layout
-from fleetfit.method import build, keep_prefix, weigh_by_samples
 from fleetfit.models.vit import vit
 from fleetfit.options.lora_product import factor_nearest
 from fleetfit.peft.lora import A, B, lora
 from fleetfit.submodel import Channels, Submodel, extract, put_back, random, rolling
-from fleetfit.values import Federation, Server, Update
 
 RANK = 3
 ARCHITECTURE = lora(vit(4, (1, 8, 8), depth=3, hidden=12, attention_heads=3, patch=4, heads="fixed"), rank=RANK)

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from fleetfit.losses import exit_weights, masked_cross_entropy, mutual_distillation, self_distillation
+from fleetfit.core.tasks import classification, softened_kl
+from fleetfit.hooks.losses import exit_weights, masked_cross_entropy, mutual_distillation, self_distillation
 from fleetfit.methods.depthfl import ramp_up
-from fleetfit.tasks import classification, softened_kl
 
 
 def softmax(row: list[float], tau: float = 1.0) -> list[float]:

@@ -16,7 +16,7 @@ SMALL = ["--set", "data.partition.clients=4", "--set", "rounds=1", "--set", "loc
          "--set", "fleet.groups=[{budget=1.0}]"]  # fmt: skip
 PLUG_IN = """
 import os, signal, sys
-from fleetfit.method import Method
+from fleetfit.hooks import Method
 
 
 class Odd(BaseException):

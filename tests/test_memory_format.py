@@ -13,12 +13,12 @@ from support.bits import assert_same_bits, has_same_bits
 from torch import nn
 
 import fleetfit as ff
+from fleetfit.core import Problem
+from fleetfit.core.arithmetic import Arithmetic, ShapeArithmetic
 from fleetfit.errors import ConfigError
 from fleetfit.training import local_model
 from fleetfit.training.local_model import LocalModel, get_local_model, lay_out
 from fleetfit.training.memory_format import choose_format, find_view_error, is_unsafe_in_channels_last
-from fleetfit.values import Problem
-from fleetfit.values.arithmetic import Arithmetic, ShapeArithmetic
 
 HOST = torch.device("cpu")
 BY_RULE = Arithmetic(memory_format="rule-1")

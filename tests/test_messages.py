@@ -17,6 +17,7 @@ from tiny import plain, tiny_federation
 
 import fleetfit
 from fleetfit import names
+from fleetfit.core import Evaluation, Failure, Job, Update
 from fleetfit.errors import RunError, one_line
 from fleetfit.fleet.protocol import PROTOCOL, read_answer
 from fleetfit.layout import Layout, infer_layout
@@ -33,7 +34,6 @@ from fleetfit.messages import (
 )
 from fleetfit.rounds import start
 from fleetfit.submodel import Submodel, concat_state, extract, get_slice_plan
-from fleetfit.values import Evaluation, Failure, Job, Update
 
 
 @given(nests)

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from fleetfit.config import load_experiment, to_table
 from fleetfit.config.load import restore_experiment
+from fleetfit.core import Device, Job, Server, Update
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
-from fleetfit.method import (
+from fleetfit.hooks import (
     FEDAVG,
     Method,
     build,
@@ -28,11 +29,10 @@ from fleetfit.method import (
     weigh_by_samples,
     weigh_equally,
 )
-from fleetfit.method.building import _add_option
+from fleetfit.hooks.build import _add_option
 from fleetfit.methods.scalefl import scalefl
 from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.submodel import Submodel, random, rolling, window
-from fleetfit.values import Device, Job, Server, Update
 
 # ---- parts, named as `test_method_spec:...` -------------------------------------------------
 

@@ -29,11 +29,12 @@ from torch import Tensor
 
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
+from fleetfit.core import Evaluation, Federation, Job, Level, Local, Server, Simulation, Update
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError, ModelError
+from fleetfit.hooks import build, get_round_submodel
+from fleetfit.hooks.level_tensors import get_shared_state
 from fleetfit.layout import Axis, State
-from fleetfit.level_tensors import get_shared_state
-from fleetfit.method import build, get_round_submodel
 from fleetfit.methods.heterofl import compute_kept_fractions, find_class_axis, width_loss
 from fleetfit.methods.scalefl import exits_loss
 from fleetfit.planner import LevelShape, Targets
@@ -41,7 +42,6 @@ from fleetfit.rounds import Settings, run_round, start
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.submodel import extract, put_back
 from fleetfit.training import get_local_model, run_job
-from fleetfit.values import Evaluation, Federation, Job, Level, Local, Server, Simulation, Update
 
 AT_ONCE = Local(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=3, batch_size="all")
 

@@ -13,7 +13,7 @@ from support import Expected, raises
 import fleetfit as ff
 from fleetfit import names
 from fleetfit.errors import ConfigError, RunError
-from fleetfit.method import Method, build
+from fleetfit.hooks import Method, build
 from fleetfit.methods.fedrolex import fedrolex
 from fleetfit.models.resnet import resnet20
 
@@ -137,7 +137,7 @@ def test_a_row_is_a_function_of_its_module() -> None:
 
 PLUGIN = '''
 from dataclasses import dataclass
-from fleetfit.method import Method, weigh_equally
+from fleetfit.hooks import Method, weigh_equally
 
 @dataclass  # a dataclass looks its module up
 class Kept:

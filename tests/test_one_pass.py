@@ -11,10 +11,10 @@ from support.engines import OneByOne
 from tiny import TinyNet, plain, tiny_data, tiny_federation, tiny_parts
 from torch import Tensor
 
+from fleetfit.core import Evaluation, Failure, Federation, Job, Server, Simulation, Update
 from fleetfit.engines.local import local as local_engine
 from fleetfit.evaluate import EvaluationScope, evaluate
 from fleetfit.rounds import Settings, run_round, start
-from fleetfit.values import Evaluation, Failure, Federation, Job, Server, Simulation, Update
 
 CLIENTS = 24
 WANTED = EvaluationScope(Evaluation(batch_size=64), statistics_samples=10**6)

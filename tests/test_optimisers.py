@@ -20,6 +20,8 @@ from fleetfit.config.assemble.rounds import build_settings
 from fleetfit.config.assemble.run import assemble, assemble_fleet
 from fleetfit.config.load import complete_experiment, parse_overrides
 from fleetfit.config.merge import merge_tables
+from fleetfit.core import DataDescription, Local, NodeDescription
+from fleetfit.core.local import OPTIMISERS, LocalSection
 from fleetfit.cost import training_memory
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
@@ -29,8 +31,6 @@ from fleetfit.rounds import Settings, run_round, start
 from fleetfit.seeds import make_torch_rng
 from fleetfit.training.batches import count_steps, iter_epochs
 from fleetfit.training.clock import count_planned_passes, count_validation_samples
-from fleetfit.values import DataDescription, Local, NodeDescription
-from fleetfit.values.local import OPTIMISERS, LocalSection
 
 KINDS: dict[str, Any] = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 VIT = {
@@ -86,7 +86,7 @@ def test_the_learning_rate_passes_at_most_seven_modules() -> None:
         run_round(federation, engine, assembly.settings, start(federation))
     finally:
         sys.setprofile(None)
-    assert "fleetfit.values.local" in modules and len(modules) <= 7, modules
+    assert "fleetfit.core.local" in modules and len(modules) <= 7, modules
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS)

@@ -13,15 +13,15 @@ from zoo import CLASSES, Made, lstm
 
 import fleetfit as ff
 from fleetfit.check import check_layout
+from fleetfit.core import Problem
+from fleetfit.core.tasks import get_task
 from fleetfit.cost import Conditions, get_latency, submodel_cost, training_memory
 from fleetfit.cost.latency import measure_latency
 from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, Declaration, ExitModel, blocked, build_module, infer_layout, place_module
+from fleetfit.machine import tensor_defaults
 from fleetfit.submodel import full_submodel
-from fleetfit.tasks import get_task
-from fleetfit.tensor_defaults import tensor_defaults
 from fleetfit.training import get_local_model
-from fleetfit.values import Problem
 
 STEPS, FEATURES, WIDE = 4, 5, 6
 HOST = torch.device("cpu")

@@ -15,7 +15,7 @@ from fleetfit.api.comparison import plan_comparison
 from fleetfit.config.assemble.method import build_method_spec
 from fleetfit.config.load import complete_experiment, resolve_tables
 from fleetfit.config.toml import read_toml
-from fleetfit.method import build, weigh_by_samples, weigh_equally
+from fleetfit.hooks import build, weigh_by_samples, weigh_equally
 
 ROOT = Path(__file__).parents[1] / "experiments"
 FILES = [path for path in sorted(ROOT.rglob("*.toml")) if not path.name.startswith(("plan-", "claims"))]

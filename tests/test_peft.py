@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import fleetfit as ff
 from fleetfit import names
 from fleetfit.check import check_layout
+from fleetfit.core import apply_peft
 from fleetfit.errors import ConfigError, FleetFitError, ModelError
 from fleetfit.layout import Architecture, State, build_module, infer_layout, named_tensors, outputs
 from fleetfit.models.bert import bert
@@ -33,7 +34,6 @@ from fleetfit.peft.parallel_adapter import parallel_adapter
 from fleetfit.peft.serial_adapter import serial_adapter
 from fleetfit.peft.ssf import ssf
 from fleetfit.submodel import extract
-from fleetfit.values import apply_peft
 
 MODES = [name for name in names.list_names("peft") if name != "full"]
 SMALL = {"hidden": 24, "attention_heads": 3, "patch": 4}

@@ -24,6 +24,7 @@ import fleetfit as ff
 from fleetfit.api.comparison import plan_comparison
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
+from fleetfit.core import Evaluation, Federation, Server, Simulation, Update
 from fleetfit.data import Data
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
@@ -33,7 +34,6 @@ from fleetfit.messages import dump_job, load_job, pack, unpack
 from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.training import run_job
 from fleetfit.validation import find_job_error, find_update_error
-from fleetfit.values import Evaluation, Federation, Server, Simulation, Update
 
 CLIENTS = 12
 PRIOR = (0.1, 0.2, 0.3, 0.4)

@@ -26,6 +26,7 @@ from fleetfit.cli import main
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
 from fleetfit.config.dump import to_table
+from fleetfit.core import Server
 from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, NoUsableUpdates, RunError
 from fleetfit.privacy import (
     Ledger,
@@ -40,7 +41,6 @@ from fleetfit.privacy import (
 from fleetfit.privacy.mechanism import PrivateMean
 from fleetfit.rounds import run_round, start
 from fleetfit.submodel import concat_state
-from fleetfit.values import Server
 
 accountants = pytest.importorskip("opacus.accountants", reason="the accountant is an extra: fleetfit[privacy]")
 

@@ -16,18 +16,18 @@ from support.privacy import KEY, WITHHELD, exact_delta, read_state
 from support.secure import HERE, TINY, WatchedEngine, make_block, merge_tables, stop_in_second_round
 
 import fleetfit as ff
-from fleetfit import secure_engine
 from fleetfit.api.run import prepare
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
+from fleetfit.core import Failure, Job, RoundSums, Update
+from fleetfit.engines import secure as secure_engine
+from fleetfit.engines.secure import SecureEngine
 from fleetfit.errors import ConfigError, NoUsableUpdates, RunError
 from fleetfit.privacy import Randomness, compute_epsilon, count_registered, find_noise
 from fleetfit.privacy.mechanism import Privacy
 from fleetfit.rounds import run_round, start
 from fleetfit.secure import Quantiser
-from fleetfit.secure_engine import SecureEngine
 from fleetfit.submodel import concat_state, full_submodel, get_slice_plan
-from fleetfit.values import Failure, Job, RoundSums, Update
 
 accountants = pytest.importorskip("opacus.accountants", reason="the accountant is an extra: fleetfit[privacy]")
 

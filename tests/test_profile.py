@@ -16,6 +16,7 @@ from fleetfit.cli.plan import PlanOptions, plan_model, plan_run_file
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.levels import plan_levels
 from fleetfit.config.assemble.run import assemble, assemble_fleet
+from fleetfit.core import DataDescription, NodeDescription
 from fleetfit.errors import ConfigError, DataError, PlanError
 from fleetfit.training.profiling import (
     EnergyMeter,
@@ -23,7 +24,6 @@ from fleetfit.training.profiling import (
     ProfileRequest,
     Timing,
 )
-from fleetfit.values import DataDescription, NodeDescription
 
 
 def found_of(step_s: float = 0.1, latency_s: float = 0.01, memory: int | None = 10**6, **more: Any) -> Measurement:

@@ -20,6 +20,7 @@ from waiting import LIMIT_S, listening_to_ctrl_c, running, wait_until
 from fleetfit.api.profiling import Machine, profile
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.levels import plan_levels
+from fleetfit.core import Job
 from fleetfit.cost import measure_latency, training_memory
 from fleetfit.errors import RunError
 from fleetfit.machine import free_memory
@@ -28,7 +29,6 @@ from fleetfit.training import get_local_model
 from fleetfit.training.profiling import ProfileRequest, find_energy_meter, process, profile_level, steps
 from fleetfit.training.profiling.memory import ENVIRONMENT
 from fleetfit.training.profiling.steps import make_random_data
-from fleetfit.values import Job
 
 CPU = torch.device("cpu")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc, which only Linux has")

@@ -37,13 +37,13 @@ from fleetfit.cli.main import make_app
 from fleetfit.config import load_experiment
 from fleetfit.config.dump import to_table
 from fleetfit.config.schema import Experiment, GroupSection
+from fleetfit.core import Federation, Simulation
+from fleetfit.core.local import OPTIMISERS, Constant, Cosine, Exponential, Step
+from fleetfit.core.section import Section
 from fleetfit.engines.local import local as local_engine
-from fleetfit.method import HOOKS, build
+from fleetfit.hooks import HOOKS, build
 from fleetfit.planner import Targets
 from fleetfit.rounds import Round, Settings, run, run_round, start
-from fleetfit.values import Federation, Simulation
-from fleetfit.values.local import OPTIMISERS, Constant, Cosine, Exponential, Step
-from fleetfit.values.section import Section
 
 ROOT = Path(__file__).parents[1]
 README, START, PLUG_INS, WHICH, OWN_DEVICES = (

@@ -15,14 +15,14 @@ from tiny import plain, tiny_federation
 
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
+from fleetfit.core import Federation, Server, Update
 from fleetfit.engines.local import InProcess as LocalEngine
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
-from fleetfit.method import CoverageMean, Method, build
+from fleetfit.hooks import CoverageMean, Method, build
 from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.submodel import concat_state
-from fleetfit.values import Federation, Server, Update
 
 Updates = Sequence[Update]
 Receive = Callable[[Federation, Server, Updates], Iterable[Update]]

@@ -20,13 +20,13 @@ from support.training import assert_close, last_exit_loss, plain_sgd
 from tiny import plain, tiny_data, tiny_parts, tiny_problem
 
 from fleetfit import names
+from fleetfit.core import Clients, Federation, Local, Simulation
 from fleetfit.engines.local import local as local_engine
+from fleetfit.hooks import FEDAVG, HOOKS, build
 from fleetfit.layout import State
-from fleetfit.method import FEDAVG, HOOKS, build
 from fleetfit.planner import Targets
 from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.submodel import extract
-from fleetfit.values import Clients, Federation, Local, Simulation
 
 CLIENTS, EACH = 6, 16
 

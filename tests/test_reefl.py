@@ -13,23 +13,23 @@ from torch import Tensor, nn
 
 from fleetfit.aggregate import Mean
 from fleetfit.check import check_layout
+from fleetfit.core import LocalResult, Update
+from fleetfit.core.tasks import NOT_SCORED, classification, next_token
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError, ModelError
+from fleetfit.hooks import FEDAVG, build
+from fleetfit.hooks.losses import best_exit_distillation
 from fleetfit.layout import Architecture, build_module, infer_layout, named_tensors, outputs
-from fleetfit.losses import best_exit_distillation
-from fleetfit.method import FEDAVG, build
 from fleetfit.methods.depthfl import ramp_up
 from fleetfit.models.bert import bert
 from fleetfit.models.ree import POSITION_AXIS, Ree, recurrent
 from fleetfit.models.resnet import resnet20
 from fleetfit.models.vim import vim
 from fleetfit.models.vit import deit_s, vit
-from fleetfit.round_report import sum_client_counters
 from fleetfit.rounds import Settings, run, run_round, start
+from fleetfit.rounds.report import sum_client_counters
 from fleetfit.submodel import Submodel
-from fleetfit.tasks import NOT_SCORED, classification, next_token
 from fleetfit.training import run_job
-from fleetfit.values import LocalResult, Update
 
 SHAPE = (1, 8, 8)
 

@@ -10,11 +10,11 @@ import pytest
 from tiny import plain, tiny_federation
 
 from fleetfit.aggregate import Aggregate
+from fleetfit.core import DeviceResources, Drift, Failure, Federation, Server, Update
 from fleetfit.engines.local import local
-from fleetfit.method import Method, build
+from fleetfit.hooks import Method, build
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.seeds import make_numpy_rng
-from fleetfit.values import DeviceResources, Drift, Failure, Federation, Server, Update
 
 
 def test_drift_is_the_formula() -> None:
@@ -85,7 +85,7 @@ def test_observations_chain_beside_an_optimiser() -> None:
     spec = {"name": "scalefl", "plus": {"fedadam": {}}}
     federation, simulation = tiny_federation(spec, norm=False)
     both = build({"name": "fedavg", "plus": {}})
-    from fleetfit.method.building import _add_option  # the spec names functions by path, and these have none
+    from fleetfit.hooks.build import _add_option  # the spec names functions by path, and these have none
 
     both = _add_option(_add_option(federation.method, noting("a"), "a", set()), noting("b"), "b", set())
     federation = replace(federation, method=both)

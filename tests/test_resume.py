@@ -86,7 +86,7 @@ def remember(job: Any, device: Any, result: Any) -> Any:
 def counting_step(federation: Any, server: Any, aggregate: Any, reports: Any) -> Any:
     from dataclasses import replace
 
-    from fleetfit.method import take_mean
+    from fleetfit.hooks import take_mean
 
     memory = {
         "updates": (server.memory or {"updates": 0})["updates"] + len(reports),

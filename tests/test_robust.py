@@ -18,15 +18,15 @@ import fleetfit as ff
 from fleetfit.aggregate import Aggregate
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
+from fleetfit.core import Server, Update
 from fleetfit.errors import ConfigError
-from fleetfit.method import build
-from fleetfit.movements import Movements
+from fleetfit.hooks import build
+from fleetfit.hooks.movements import Movements
 from fleetfit.options._order_statistics import ceil_share, floor_share, make_network, select_ranks, take_median
 from fleetfit.options.krum import compute_scores
 from fleetfit.options.outliers import measure_movements
 from fleetfit.rounds import start
 from fleetfit.submodel import Submodel, concat_state, extract
-from fleetfit.values import Server, Update
 
 FEDERATION = replace(tiny_federation({"name": "scalefl"})[0], problem=PROBLEM)
 SERVER = Server(SENT)
@@ -84,7 +84,7 @@ def test_the_network_puts_the_same_where_sorting_does(count: int) -> None:
 @pytest.mark.parametrize("untrained", [(), ("heads.3.weight", "heads.3.bias")])
 @pytest.mark.parametrize("chunk", [7, 64, 1 << 15])
 def test_chunks_hold_each_element_once(untrained: tuple[str, ...], chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleetfit.movements._CHUNK", chunk)
+    monkeypatch.setattr("fleetfit.hooks.movements._CHUNK", chunk)
     updates = mixed(untrained)
     expected = by_element(updates)
     places = list(elements(SENT))
@@ -215,7 +215,7 @@ def test_krum_ignores_declared_untrained_tensors() -> None:
 @pytest.mark.parametrize("most", [16, 1 << 14])
 def test_as_many_coverages_as_there_are_clients(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seventy clients, each of which says something else of what it has trained."""
-    monkeypatch.setattr("fleetfit.movements._MOST", most)
+    monkeypatch.setattr("fleetfit.hooks.movements._MOST", most)
     names = list(SENT)
     coverages = [tuple(n for i, n in enumerate(names) if (k * 2654435761 >> i) & 1) for k in range(1, 71)]
     assert len(set(coverages)) == 70

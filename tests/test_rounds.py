@@ -15,18 +15,18 @@ from support.training import assert_close, last_exit_loss, make_job, plain_sgd
 from tiny import plain, tiny_federation
 from torch import Tensor, nn
 
+from fleetfit.core import Device, Evaluation, Failure, Job, Local, Update
+from fleetfit.core.local import Step
 from fleetfit.engines.local import InProcess as LocalEngine
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import NoUsableUpdates, RunError
 from fleetfit.evaluate import EvaluationScope
+from fleetfit.hooks import Loss
 from fleetfit.layout import outputs
 from fleetfit.messages import dump_job, dump_reply, pack
-from fleetfit.method import Loss
 from fleetfit.rounds import Round, Settings, run, run_round, sort_by_cost, start
 from fleetfit.submodel import Submodel, extract
 from fleetfit.training.job import DIVERGED
-from fleetfit.values import Device, Evaluation, Failure, Job, Local, Update
-from fleetfit.values.local import Step
 
 # ---- order -------------------------------------------------
 

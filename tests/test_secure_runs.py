@@ -12,16 +12,16 @@ from support import Expected, raises
 from support.secure import HERE, TINY, Stopped, WatchedEngine, make_block, merge_tables, stop_in_second_round
 
 import fleetfit as ff
-from fleetfit import secure_engine
 from fleetfit.aggregate import Mean, SummedBlock, apply_mean, average_sums
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
+from fleetfit.core import Failure, Job, RoundSums, Update
+from fleetfit.engines import secure as secure_engine
+from fleetfit.engines.secure import SecureEngine
 from fleetfit.errors import ConfigError, RunError
 from fleetfit.rounds import run_round, start
-from fleetfit.secure_engine import SecureEngine
 from fleetfit.submodel import concat_state, full_submodel, get_slice_plan
 from fleetfit.validation import find_sums_error
-from fleetfit.values import Failure, Job, RoundSums, Update
 
 SECURE: dict[str, Any] = {"minimum": 3}
 PROFILE = {"multiply_adds_per_s": 1e9, "down_bytes_per_s": 1e6, "up_bytes_per_s": 1e6}

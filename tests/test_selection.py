@@ -15,18 +15,18 @@ from tiny import plain, spec_of, tiny_federation
 
 from fleetfit import names
 from fleetfit.aggregate import Aggregate
+from fleetfit.core import Availability, Failure, Federation, Server, Simulation, Update
 from fleetfit.engines.local import local
 from fleetfit.errors import ConfigError
+from fleetfit.hooks import FEDAVG, Method, build
+from fleetfit.hooks.movements import get_movement
 from fleetfit.messages import pack
-from fleetfit.method import FEDAVG, Method, build
-from fleetfit.movements import get_movement
 from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.runs.checkpoints import read_checkpoint, write_checkpoint
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.selection import diversity, rl
 from fleetfit.selection._sampling import sample_by_weight, take_best
 from fleetfit.submodel import Submodel, concat_state, extract, full_submodel, put_back
-from fleetfit.values import Availability, Failure, Federation, Server, Simulation, Update
 
 CHOICES = names.list_names("selection")
 LOCAL = plain(lr=0.1, batch_size=8)

@@ -13,12 +13,12 @@ from tiny import plain, tiny_federation
 from torch import Tensor
 
 from fleetfit.aggregate import Aggregate
+from fleetfit.core import Federation, Server, Simulation
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
+from fleetfit.hooks import build, weigh_equally
 from fleetfit.layout import State
-from fleetfit.method import build, weigh_equally
 from fleetfit.rounds import Settings, run_round, start
-from fleetfit.values import Federation, Server, Simulation
 
 # the means of two rounds; None: nobody trained the element
 ROUNDS = [[1.5, None, 0.2], [1.0, 3.0, None]]

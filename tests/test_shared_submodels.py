@@ -9,12 +9,12 @@ from support.training import make_job, plain_outputs, train_job
 from tiny import plain, tiny_federation
 from torch import Tensor, nn
 
+from fleetfit.core import Device, Federation, Job, Simulation
+from fleetfit.hooks import Loss
 from fleetfit.layout import State
-from fleetfit.method import Loss
 from fleetfit.submodel import Submodel, extract, put_back
 from fleetfit.training import get_local_model, make_shared_submodels
 from fleetfit.training.clock import STEP, forward_work
-from fleetfit.values import Device, Federation, Job, Simulation
 
 
 def fleet(loss: Any = None) -> tuple[Federation, Simulation]:

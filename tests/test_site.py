@@ -145,7 +145,7 @@ def test_a_page_of_several_parts_has_one_title(repository: dict[str, Any]) -> No
     ("uri", "is_aside"),
     [
         ("data.md", False), ("notebooks/first-run.md", False), ("adr/0024-a.md", True),
-        ("repository/experiments/LOG.md", True), ("repository/fleetfit/rounds.py.md", True), ("results.md", True),
+        ("repository/experiments/LOG.md", True), ("repository/fleetfit/rounds/round.py.md", True), ("results.md", True),
     ],
 )  # fmt: skip
 def test_sources_logs_and_decisions_are_last_in_the_search(

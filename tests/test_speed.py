@@ -18,13 +18,13 @@ from torch import Tensor, nn
 import fleetfit as ff
 from fleetfit.api.run import dropped_key_notes, prepare
 from fleetfit.config import load_experiment
+from fleetfit.core import Problem
+from fleetfit.core.arithmetic import PLAIN, Arithmetic, ShapeArithmetic, find_arithmetic
 from fleetfit.errors import ConfigError
 from fleetfit.submodel import full_submodel
 from fleetfit.training import runtime
 from fleetfit.training.local_model import LocalModel
 from fleetfit.training.runtime import choose_arithmetic, has_bf16, prepare_model, view_in_format
-from fleetfit.values import Problem
-from fleetfit.values.arithmetic import PLAIN, Arithmetic, ShapeArithmetic, find_arithmetic
 
 HOST = torch.device("cpu")
 BOTH = {"speed": "fast", "precision": "bf16", "memory_format": "channels_last"}  # on every machine, emulated or not

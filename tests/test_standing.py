@@ -15,15 +15,15 @@ from tiny import plain, tiny_federation
 from fleetfit.aggregate import Aggregate, Mean, apply_mean
 from fleetfit.api.progress import RoundProgress
 from fleetfit.config import load_experiment
+from fleetfit.core import Failure, Federation, Server, Update
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError, NoUsableUpdates
 from fleetfit.evaluate import compute_moments
-from fleetfit.method import CoverageMean, take_mean
-from fleetfit.round_report import make_rollback_report
+from fleetfit.hooks import CoverageMean, take_mean
 from fleetfit.rounds import Settings, run, run_round, start
+from fleetfit.rounds.report import make_rollback_report
 from fleetfit.submodel import FlatState, concat_state
-from fleetfit.values import Failure, Federation, Server, Update
 
 Reports = Sequence[Update | Failure]
 
@@ -324,7 +324,7 @@ def test_a_state_is_flat_or_not() -> None:
     """The check sees a number that is not finite wherever it stands, in one buffer or in many."""
     flat = torch.ones(12)
     state = FlatState(flat, {"a": (4,), "b": (2, 4)})
-    from fleetfit.state_checks import find_invalid_state
+    from fleetfit.rounds.rollback import find_invalid_state
 
     server = Server(state)
     for parts in (state, dict(state), {n: t.clone() for n, t in state.items()}):

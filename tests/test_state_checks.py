@@ -12,13 +12,13 @@ import torch
 from support import raises
 from tiny import tiny_federation
 
+from fleetfit.core import Server
 from fleetfit.layout import State, build_module
-from fleetfit.round_report import explain_empty_rounds, format_largest_updates, format_rollback
 from fleetfit.rounds import start
+from fleetfit.rounds.report import explain_empty_rounds, format_largest_updates, format_rollback
+from fleetfit.rounds.rollback import check_checkpoint, find_invalid_state
 from fleetfit.runs.checkpoints import CheckpointError
-from fleetfit.state_checks import check_checkpoint, find_invalid_state
 from fleetfit.submodel import extract, pack_state
-from fleetfit.values import Server
 
 FEDERATION, _ = tiny_federation({"name": "scalefl"})
 LAYOUT, STATE = FEDERATION.problem.layout, dict(start(FEDERATION).state)

@@ -8,8 +8,8 @@ import torch
 from fleetfit.layout import Architecture, infer_layout
 from fleetfit.models.bert import bert
 from fleetfit.models.resnet import resnet56
-from fleetfit.strips import Strip, find_strips, merge_strips
 from fleetfit.submodel import SlicePlan, Submodel
+from fleetfit.submodel.strips import Strip, find_strips, merge_strips
 
 
 def places(strips: list[Strip], full: int, piece: int) -> tuple[list[int], list[int]]:

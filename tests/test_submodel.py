@@ -12,8 +12,8 @@ from support.bits import assert_same_bits
 from zoo import RIGHT, Deep, Made, attention, concatenation, flattened
 
 from fleetfit.errors import ModelError
+from fleetfit.hooks import keep_prefix
 from fleetfit.layout import Axis, Layout, Segment, State, infer_layout
-from fleetfit.method import keep_prefix
 from fleetfit.submodel import (
     SlicePlan,
     Submodel,
@@ -99,7 +99,7 @@ def some_channels(layout: Layout, how: str) -> dict[str, range | tuple[int, ...]
 @pytest.fixture(params=["by index", "by strips", "by slices"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ways of moving elements, each made to be the one that is taken, whatever the sizes."""
-    strips = import_module("fleetfit.strips")
+    strips = import_module("fleetfit.submodel.strips")
     if request.param == "by slices":
         monkeypatch.setattr(CUT, "LARGE", 0)
         monkeypatch.setattr(strips, "_MAX_STRIPS", 0)

@@ -14,17 +14,17 @@ from tiny import plain, spec_of, tiny, tiny_data, tiny_parts
 from torch import Tensor, nn
 
 from fleetfit import names
+from fleetfit.core import Clients, DeviceResources, Evaluation, Federation, Level, Problem, Simulation
+from fleetfit.core.tasks import get_task, multi_label, next_token, regression
 from fleetfit.data import Data, drop_labels
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
 from fleetfit.evaluate import EvaluationScope
+from fleetfit.hooks import build
+from fleetfit.hooks.losses import self_distillation
 from fleetfit.layout import Architecture, Axis, ExitModel
-from fleetfit.losses import self_distillation
-from fleetfit.method import build
 from fleetfit.planner import Targets
 from fleetfit.rounds import Settings, run, start
-from fleetfit.tasks import get_task, multi_label, next_token, regression
-from fleetfit.values import Clients, DeviceResources, Evaluation, Federation, Level, Problem, Simulation
 
 # ---- formulas ----------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import pytest
 
 import fleetfit as ff
 from fleetfit.report.tables import make_total_table
-from fleetfit.timekeeper import PARTS, Timekeeper
+from fleetfit.rounds.timekeeper import PARTS, Timekeeper
 
 SMALL: dict[str, Any] = {
     "rounds": 4,

@@ -25,18 +25,18 @@ from support.training import (
 from tiny import TinyNet, plain
 from torch import Tensor, nn
 
+from fleetfit.core import Device, Evaluation, Failure, Job, Local, Simulation, Update
 from fleetfit.data import Data
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
 from fleetfit.evaluate import EvaluationScope, build_level_module, estimate_statistics
+from fleetfit.hooks import Method
 from fleetfit.layout import outputs
-from fleetfit.method import Method
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.submodel import extract
 from fleetfit.training import iter_batches, run_job
 from fleetfit.training.batch_norm import BatchNormSums
 from fleetfit.training.runtime import resolve_device
-from fleetfit.values import Device, Evaluation, Failure, Job, Local, Simulation, Update
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -25,13 +25,13 @@ from fleetfit.api.run import prepare
 from fleetfit.config import Assembly, Experiment, load_experiment
 from fleetfit.config.assemble.run import assemble
 from fleetfit.config.schema import LevelSection, ProfileSection
+from fleetfit.core.local import Cosine, Exponential, Step
+from fleetfit.core.section import dump_section
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.fleet.settings import read_settings
-from fleetfit.method import FEDAVG, HOOKS, CoverageMean, Method, find_unused_parts
+from fleetfit.hooks import FEDAVG, HOOKS, CoverageMean, Method, find_unused_parts
 from fleetfit.methods.scalefl import scalefl
 from fleetfit.planner import Plan
-from fleetfit.values.local import Cosine, Exponential, Step
-from fleetfit.values.section import dump_section
 
 TINY: dict[str, Any] = {
     "rounds": 3,
@@ -540,11 +540,11 @@ def test_a_part_without_effect_is_named_with_its_reason() -> None:
     said_of = {
         "method.hooks.choose": (shuffled, "adaptivefl never calls it: it chooses clients in a way of its own"),
         "method.plus.fedadam": (
-            {"name": "fedavg", "plus": {"fedadam": {"lr": 0.1}}, "hooks": {"step": "fleetfit.method:take_mean"}},
+            {"name": "fedavg", "plus": {"fedadam": {"lr": 0.1}}, "hooks": {"step": "fleetfit.hooks:take_mean"}},
             "method.hooks.step takes the place of all that it would do",
         ),
         "method.beta": (
-            {"name": scalefl, "beta": 0.3, "hooks": {"loss": "fleetfit.method:last_exit_loss"}},
+            {"name": scalefl, "beta": 0.3, "hooks": {"loss": "fleetfit.hooks:last_exit_loss"}},
             "method.hooks.loss takes the place of all that it would do",
         ),
     }
@@ -610,8 +610,8 @@ def test_reefl_without_ree_names_what_only_ree_needs() -> None:
         (["method.name=adaptivefl", "method.hooks.channels=rolling"], "method.hooks.channels"),
         (["method.name=adaptivefl", "fleet.levels=halving"], "fleet.levels"),
         (["method.name=all_large", "fleet.levels=halving"], "fleet.levels"),
-        (["method.plus.fedadam.lr=0.1", "method.hooks.step=fleetfit.method:take_mean"], "method.plus.fedadam"),
-        (["method.beta=0.3", "method.hooks.loss=fleetfit.method:last_exit_loss"], "method.beta"),
+        (["method.plus.fedadam.lr=0.1", "method.hooks.step=fleetfit.hooks:take_mean"], "method.plus.fedadam"),
+        (["method.beta=0.3", "method.hooks.loss=fleetfit.hooks:last_exit_loss"], "method.beta"),
         (["data.server.name=tiny:tiny_server_data"], "data.server"),
         (["cohort.late=drop"], "cohort.late"),
         (["evaluate.norms=['batch']", "evaluate.statistics_samples=9"], "evaluate.statistics_samples"),

@@ -17,24 +17,7 @@ from support.nests import nests
 from tiny import TinyNet, plain, tiny_federation
 from torch import Tensor
 
-from fleetfit.data import Data
-from fleetfit.engines.local import local
-from fleetfit.errors import RunError
-from fleetfit.evaluate import evaluate
-from fleetfit.messages import dump_job, load_job
-from fleetfit.method import build
-from fleetfit.rounds import run, run_round, start
-from fleetfit.submodel import Submodel, extract
-from fleetfit.tasks import get_task
-from fleetfit.training import run_job
-from fleetfit.validation import (
-    _find_implausible_sum,
-    find_job_error,
-    find_update_error,
-    pair_jobs_with_replies,
-    validate_reply,
-)
-from fleetfit.values import (
+from fleetfit.core import (
     Clients,
     Evaluation,
     Failure,
@@ -45,7 +28,24 @@ from fleetfit.values import (
     Simulation,
     Update,
 )
-from fleetfit.values.local import Cosine
+from fleetfit.core.local import Cosine
+from fleetfit.core.tasks import get_task
+from fleetfit.data import Data
+from fleetfit.engines.local import local
+from fleetfit.errors import RunError
+from fleetfit.evaluate import evaluate
+from fleetfit.hooks import build
+from fleetfit.messages import dump_job, load_job
+from fleetfit.rounds import run, run_round, start
+from fleetfit.submodel import Submodel, extract
+from fleetfit.training import run_job
+from fleetfit.validation import (
+    _find_implausible_sum,
+    find_job_error,
+    find_update_error,
+    pair_jobs_with_replies,
+    validate_reply,
+)
 
 FEDERATION, SIMULATION = tiny_federation({"name": "fedavg"})
 

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fleetfit.core import Clients, DeviceResources, Federation, Level, Local, Problem, Simulation
+from fleetfit.core.tasks import classification
 from fleetfit.data import Data, drop_labels
+from fleetfit.hooks import apply_model_hook, build
 from fleetfit.layout import Architecture, Axis, ExitModel
-from fleetfit.method import apply_model_hook, build
 from fleetfit.planner import Targets
-from fleetfit.tasks import classification
-from fleetfit.values import Clients, DeviceResources, Federation, Level, Local, Problem, Simulation
 
 
 def plain(lr: float = 0.1, epochs: int = 1, batch_size: int | Literal["all"] = 16, **settings: Any) -> Local:

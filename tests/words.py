@@ -59,7 +59,7 @@ def _is_participle(word: str) -> bool:
 
 @functools.cache
 def find_names(root: Path = ROOT) -> set[str]:
-    """Return the refused public functions and classes of the package, as "fleetfit/tasks.py task_named"."""
+    """Return the refused public functions and classes of the package, as "fleetfit/core/tasks.py task_named"."""
     names = set[str]()
     for path in sorted((root / "fleetfit").rglob("*.py")):
         definitions = [

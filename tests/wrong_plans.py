@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fleetfit.derivation import DerivedArchitecture, DerivedPlan
 from fleetfit.derivation.copies import copy_instance
 from fleetfit.layout import Segment
-from fleetfit.tensor_defaults import tensor_defaults
+from fleetfit.machine import tensor_defaults
 
 CLASSES = "classes"
 TWIN = "_too"

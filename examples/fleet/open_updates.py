@@ -14,12 +14,12 @@ import numpy as np
 
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
+from fleetfit.core import Failure, Job, Update
+from fleetfit.engines.secure import BlockLayout, format_submodel
 from fleetfit.privacy import Randomness
 from fleetfit.rounds import run_round, start
 from fleetfit.secure import Quantiser
-from fleetfit.secure_engine import BlockLayout, format_submodel
 from fleetfit.submodel import concat_state
-from fleetfit.values import Failure, Job, Update
 
 WORDS = 8
 """Numbers of a piece that is looked for."""

@@ -11,9 +11,9 @@ import torch
 
 from fleetfit import names
 from fleetfit.config import Experiment
+from fleetfit.core.section import dump_section
 from fleetfit.errors import one_line
 from fleetfit.runs.folder import RunFolder
-from fleetfit.values.section import dump_section
 
 
 def compute_code_digests(experiment: Experiment) -> dict[str, str]:

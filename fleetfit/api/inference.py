@@ -20,6 +20,7 @@ from fleetfit.config.assemble.rounds import build_settings
 from fleetfit.config.assemble.run import assemble
 from fleetfit.config.dump import dump_experiment
 from fleetfit.config.load import restore_experiment
+from fleetfit.core import DataDescription, Device, Level, Server
 from fleetfit.cost import submodel_cost
 from fleetfit.data import AbsentData, Data
 from fleetfit.data.files.folders import resolve_folder
@@ -37,7 +38,6 @@ from fleetfit.report.text import exit_names
 from fleetfit.runs.data import load_transform
 from fleetfit.runs.folder import RunFolder
 from fleetfit.training.runtime import prepare_model
-from fleetfit.values import DataDescription, Device, Level, Server
 
 LevelName = int | str | None
 """1..L or a level's name; None for the largest."""

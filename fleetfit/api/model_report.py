@@ -13,23 +13,24 @@ from fleetfit.check import WIDTHS, format_architecture, make_sample_levels, sele
 from fleetfit.check.explain import describe_axes, describe_declarations, describe_exits, describe_layout, describe_proof
 from fleetfit.config.assemble.levels import count_early_heads, find_counted_submodel
 from fleetfit.config.assemble.model import build_architecture
+from fleetfit.core import Device, Failure, Job, Level, Local, Problem
+from fleetfit.core.tasks import get_task
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.derivation import DerivedArchitecture, prove_layout
 from fleetfit.derivation.architecture import AXIS_COLUMNS
 from fleetfit.errors import ConfigError, ModelError, PlanError
+from fleetfit.hooks.levels import split_levels
 from fleetfit.layout import Architecture, State, build_module, explain_errors, outputs
 from fleetfit.layout.meta import on_meta
-from fleetfit.levels import split_levels
+from fleetfit.machine import one_thread
 from fleetfit.planner import Targets
 from fleetfit.report.tables import describe_early_heads
 from fleetfit.report.text import EXITS, Table, exit_names, format_count
 from fleetfit.seeds import make_torch_rng
 from fleetfit.submodel import extract
-from fleetfit.tasks import get_task
-from fleetfit.training import initial_state, one_thread, run_job
+from fleetfit.training import initial_state, run_job
 from fleetfit.training.profiling.steps import make_random_data
-from fleetfit.values import Device, Failure, Job, Level, Local, Problem
 
 _BUDGETS = (0.125, 0.25, 0.5, 1.0)
 _BATCH = 8  # samples per training step

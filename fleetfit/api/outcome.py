@@ -6,8 +6,8 @@ from typing import Any
 import torch
 
 from fleetfit.config import Assembly
+from fleetfit.core.tasks import NOT_SCORED
 from fleetfit.data import Data
-from fleetfit.tasks import NOT_SCORED
 from fleetfit.training.job import DIVERGED
 
 _FEWEST_ROUNDS = 10  # a shorter run may be a trial

@@ -29,14 +29,14 @@ import torch
 from fleetfit.api.run import check_single_run
 from fleetfit.config import Experiment, load_experiment
 from fleetfit.config.assemble.levels import PlannedProblem, plan_levels
+from fleetfit.core import DataDescription, Level, Local
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, escape_controls
 from fleetfit.files import write_text
-from fleetfit.machine import free_memory
+from fleetfit.machine import free_memory, isolate_torch_state
 from fleetfit.names import explain_plug_ins
 from fleetfit.planner import Amount, assign, convert_budgets, parse_amount
 from fleetfit.report.text import Table, format_bytes
-from fleetfit.tensor_defaults import isolate_torch_state
 from fleetfit.training import resolve_device
 from fleetfit.training.profiling import (
     EnergyMeter,
@@ -46,7 +46,6 @@ from fleetfit.training.profiling import (
     find_energy_meter,
     profile_level,
 )
-from fleetfit.values import DataDescription, Level, Local
 
 _UNITS = {"memory_bytes": (1e6, "MB"), "size_bytes": (1e6, "MB"), "latency_s": (1.0, "s")}
 _MEMORY_SHARE = 0.5  # of the free memory, without a limit for the memory of a step

@@ -18,7 +18,7 @@ from fleetfit.config import Experiment
 from fleetfit.errors import COMMAND, Interrupt, ScriptInterrupt, make_printable, truncate
 from fleetfit.markup import escape_html
 from fleetfit.report.text import format_bytes, format_duration, format_percent, format_privacy, wrap_text
-from fleetfit.round_report import format_rollback
+from fleetfit.rounds.report import format_rollback
 
 if TYPE_CHECKING:  # `import fleetfit` does not import rich
     from rich.progress import Progress

@@ -20,22 +20,22 @@ from fleetfit.config.assemble.run import assemble, assemble_fleet, assemble_with
 from fleetfit.config.detect import wrap_in_memory_data
 from fleetfit.config.dump import find_object_sections
 from fleetfit.config.load import restore_experiment
+from fleetfit.core import Server
 from fleetfit.data import AbsentData, Data
 from fleetfit.data.files.folders import resolve_folder
 from fleetfit.data.transform import FILE
 from fleetfit.errors import COMMAND, ConfigError, FleetFitError, RunError, did_you_mean
 from fleetfit.layout import predictions
+from fleetfit.machine import isolate_torch_state
 from fleetfit.markup import escape_html
 from fleetfit.names import explain_plug_ins
 from fleetfit.planner import Plan
 from fleetfit.report.tables import make_level_table, make_total_table
+from fleetfit.rounds.rollback import check_base, check_checkpoint
 from fleetfit.runs.checkpoints import CheckpointError
 from fleetfit.runs.data import CHANGED, format_difference, load_transform, make_fingerprint
 from fleetfit.runs.folder import NODES, RunFolder
 from fleetfit.runs.schema import RoundRecord
-from fleetfit.state_checks import check_base, check_checkpoint
-from fleetfit.tensor_defaults import isolate_torch_state
-from fleetfit.values import Server
 
 if TYPE_CHECKING:
     from fleetfit.inference import Calibration, Measure, Mode

@@ -35,13 +35,16 @@ from fleetfit.config.assemble.run import assemble
 from fleetfit.config.assemble.trust import SECURE_FILE, format_secure_file, resume_secure_run
 from fleetfit.config.assembly import UnusedKey
 from fleetfit.config.load import add_callbacks
+from fleetfit.core import Server
 from fleetfit.data import AbsentData, Data, class_counts
 from fleetfit.data.transform import Transform
 from fleetfit.derivation import DerivedArchitecture, prove_layout
 from fleetfit.errors import ConfigError, MissingExtra, RunError
+from fleetfit.machine import isolate_torch_state
 from fleetfit.planner import Plan
 from fleetfit.privacy import check_key_place, load_key, load_or_create_key
 from fleetfit.privacy.ledger import FILE as LEDGER
+from fleetfit.rounds.timekeeper import Timekeeper
 from fleetfit.runs import RUNS
 from fleetfit.runs.comparison import find_comparison
 from fleetfit.runs.data import make_fingerprint
@@ -49,9 +52,6 @@ from fleetfit.runs.environment import describe_environment
 from fleetfit.runs.folder import RunFolder, choose_path, compute_checksum, to_json_value
 from fleetfit.runs.schema import SummaryRecord
 from fleetfit.runs.summary import add_seconds, make_summary
-from fleetfit.tensor_defaults import isolate_torch_state
-from fleetfit.timekeeper import Timekeeper
-from fleetfit.values import Server
 
 OnRound = Callable[[Mapping[str, Any]], None]
 """Called with the report of each round, as in `metrics.jsonl`."""

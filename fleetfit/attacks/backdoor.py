@@ -10,12 +10,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fleetfit.attack import Attack, Scene
+from fleetfit.attacks.base import Attack, Scene
 from fleetfit.attacks.label_flip import check_target
+from fleetfit.core import Update
 from fleetfit.data import Data
 from fleetfit.data.image_reader import EncodedImages
 from fleetfit.errors import ConfigError, check_range
-from fleetfit.values import Update
 
 
 def backdoor(target: int = 0, trigger: int = 3, scale: float = 5.0, poisoned: float = 0.5) -> Attack:

@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fleetfit.attack import Attack, Scene
+from fleetfit.attacks.base import Attack, Scene
+from fleetfit.core import Clients, Update
 from fleetfit.errors import ConfigError
-from fleetfit.values import Clients, Update
 
 
 def false_budget() -> Attack:

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import torch
 
-from fleetfit.attack import Attack, Scene
+from fleetfit.attacks.base import Attack, Scene
+from fleetfit.core import Update
 from fleetfit.submodel import Channels, Submodel, move_state
-from fleetfit.values import Update
 
 
 def false_level() -> Attack:

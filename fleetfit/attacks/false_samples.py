@@ -6,9 +6,9 @@ from functools import partial
 import numpy as np
 import torch
 
-from fleetfit.attack import Attack, Scene
+from fleetfit.attacks.base import Attack, Scene
+from fleetfit.core import Clients, Update
 from fleetfit.errors import check_range
-from fleetfit.values import Clients, Update
 
 
 def false_samples(scale: float = 100.0) -> Attack:

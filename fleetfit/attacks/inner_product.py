@@ -8,9 +8,9 @@ from functools import partial
 
 import torch
 
-from fleetfit.attack import Attack, Scene
+from fleetfit.attacks.base import Attack, Scene
+from fleetfit.core import Update
 from fleetfit.errors import check_range
-from fleetfit.values import Update
 
 
 def inner_product(scale: float = 5.0) -> Attack:

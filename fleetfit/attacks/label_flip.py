@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fleetfit.attack import Attack
+from fleetfit.attacks.base import Attack
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
 

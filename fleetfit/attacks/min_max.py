@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fleetfit.attack import Attack, Scene
-from fleetfit.values import Update
+from fleetfit.attacks.base import Attack, Scene
+from fleetfit.core import Update
 
 _CHUNK = 1 << 18  # elements
 

@@ -42,9 +42,9 @@ from fleetfit.check.masked import (
 from fleetfit.check.permutation import check_permutations
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture, Layout, infer_layout, make_input
+from fleetfit.machine import isolate_torch_state
 from fleetfit.seeds import isolate_rng, make_torch_rng
 from fleetfit.submodel import Submodel
-from fleetfit.tensor_defaults import isolate_torch_state
 
 __all__ = [
     "TOLERANCE",

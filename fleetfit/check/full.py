@@ -25,8 +25,8 @@ from fleetfit.layout import (
     settle_norms,
 )
 from fleetfit.layout.meta import Operations
+from fleetfit.machine import tensor_defaults
 from fleetfit.submodel import Channels, Submodel, find_spans
-from fleetfit.tensor_defaults import tensor_defaults
 
 # ---- the full model ------------------------------------------------------------------------------------------------
 

@@ -16,10 +16,10 @@ from fleetfit.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
     from fleetfit.config import Assembly
+    from fleetfit.core import DataDescription
     from fleetfit.cost import Latency, TimedModel
     from fleetfit.layout import Architecture
     from fleetfit.planner import Mode, Plan, SplitLevel
-    from fleetfit.values import DataDescription
 
 IMAGE = (3, 32, 32)
 """The shape of a sample of an image model, by default."""
@@ -487,7 +487,7 @@ def profile(
 def _describe_samples(
     is_model: bool, input_shape: str | None, classes: int | None, task: str, vocabulary: int
 ) -> "DataDescription | None":
-    from fleetfit.values import DataDescription
+    from fleetfit.core import DataDescription
 
     if not is_model and (input_shape is None) != (classes is None):
         raise ConfigError("--input-shape and --classes need each other. Set both.", key="input_shape")

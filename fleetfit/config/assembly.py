@@ -2,18 +2,18 @@
 
 from dataclasses import dataclass, field
 
-from fleetfit.attack import Attackers
+from fleetfit.attacks.base import Attackers
 from fleetfit.config.assemble.fleet import DeviceBudgets
 from fleetfit.config.components import build_component
 from fleetfit.config.schema import Experiment
+from fleetfit.core import DataDescription, Federation, Simulation
+from fleetfit.core.section import format_key
 from fleetfit.data import AbsentData, Data
+from fleetfit.engines.secure import SecureEngine
 from fleetfit.errors import ConfigError
-from fleetfit.method import Method, build
+from fleetfit.hooks import Method, build
 from fleetfit.planner import Plan
 from fleetfit.rounds import Engine, Settings
-from fleetfit.secure_engine import SecureEngine
-from fleetfit.values import DataDescription, Federation, Simulation
-from fleetfit.values.section import format_key
 
 
 @dataclass(frozen=True)

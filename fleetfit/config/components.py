@@ -8,10 +8,10 @@ from torch import nn
 
 from fleetfit import names
 from fleetfit.config.schema import Experiment
+from fleetfit.core.section import OpenSection, get_value
 from fleetfit.data import DataInMemory
 from fleetfit.errors import ConfigError, FleetFitError, truncate
 from fleetfit.factories import bind_keys, call_factory, list_parameters
-from fleetfit.values.section import OpenSection, get_value
 
 
 class Component(NamedTuple):

@@ -11,11 +11,11 @@ from fleetfit import names
 from fleetfit.config.merge import Table
 from fleetfit.config.schema import DataSection
 from fleetfit.config.toml import path_exists
+from fleetfit.core.section import format_key
 from fleetfit.data import Data, DataInMemory
 from fleetfit.data.transform import Transform
 from fleetfit.errors import ConfigError, DataError, truncate
 from fleetfit.factories import list_parameters
-from fleetfit.values.section import format_key
 
 OWN_FILES = ("arrays", "images", "plain_text", "sounds", "table", "text")
 """Data sets that read the user's own files, of any size."""

@@ -8,8 +8,8 @@ import tomli_w
 from fleetfit import names
 from fleetfit.config.merge import Table, flatten
 from fleetfit.config.schema import Experiment
+from fleetfit.core.section import dump_section
 from fleetfit.errors import escape_controls
-from fleetfit.values.section import dump_section
 
 _EMPTY = {"method": ("hooks", "plus"), "evaluate": ("metrics",), "recorded": ("latencies", "computing")}
 """Keys that are left out if they are empty. Other empty values are the user's, and refused later."""

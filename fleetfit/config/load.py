@@ -22,6 +22,7 @@ from fleetfit.config.detect import choose_training, complete_data, is_path, sets
 from fleetfit.config.dump import make_plain
 from fleetfit.config.merge import CHOOSERS, Table, deep_merge, flatten, merge_tables
 from fleetfit.config.parse import check_callbacks, parse_experiment, parse_section
+from fleetfit.config.profiles import PROFILES
 from fleetfit.config.schema import CLIENTS, FRACTION, Experiment, Request
 from fleetfit.config.toml import (
     check_values,
@@ -30,12 +31,11 @@ from fleetfit.config.toml import (
     read_toml,
     resolve_path,
 )
+from fleetfit.core.local import OPTIMISERS
+from fleetfit.core.section import NotNegative, Positive, Section, Unit, dump_section, format_key, replace_key
 from fleetfit.errors import COMMAND, ConfigError, truncate
 from fleetfit.factories import list_parameters
-from fleetfit.method import build, find_replaced_parameters
-from fleetfit.profiles import PROFILES
-from fleetfit.values.local import OPTIMISERS
-from fleetfit.values.section import NotNegative, Positive, Section, Unit, dump_section, format_key, replace_key
+from fleetfit.hooks import build, find_replaced_parameters
 
 # ---- a run file ----------------------------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from fleetfit import names
 from fleetfit.config.schema import Experiment
-from fleetfit.values.local import OPTIMISER_KEYS, LocalSection
-from fleetfit.values.section import get_value
+from fleetfit.core.local import OPTIMISER_KEYS, LocalSection
+from fleetfit.core.section import get_value
 
 Table = dict[str, Any]
 

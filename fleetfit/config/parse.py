@@ -14,9 +14,9 @@ from fleetfit.config.assemble.fleet import check_profiles
 from fleetfit.config.components import list_components
 from fleetfit.config.merge import flatten
 from fleetfit.config.schema import Experiment, GroupSection, ProfileSection, Request
+from fleetfit.core.local import OPTIMISERS, Constant, Cosine, Exponential, LocalSection, Step
+from fleetfit.core.section import Section, format_key
 from fleetfit.errors import ConfigError, did_you_mean, format_expected, truncate
-from fleetfit.values.local import OPTIMISERS, Constant, Cosine, Exponential, LocalSection, Step
-from fleetfit.values.section import Section, format_key
 
 S = TypeVar("S", bound=Section)
 

@@ -2,7 +2,7 @@
 
 If a key is set and its condition is false, the run gets a note; with `--set` or a keyword the key is refused. Factories
 declare such conditions for their parameters (`fleetfit.factories`). Methods declare the hooks that they replace and the
-keys that they set (`fleetfit.method.Method`).
+keys that they set (`fleetfit.hooks.Method`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,11 +13,11 @@ from fleetfit.config.assemble.engine import build_level
 from fleetfit.config.assembly import Assembly, UnusedKey
 from fleetfit.config.components import find_function, is_factory, list_components
 from fleetfit.config.schema import Experiment
+from fleetfit.core.local import LocalSection
+from fleetfit.core.section import OpenSection, Section, get_value
 from fleetfit.factories import find_unused_parameters, is_default
-from fleetfit.method import find_unused_parts
+from fleetfit.hooks import find_unused_parts
 from fleetfit.training.runtime import has_convolutions
-from fleetfit.values.local import LocalSection
-from fleetfit.values.section import OpenSection, Section, get_value
 
 
 @dataclass(frozen=True)

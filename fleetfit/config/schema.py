@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
-from fleetfit.values.arithmetic import MemoryFormat, Precision
-from fleetfit.values.local import Late, LocalSection
-from fleetfit.values.section import (
+from fleetfit.core.arithmetic import MemoryFormat, Precision
+from fleetfit.core.local import Late, LocalSection
+from fleetfit.core.section import (
     Count,
     Fraction,
     Norm,
@@ -173,7 +173,7 @@ class PeftSection(OpenSection):
 
 
 class ProfileSection(Section):
-    """`profile` of a group as a table of figures; see `fleetfit.profiles.DeviceProfile`.
+    """`profile` of a group as a table of figures; see `fleetfit.config.profiles.DeviceProfile`.
 
     Attributes:
         multiply_adds_per_s: Speed of a device in training.
@@ -225,7 +225,7 @@ class LevelSection(Section):
 
 
 class DriftSection(Section):
-    """`[fleet] drift`: how budgets move during the run (see `fleetfit.values.Drift`).
+    """`[fleet] drift`: how budgets move during the run (see `fleetfit.core.Drift`).
 
     Attributes:
         sd: Standard deviation of the slow movement, of the budget's logarithm.
@@ -253,7 +253,7 @@ class SlowSection(Section):
 
 
 class LinksSection(Section):
-    """`[fleet] links`: faults of simulated links, drawn for each message of training (see `fleetfit.network`).
+    """`[fleet] links`: faults of simulated links, drawn for each message of training (see `fleetfit.rounds.links`).
 
     Attributes:
         lost_down: Probability that a client's job does not arrive, so that it trains nothing.
@@ -267,7 +267,7 @@ class LinksSection(Section):
 
 
 class AvailabilitySection(Section):
-    """`[fleet] availability`: when clients are connected (see `fleetfit.values.Availability`).
+    """`[fleet] availability`: when clients are connected (see `fleetfit.core.Availability`).
 
     Attributes:
         share: Share of the time that a client is online, on average; 1 by default.

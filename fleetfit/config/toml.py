@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import files
+from fleetfit.core.section import format_key
 from fleetfit.errors import ConfigError, truncate
-from fleetfit.values.section import format_key
 
 DEEPEST = 32
 """Deepest nesting of tables and lists. A complete run file has eight levels."""

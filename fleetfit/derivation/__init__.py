@@ -30,8 +30,8 @@ from fleetfit.derivation.plan import DerivedPlan
 from fleetfit.derivation.units import CLASSES, Units
 from fleetfit.errors import ModelError, did_you_mean
 from fleetfit.layout import Architecture, Layout
+from fleetfit.machine import isolate_torch_state
 from fleetfit.submodel import Submodel
-from fleetfit.tensor_defaults import isolate_torch_state
 
 __all__ = [
     "WHOLE",

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from fleetfit.core import Device, Failure, Job, Simulation, Update
 from fleetfit.errors import ConfigError
 from fleetfit.training import group_jobs, resolve_device, run_group, run_job
 from fleetfit.training.runtime import keep_freed_memory
-from fleetfit.values import Device, Failure, Job, Simulation, Update
 
 
 def local(simulation: Simulation, device: str = "cpu", threads: int = 1) -> "InProcess":

@@ -17,17 +17,17 @@ from typing import Any, Protocol
 
 import torch
 
+from fleetfit.core import DeviceResources, Failure, Job, Simulation, Update
 from fleetfit.data import Data, Parts
 from fleetfit.engines.local import ClientMemories, move_data
 from fleetfit.errors import ConfigError, FleetFitError, RunError, Unexpected, format_exception
+from fleetfit.hooks import build, is_portable, rebuild_problem
 from fleetfit.layout import Layout
 from fleetfit.messages import dump_reply, load_job, load_reply, pack
-from fleetfit.method import build, is_portable, rebuild_problem
 from fleetfit.names import describe_failure, find_plug_in
-from fleetfit.state import FlatState
+from fleetfit.submodel.state import FlatState
 from fleetfit.training import resolve_device, run_job
 from fleetfit.training.runtime import keep_freed_memory
-from fleetfit.values import DeviceResources, Failure, Job, Simulation, Update
 
 _TRIES = 3  # workers that a job may cost, alone, before it counts as failed
 _AHEAD = 2  # messages' worth of jobs waiting or in flight, per worker: the bound on early finishers

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from fleetfit import files
+from fleetfit.core import Simulation
 from fleetfit.data.dataset import load_data, save_data
 from fleetfit.engines.pool import (
     NumberedJob,
@@ -36,7 +37,6 @@ from fleetfit.machine import available_cores
 from fleetfit.messages import dump_job, pack, unpack
 from fleetfit.training import resolve_device
 from fleetfit.training.runtime import keep_freed_memory
-from fleetfit.values import Simulation
 
 
 def processes(simulation: Simulation, workers: int | None = None, device: str = "cpu", threads: int = 1) -> "Processes":

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from fleetfit.core import Job, Simulation
 from fleetfit.data.dataset import pack_data, unpack_data
 from fleetfit.engines.pool import (
     BatchSizer,
@@ -42,7 +43,6 @@ from fleetfit.machine import available_cores
 from fleetfit.messages import dump_job, dump_state, pack, unpack
 from fleetfit.submodel import Submodel
 from fleetfit.training.runtime import keep_freed_memory
-from fleetfit.values import Job, Simulation
 
 _START_S = 120.0  # until the first actor must have started
 _DIRECT = 4 * 1024 * 1024  # bytes of a reply up to which it bypasses the object store

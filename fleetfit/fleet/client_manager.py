@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from fleetfit.core import DataDescription, NodeDescription
+from fleetfit.core.nodes import parse_node_description
 from fleetfit.errors import RunError, format_exception, one_line
 from fleetfit.fleet import transport
 from fleetfit.fleet.protocol import compute_digest, pack_message, read_answer
 from fleetfit.fleet.transport import NodeReply, Part, ReplyQueue, Transport
-from fleetfit.values import DataDescription, NodeDescription
-from fleetfit.values.nodes import parse_node_description
 
 _ANSWER_S = 90.0  # a Raspberry Pi needs a minute to import torch
 _AGAIN_S = 60.0  # until a node that refused is asked again

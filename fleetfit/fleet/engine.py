@@ -14,18 +14,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from fleetfit.core import Failure, Job, Update
 from fleetfit.engines.flower import Rules
 from fleetfit.errors import ConfigError, format_exception, one_line
 from fleetfit.fleet import transport
 from fleetfit.fleet.client_manager import ClientManager
 from fleetfit.fleet.protocol import pack_message, read_answer
 from fleetfit.fleet.transport import LostJobDetector, NodeReply, ReplyQueue, Transport
+from fleetfit.hooks import is_portable
 from fleetfit.layout import Layout, State
 from fleetfit.messages import dump_job, dump_state, load_reply, pack
-from fleetfit.method import is_portable
-from fleetfit.network import AFTER_QUORUM
+from fleetfit.rounds.links import AFTER_QUORUM
 from fleetfit.submodel import Submodel
-from fleetfit.values import Failure, Job, Update
 
 _AHEAD = 2  # jobs waiting or in flight, for each node
 _MAX_SHARED = 4  # states that are kept as Flower objects

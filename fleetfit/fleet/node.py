@@ -25,9 +25,12 @@ import psutil
 import torch
 
 from fleetfit import files, names
+from fleetfit.core import Device, Failure, Job, Problem, Update
+from fleetfit.core.nodes import parse_node_description
 from fleetfit.cost import BATCH_SIZE, Conditions, Piece, compute_cost
 from fleetfit.data import Data, class_counts
 from fleetfit.data.transform import FILE as TRANSFORM
+from fleetfit.engines.secure import make_label_layout
 from fleetfit.errors import ConfigError, FleetFitError, RunError, format_exception
 from fleetfit.fleet.protocol import (
     Header,
@@ -41,11 +44,10 @@ from fleetfit.fleet.protocol import (
 )
 from fleetfit.fleet.secure_aggregation import PHASES, Member
 from fleetfit.fleet.settings import NodeSettings, load_data, read_settings
+from fleetfit.hooks import build, rebuild_problem
 from fleetfit.machine import is_out_of_memory
 from fleetfit.messages import dump_failure, dump_reply, load_job, pack, unpack
-from fleetfit.method import build, rebuild_problem
 from fleetfit.planner import convert_budgets
-from fleetfit.secure_engine import make_label_layout
 from fleetfit.training import resolve_device, run_job
 from fleetfit.training.runtime import (
     configure_allocator_to_return,
@@ -54,8 +56,6 @@ from fleetfit.training.runtime import (
     trim_heap,
 )
 from fleetfit.validation import find_job_error
-from fleetfit.values import Device, Failure, Job, Problem, Update
-from fleetfit.values.nodes import parse_node_description
 
 _LOG = logging.getLogger("fleetfit")
 Finish = Callable[[Job, Update | Failure], dict[str, Any] | Failure]

@@ -22,8 +22,8 @@ from fleetfit.data import Data
 from fleetfit.data.transform import COLUMNS, FILE, TOKENISER, Transform
 from fleetfit.errors import DataError, RunError, one_line
 from fleetfit.files import parse_json, read_text
+from fleetfit.hooks import is_portable
 from fleetfit.messages import pack, unpack
-from fleetfit.method import is_portable
 
 PROTOCOL = 1
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fleetfit import files
+from fleetfit.core import Failure, Job, Update
+from fleetfit.engines.secure import BlockLayout, PhaseAnswer, Requests, answer_phase, format_submodel, mask_update
 from fleetfit.errors import ConfigError, RunError, format_exception
 from fleetfit.layout import Layout
 from fleetfit.messages import pack, unpack
@@ -38,9 +40,7 @@ from fleetfit.secure import (
     pack_message,
     read_message,
 )
-from fleetfit.secure_engine import BlockLayout, PhaseAnswer, Requests, answer_phase, format_submodel, mask_update
 from fleetfit.submodel import parse_submodel
-from fleetfit.values import Failure, Job, Update
 
 if TYPE_CHECKING:
     from fleetfit.fleet.engine import FleetEngine

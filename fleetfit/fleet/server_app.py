@@ -36,9 +36,11 @@ from fleetfit.config.assemble.rounds import compute_cohort_size, count_asked_cli
 from fleetfit.config.assemble.run import assemble_fleet
 from fleetfit.config.components import build_component
 from fleetfit.config.schema import EngineSection, GroupSection
+from fleetfit.core import DataDescription, Federation, NodeDescription
 from fleetfit.data.transform import FILE as TRANSFORM
 from fleetfit.data.transform import Transform
 from fleetfit.engines.flower import Rules
+from fleetfit.engines.secure import SecureEngine
 from fleetfit.errors import ConfigError, FleetFitError, RunError, make_printable
 from fleetfit.fleet import logs
 from fleetfit.fleet.client_manager import ClientManager, Setup
@@ -47,16 +49,14 @@ from fleetfit.fleet.protocol import compute_digest, make_model_key, pack_transfo
 from fleetfit.fleet.secure_aggregation import NodeParties
 from fleetfit.fleet.transport import Transport
 from fleetfit.fleet.warm_start import speed_up
+from fleetfit.hooks import build
 from fleetfit.messages import pack
-from fleetfit.method import build
 from fleetfit.planner import find_budget_error
 from fleetfit.report.text import format_percent, format_privacy
-from fleetfit.round_report import format_rollback
 from fleetfit.rounds import Engine
+from fleetfit.rounds.report import format_rollback
 from fleetfit.runs.data import load_transform
 from fleetfit.runs.folder import NODES, RunFolder
-from fleetfit.secure_engine import SecureEngine
-from fleetfit.values import DataDescription, Federation, NodeDescription
 
 app = ServerApp()
 

@@ -12,13 +12,13 @@ from fleetfit.config.detect import detect_data
 from fleetfit.config.load import is_budget_file, read_budget_file, resolve_tables
 from fleetfit.config.parse import parse_section
 from fleetfit.config.toml import read_toml
+from fleetfit.core.nodes import NODE_NAME
+from fleetfit.core.section import Count, NotNegative, OpenSection, Positive, Section, Unit
 from fleetfit.cost import COSTS
 from fleetfit.data import Data
 from fleetfit.data.partition import partition
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.planner import Budget, find_budget_error, parse_amount
-from fleetfit.values.nodes import NODE_NAME
-from fleetfit.values.section import Count, NotNegative, OpenSection, Positive, Section, Unit
 
 _NOT_OF_READER = ("name", "partition", "transform")
 

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit.errors import FleetFitError, ModelError
-from fleetfit.state import State as State
 
 # ---- axes, builders, and models with exits -------------------------------------------------------------------------
+
+State = Mapping[str, Tensor]
+"""Tensors by name."""
 
 Carry = Any
 """Any nest of tensors, batch first in each."""

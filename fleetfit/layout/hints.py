@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 from fleetfit.errors import FleetFitError, ModelError, format_cause
 from fleetfit.layout.axes import Axis, Declaration
 from fleetfit.layout.layout import Layout
-from fleetfit.tensor_defaults import tensor_defaults
+from fleetfit.machine import tensor_defaults
 
 # ---- the dimension, its possible meanings, and the line that declares it -------------------------------------------
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fleetfit.layout.known_values import apply_to_values, iter_tensors, reads_values, record_values
-from fleetfit.tensor_defaults import tensor_defaults
+from fleetfit.machine import tensor_defaults
 
 
 class Operations(TorchDispatchMode):

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from fleetfit.layout.axes import Architecture, make_input
 from fleetfit.layout.infer import build_module
 from fleetfit.layout.meta import Operations, on_meta, run
-from fleetfit.tensor_defaults import tensor_defaults
+from fleetfit.machine import tensor_defaults
 
 _METHODS = ("forward", "start", "segment", "head")
 _BATCH = 2

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from fleetfit.core import Level, Problem
 from fleetfit.cost import compute_cost
 from fleetfit.errors import PlanError
 from fleetfit.layout import Architecture
 from fleetfit.planner import Targets
 from fleetfit.submodel import Submodel
-from fleetfit.values import Level, Problem
 
 _LETTERS = "SM"
 _STARTS = (4 / 15, 6 / 15, 8 / 15)  # of the layers: Table 1's I

@@ -26,12 +26,12 @@ import numpy.typing as npt
 import torch
 
 from fleetfit.aggregate import Aggregate
+from fleetfit.core import Device, Failure, Federation, Job, Problem, Server, Update
 from fleetfit.cost import compute_cost
 from fleetfit.errors import ConfigError
-from fleetfit.method import Method, Reports, Slot
+from fleetfit.hooks import Method, Reports, Slot
 from fleetfit.methods._pool import PoolModel, make_pool, make_pool_levels, unite
 from fleetfit.submodel import move_state
-from fleetfit.values import Device, Failure, Federation, Job, Problem, Server, Update
 
 Models = Callable[[Problem], tuple[PoolModel, ...]]
 """From a problem to its pool."""

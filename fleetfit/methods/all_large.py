@@ -3,9 +3,9 @@
 An upper bound to compare with, not a method to deploy.
 """
 
-from fleetfit.method import Method
+from fleetfit.core import Level, Problem
+from fleetfit.hooks import Method
 from fleetfit.planner import Targets
-from fleetfit.values import Level, Problem
 
 
 def all_large() -> Method:

@@ -5,7 +5,7 @@ width-only ones: the default. In AdaptiveFL's (4.2) the models are S_1, M_1 and 
 all clients that afford it: `split = "pool"` with `trained_by = "able"`. Each model then has a cohort of its own in a
 round, as in the authors' code, and a client at most one model: the largest model's cohort is drawn first.
 
-The server keeps the state of level l under `level{l}/` (`fleetfit.level_tensors`).
+The server keeps the state of level l under `level{l}/` (`fleetfit.hooks.level_tensors`).
 """
 
 from dataclasses import replace
@@ -14,12 +14,12 @@ from typing import Literal
 
 import numpy as np
 
-from fleetfit.level_tensors import keep_per_level, select_all
-from fleetfit.levels import split_levels
-from fleetfit.method import Method, Slot
+from fleetfit.core import Federation, Level, Problem, Server
+from fleetfit.hooks import Method, Slot
+from fleetfit.hooks.level_tensors import keep_per_level, select_all
+from fleetfit.hooks.levels import split_levels
 from fleetfit.methods._pool import make_pool, make_pool_levels
 from fleetfit.planner import Targets
-from fleetfit.values import Federation, Level, Problem, Server
 
 
 def decoupled(

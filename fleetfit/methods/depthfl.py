@@ -15,14 +15,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fleetfit.core import Device, Job
 from fleetfit.errors import check_range
 from fleetfit.factories import declare_unused
+from fleetfit.hooks import Loss, Method, weigh_equally
+from fleetfit.hooks.levels import split_levels
+from fleetfit.hooks.losses import check_temperature, mutual_distillation
 from fleetfit.layout import outputs
-from fleetfit.levels import split_levels
-from fleetfit.losses import check_temperature, mutual_distillation
-from fleetfit.method import Loss, Method, weigh_equally
 from fleetfit.options.feddyn import feddyn
-from fleetfit.values import Device, Job
 
 
 @declare_unused(

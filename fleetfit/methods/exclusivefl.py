@@ -9,11 +9,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-from fleetfit.levels import split_levels
-from fleetfit.method import Method
+from fleetfit.core import Level, Problem
+from fleetfit.hooks import Method
+from fleetfit.hooks.levels import split_levels
 from fleetfit.methods.depthfl import mutual_loss
 from fleetfit.planner import Targets
-from fleetfit.values import Level, Problem
 
 
 def exclusivefl(exits: Literal["last", "all"] = "last") -> Method:

@@ -4,8 +4,8 @@ Differs from the paper: the paper's clients all afford the full model. As in Sca
 the full model narrowed to level 1, so that all data are used; its `local` accuracy equals its `global` one.
 """
 
-from fleetfit.levels import smallest_width
-from fleetfit.method import Method
+from fleetfit.hooks import Method
+from fleetfit.hooks.levels import smallest_width
 
 
 def fedavg() -> Method:

@@ -10,9 +10,9 @@ from functools import partial
 import numpy as np
 
 from fleetfit.errors import check_range
+from fleetfit.hooks import Method
+from fleetfit.hooks.levels import split_levels
 from fleetfit.layout import Axis
-from fleetfit.levels import split_levels
-from fleetfit.method import Method
 from fleetfit.submodel import Channels, random
 
 

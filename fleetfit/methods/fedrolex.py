@@ -6,7 +6,7 @@ averaged over those who trained it, the norm and output layers too. Evaluation u
 
 from dataclasses import replace
 
-from fleetfit.method import Method
+from fleetfit.hooks import Method
 from fleetfit.methods.heterofl import heterofl
 from fleetfit.submodel import rolling
 

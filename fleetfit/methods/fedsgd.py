@@ -5,9 +5,9 @@ As FedAvg here, it trains the full model narrowed to level 1.
 
 from dataclasses import replace
 
-from fleetfit.levels import smallest_width
-from fleetfit.method import Method
-from fleetfit.values import Device, Job
+from fleetfit.core import Device, Job
+from fleetfit.hooks import Method
+from fleetfit.hooks.levels import smallest_width
 
 _SETTLED = ("epochs", "batch_size", "schedule_in_round", "max_steps", "patience", "check_every", "momentum",
                   "nesterov")  # fmt: skip

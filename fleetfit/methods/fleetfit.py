@@ -9,7 +9,7 @@ Client k has the exits 1..l of its level, with outputs z_1..z_l, and minimises
   `fleetfit.options.class_prior`). Tasks without classes have none. Where classes are tokens, frequencies are a
   histogram of a client's words: there tau is 0 unless it is set.
 - Exits: ScaleFL's Eq. 5 (Ilhan et al., CVPR 2023) with equal weights, since each exit is the last one of some level; sg
-  stops the gradient. Other tasks have their own loss and divergence (`fleetfit.tasks`).
+  stops the gradient. Other tasks have their own loss and divergence (`fleetfit.core.tasks`).
 - Server: every client counts alike, as in ScaleFL's Eq. 2. Each element j that a client of the round trained moves
   towards the clients' mean m_j: v_j <- momentum v_j + (m_j - x_j), x_j <- x_j + v_j. The others keep x_j and v_j
   (FedAvgM: Hsu, Qi and Brown, 2019; per covered element, `fleetfit.options.fedavgm`).
@@ -28,15 +28,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fleetfit.core import Device, Job, Level, Problem
 from fleetfit.errors import check_range
 from fleetfit.factories import declare_unused
+from fleetfit.hooks import Loss, Method, keep_task, take_mean, weigh_equally
+from fleetfit.hooks.levels import split_levels
+from fleetfit.hooks.losses import check_temperature, self_distillation
 from fleetfit.layout import outputs
-from fleetfit.levels import split_levels
-from fleetfit.losses import check_temperature, self_distillation
-from fleetfit.method import Loss, Method, keep_task, take_mean, weigh_equally
 from fleetfit.options.class_prior import class_prior
 from fleetfit.options.fedavgm import fedavgm
-from fleetfit.values import Device, Job, Level, Problem
 
 
 @declare_unused("temperature", when=lambda values: values["beta"] == 0, reason="beta = 0 switches the distillation off")

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fleetfit.core import Device, Job, Level, LocalResult, Problem
 from fleetfit.errors import ConfigError
+from fleetfit.hooks import Loss, Method, send_all, weigh_equally
+from fleetfit.hooks.levels import split_levels
+from fleetfit.hooks.losses import masked_cross_entropy
 from fleetfit.layout import Axis, State, outputs
-from fleetfit.levels import split_levels
-from fleetfit.losses import masked_cross_entropy
-from fleetfit.method import Loss, Method, send_all, weigh_equally
 from fleetfit.planner import Targets
 from fleetfit.submodel import Submodel, narrow_state
-from fleetfit.values import Device, Job, Level, LocalResult, Problem
 
 
 def heterofl(scaler: bool = False, masked: bool = False) -> Method:

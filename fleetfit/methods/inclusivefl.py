@@ -33,13 +33,13 @@ import torch
 from torch import Tensor
 
 from fleetfit.aggregate import Aggregate, Mean
+from fleetfit.core import Federation, Server, Update
 from fleetfit.errors import ConfigError
 from fleetfit.factories import declare_unused
+from fleetfit.hooks import Method, Reports
+from fleetfit.hooks.levels import split_levels
 from fleetfit.layout import Layout, State, TensorLayout
-from fleetfit.levels import split_levels
-from fleetfit.method import Method, Reports
 from fleetfit.submodel import Submodel, check_shapes, extract, get_slice_plan, is_finite
-from fleetfit.values import Federation, Server, Update
 
 Movements = Mapping[str, State]
 """By depth of a level, as text: m for the level below it, by the tensors' names within a block."""

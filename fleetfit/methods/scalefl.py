@@ -3,8 +3,8 @@
 Each technique has its switch: `split` ("both", "width", "depth"), `beta = 0` for no distillation, and the kept
 channels with `method.hooks.channels` ("prefix", "window", "rolling", "random").
 
-Differs from the paper: see `fleetfit.losses` (weights of the exits sum to one), `fleetfit.planner` (levels are solved
-together and no client gets more than it affords) and `fleetfit.evaluate` (static batch-norm statistics).
+Differs from the paper: see `fleetfit.hooks.losses` (weights of the exits sum to one), `fleetfit.planner` (levels are
+solved together and no client gets more than it affords) and `fleetfit.evaluate` (static batch-norm statistics).
 """
 
 from functools import partial
@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from fleetfit.core import Device, Job
 from fleetfit.errors import ConfigError
 from fleetfit.factories import declare_unused
+from fleetfit.hooks import Loss, Method, weigh_equally
+from fleetfit.hooks.levels import split_levels
+from fleetfit.hooks.losses import check_temperature, exit_weights, self_distillation
 from fleetfit.layout import outputs
-from fleetfit.levels import split_levels
-from fleetfit.losses import check_temperature, exit_weights, self_distillation
-from fleetfit.method import Loss, Method, weigh_equally
-from fleetfit.values import Device, Job
 
 
 @declare_unused(

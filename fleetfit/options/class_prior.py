@@ -11,8 +11,8 @@ The loss is adjusted at every exit that the method trains, in training and early
 exits, evaluation and exported models have the plain logits. Classification and next tokens have classes; in another
 task the option does nothing.
 
-Before the first round the server asks up to 1,000 clients for p_k (`fleetfit.class_frequencies`), and sees each answer;
-with `[secure]` it sees the sum only. With `[privacy]` no client is asked, and p is uniform.
+Before the first round the server asks up to 1,000 clients for p_k (`fleetfit.rounds.class_frequencies`), and sees each
+answer; with `[secure]` it sees the sum only. With `[privacy]` no client is asked, and p is uniform.
 """
 
 from dataclasses import replace
@@ -20,11 +20,11 @@ from functools import partial
 
 from torch import Tensor
 
+from fleetfit.core import Device, Job
+from fleetfit.core.tasks import Task
 from fleetfit.errors import check_range
-from fleetfit.method import Method
-from fleetfit.tasks import Task
+from fleetfit.hooks import Method
 from fleetfit.training import compute_class_frequencies, compute_offset
-from fleetfit.values import Device, Job
 
 
 def class_prior(tau: float = 1.0) -> Method:

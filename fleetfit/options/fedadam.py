@@ -11,10 +11,10 @@ from functools import partial
 from torch import Tensor
 
 from fleetfit.aggregate import Aggregate
+from fleetfit.core import Federation, Server
 from fleetfit.errors import check_range
-from fleetfit.method import Method, Reports
-from fleetfit.movements import ServerStep
-from fleetfit.values import Federation, Server
+from fleetfit.hooks import Method, Reports
+from fleetfit.hooks.movements import ServerStep
 
 Second = Callable[[Tensor, Tensor, float], Tensor]
 """(v, d, beta2) -> the new second moment."""

@@ -7,10 +7,10 @@ momentum.
 from functools import partial
 
 from fleetfit.aggregate import Aggregate
+from fleetfit.core import Federation, Server
 from fleetfit.errors import check_range
-from fleetfit.method import Method, Reports
-from fleetfit.movements import ServerStep
-from fleetfit.values import Federation, Server
+from fleetfit.hooks import Method, Reports
+from fleetfit.hooks.movements import ServerStep
 
 
 def fedavgm(momentum: float = 0.9, lr: float = 1.0) -> Method:

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from fleetfit.aggregate import Aggregate
+from fleetfit.core import Device, Federation, Job, LocalResult, Problem, Server
 from fleetfit.errors import ConfigError, check_range
+from fleetfit.hooks import ExtraShapes, Method, Reports
+from fleetfit.hooks.movements import ExtraSums
 from fleetfit.layout import State
-from fleetfit.method import ExtraShapes, Method, Reports
-from fleetfit.movements import ExtraSums
 from fleetfit.submodel import Submodel
-from fleetfit.values import Device, Federation, Job, LocalResult, Problem, Server
 
 
 def feddistill(weight: float = 1.0) -> Method:

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit.aggregate import Aggregate
+from fleetfit.core import Device, Federation, Job, LocalResult, Server, Update
 from fleetfit.errors import check_range
-from fleetfit.method import Method, Reports, weigh_equally
-from fleetfit.movements import ServerStep, load_client_state
+from fleetfit.hooks import Method, Reports, weigh_equally
+from fleetfit.hooks.movements import ServerStep, load_client_state
 from fleetfit.submodel import FlatState, concat_state, get_shapes, pack_state
-from fleetfit.values import Device, Federation, Job, LocalResult, Server, Update
 
 
 def feddyn(alpha: float = 0.1) -> Method:

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from fleetfit.aggregate import Aggregate, Mean
+from fleetfit.core import Device, Federation, Job, Local, LocalResult, Server, Update
 from fleetfit.errors import ConfigError, check_range
-from fleetfit.method import Method, Reports
-from fleetfit.movements import ServerStep, get_movement
+from fleetfit.hooks import Method, Reports
+from fleetfit.hooks.movements import ServerStep, get_movement
 from fleetfit.submodel import concat_state, get_slice_plan
-from fleetfit.values import Device, Federation, Job, Local, LocalResult, Server, Update
 
 
 def fednova(momentum: float = 0.0) -> Method:

@@ -6,9 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from fleetfit.core import Device, Job
 from fleetfit.errors import ConfigError
-from fleetfit.method import Method
-from fleetfit.values import Device, Job
+from fleetfit.hooks import Method
 
 
 def fedprox(mu: float = 0.01) -> Method:

@@ -5,7 +5,7 @@ As FedAdam, but v <- v - (1 - beta2) d^2 sign(v - d^2).
 
 from torch import Tensor
 
-from fleetfit.method import Method
+from fleetfit.hooks import Method
 from fleetfit.options.fedadam import make_adaptive
 
 

@@ -10,10 +10,10 @@ sub-model with one exit has nothing shallower, and only stops.
 
 from dataclasses import replace
 
-from fleetfit.method import Method
+from fleetfit.core import Device, Job
+from fleetfit.hooks import Method
 from fleetfit.submodel import Submodel
 from fleetfit.training import fits_deadline
-from fleetfit.values import Device, Job
 
 
 def in_time() -> Method:

@@ -14,12 +14,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fleetfit.core import Federation, Server, Update
 from fleetfit.errors import check_range
-from fleetfit.method import Method, weigh_equally
-from fleetfit.movements import Movements
+from fleetfit.hooks import Method, weigh_equally
+from fleetfit.hooks.movements import Movements
+from fleetfit.machine import one_thread
 from fleetfit.options._order_statistics import ceil_share
-from fleetfit.training import one_thread
-from fleetfit.values import Federation, Server, Update
 
 
 def krum(share: float = 0.2) -> Method:

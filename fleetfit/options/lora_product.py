@@ -33,11 +33,11 @@ import torch
 from torch import Tensor
 
 from fleetfit.aggregate import Aggregate, Mean
+from fleetfit.core import Federation, Server, Update
+from fleetfit.hooks import CoverageMean, Method
 from fleetfit.layout import Layout, State, TensorLayout
-from fleetfit.method import CoverageMean, Method
+from fleetfit.machine import one_thread
 from fleetfit.peft.lora import A, B
-from fleetfit.training import one_thread
-from fleetfit.values import Federation, Server, Update
 
 BARELY = 1e-30
 """The coverage of elements that move although no client trained them."""

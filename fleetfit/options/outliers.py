@@ -1,7 +1,7 @@
 """Outliers: clients that move unlike the others of their round are left out, and the rest are clipped.
 
 For clients with unequal sub-models. d_k is a client's update less the state it was sent; a block is the elements that
-the same clients of the round cover (`fleetfit.movements`).
+the same clients of the round cover (`fleetfit.hooks.movements`).
 
 1. In each block that `least` clients or more cover, r_kb = |d_kb - median| / (median over k of the same), with the
    median of each element over the block's clients. A client whose largest r_kb exceeds `threshold` is left out, with
@@ -23,12 +23,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fleetfit.core import Federation, Server, Update
 from fleetfit.errors import check_range
-from fleetfit.method import Method, weigh_equally
-from fleetfit.movements import Movements
+from fleetfit.hooks import Method, weigh_equally
+from fleetfit.hooks.movements import Movements
+from fleetfit.machine import one_thread
 from fleetfit.options._order_statistics import take_median
-from fleetfit.training import one_thread
-from fleetfit.values import Federation, Server, Update
 
 FEW = 32
 """Elements of a block below which a distance says less: of normal ones 1 of 1,000 is 1.4 times the median's at 32."""

@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetfit import movements
 from fleetfit.aggregate import Aggregate
+from fleetfit.core import Device, Federation, Job, LocalResult, Server
 from fleetfit.errors import ConfigError, check_range
+from fleetfit.hooks import Method, Penalty, Reports, movements, weigh_equally
 from fleetfit.layout import State
-from fleetfit.method import Method, Penalty, Reports, weigh_equally
 from fleetfit.submodel import concat_state, get_slice_plan
-from fleetfit.values import Device, Federation, Job, LocalResult, Server
 
 
 def scaffold(lr: float = 1.0) -> Method:

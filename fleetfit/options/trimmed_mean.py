@@ -10,13 +10,13 @@ from functools import partial
 import torch
 
 from fleetfit.aggregate import Aggregate
+from fleetfit.core import Federation, Server, Update
 from fleetfit.errors import check_range
-from fleetfit.method import Method
-from fleetfit.movements import Movements
+from fleetfit.hooks import Method
+from fleetfit.hooks.movements import Movements
+from fleetfit.machine import one_thread
 from fleetfit.options._order_statistics import floor_share, select_ranks
 from fleetfit.submodel import concat_state, full_submodel, get_slice_plan
-from fleetfit.training import one_thread
-from fleetfit.values import Federation, Server, Update
 
 
 def trimmed_mean(share: float = 0.2) -> Method:

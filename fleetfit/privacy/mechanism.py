@@ -21,16 +21,16 @@ import torch
 from torch import Tensor
 
 from fleetfit.aggregate import Aggregate
+from fleetfit.core import Federation, RoundSums, Server, Update
 from fleetfit.errors import RunError
-from fleetfit.method.hooks import get_round_submodel
-from fleetfit.movements import get_movement
+from fleetfit.hooks.fedavg import get_round_submodel
+from fleetfit.hooks.movements import get_movement
+from fleetfit.machine import one_thread
 from fleetfit.privacy.accountant import compute_epsilon, max_rounds
 from fleetfit.privacy.ledger import Ledger
 from fleetfit.privacy.randomness import Randomness
 from fleetfit.secure import SKIPPED, TOO_FEW
 from fleetfit.submodel import concat_state, full_submodel, get_slice_plan
-from fleetfit.training import one_thread
-from fleetfit.values import Federation, RoundSums, Server, Update
 
 _CHUNK = 1 << 20  # elements
 _MARGIN = 1 - 1e-6  # rounding must not make a clipped movement longer than the clipping norm
@@ -52,7 +52,7 @@ class Privacy:
         write: Writes the ledger.
         noise_from_budget: Whether the noise follows from the budget, and was not given.
         known_cohorts: Whether the cohort of each round counts as known, as with secure aggregation
-            (`fleetfit.secure_engine`).
+            (`fleetfit.engines.secure`).
     """
 
     clip: float

@@ -1,7 +1,7 @@
 """Checkpoints: safetensors files with a checksum; no pickle.
 
-A file holds the buffers of `fleetfit.state.flatten` as one flat tensor for each dtype, such as "float32", and the plain
-values in its header.
+A file holds the buffers of `fleetfit.submodel.state.flatten` as one flat tensor for each dtype, such as "float32", and
+the plain values in its header.
 
 FleetFit writes the files itself: the safetensors library orders metadata at random (its issue #584), and the same
 tensors must give the same bytes in every process.
@@ -21,7 +21,7 @@ from torch import Tensor
 from fleetfit import files
 from fleetfit.errors import RunError
 from fleetfit.runs.schema import Count, Digits, InvalidRecord, List, Record, Share
-from fleetfit.state import DTYPES, flatten, tensor_bytes, unflatten
+from fleetfit.submodel.state import DTYPES, flatten, tensor_bytes, unflatten
 
 FORMAT = 2
 """Version of checkpoints. Others are refused."""

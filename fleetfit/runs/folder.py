@@ -35,8 +35,8 @@ from fleetfit.runs.schema import (
 from fleetfit.runs.summary import make_summary
 
 if TYPE_CHECKING:  # listing run folders does not import PyTorch
+    from fleetfit.core import NodeDescription
     from fleetfit.planner import Plan
-    from fleetfit.values import NodeDescription
 
 R = TypeVar("R", bound=Record)
 T = TypeVar("T")
@@ -333,7 +333,7 @@ class RunFolder:
         Raises:
             RunError: The file is damaged.
         """
-        from fleetfit.values.nodes import parse_node_description  # imports PyTorch
+        from fleetfit.core.nodes import parse_node_description  # imports PyTorch
 
         try:
             return [parse_node_description(node) for node in self.json(NODES)["planned"]]

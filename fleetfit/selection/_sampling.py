@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fleetfit.values import Federation, Server
+from fleetfit.core import Federation, Server
 
 
 def sample_by_weight(ids: np.ndarray, weights: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:

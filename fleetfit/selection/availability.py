@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from fleetfit.aggregate import Aggregate
-from fleetfit.method import Method, Reports
+from fleetfit.core import Federation, Server
+from fleetfit.hooks import Method, Reports
 from fleetfit.selection._sampling import check_tables, load_table, store_memory, take_best
-from fleetfit.values import Federation, Server
 
 
 def availability() -> Method:

@@ -31,13 +31,13 @@ import torch
 from torch import Tensor
 
 from fleetfit.aggregate import Aggregate
+from fleetfit.core import Federation, Server, Update
 from fleetfit.errors import check_range
-from fleetfit.method import Method, Reports
-from fleetfit.movements import get_movement
+from fleetfit.hooks import Method, Reports
+from fleetfit.hooks.movements import get_movement
 from fleetfit.seeds import make_torch_rng
 from fleetfit.selection._sampling import load_memory, sample_uniformly, store_memory
 from fleetfit.submodel import Submodel, full_submodel, get_slice_plan
-from fleetfit.values import Federation, Server, Update
 
 Target = Literal["uniform", "all"]
 

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from fleetfit.aggregate import Aggregate
+from fleetfit.core import Federation, Server, Update
 from fleetfit.errors import check_range
-from fleetfit.method import Method, Reports
+from fleetfit.hooks import Method, Reports
 from fleetfit.selection._sampling import check_tables, load_table, sample_by_weight, store_memory, take_best
-from fleetfit.values import Federation, Server, Update
 
 
 def loss(candidates: int = 0) -> Method:

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from fleetfit.aggregate import Aggregate
-from fleetfit.method import Method, Reports
+from fleetfit.core import Federation, Server, Update
+from fleetfit.hooks import Method, Reports
 from fleetfit.selection._sampling import check_tables, load_table, sample_by_weight, store_memory
-from fleetfit.values import Federation, Server, Update
 
 
 def rl() -> Method:

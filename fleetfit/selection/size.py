@@ -7,9 +7,9 @@ updates by samples, large clients count twice over; the paper then takes the pla
 
 import numpy as np
 
-from fleetfit.method import Method
+from fleetfit.core import Federation, Server
+from fleetfit.hooks import Method
 from fleetfit.selection._sampling import sample_by_weight
-from fleetfit.values import Federation, Server
 
 
 def size() -> Method:

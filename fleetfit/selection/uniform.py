@@ -1,6 +1,6 @@
 """Uniformly at random, without replacement, among the clients that can take part (McMahan et al., AISTATS 2017)."""
 
-from fleetfit.method import Method
+from fleetfit.hooks import Method
 
 
 def uniform() -> Method:

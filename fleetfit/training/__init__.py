@@ -11,7 +11,7 @@ parameters at every step, also those that the step's batch does not use.
 from fleetfit.training.batch_norm import set_statistics
 from fleetfit.training.batches import iter_batches
 from fleetfit.training.clock import fits_deadline
-from fleetfit.training.job import group_jobs, one_thread, run_group, run_job, run_on_server
+from fleetfit.training.job import group_jobs, run_group, run_job, run_on_server
 from fleetfit.training.labels import compute_class_frequencies, compute_offset
 from fleetfit.training.local_model import LocalModel, get_local_model, initial_base, initial_state
 from fleetfit.training.runtime import resolve_device
@@ -31,7 +31,6 @@ __all__ = [
     "initial_state",
     "iter_batches",
     "make_shared_submodels",
-    "one_thread",
     "resolve_device",
     "run_group",
     "run_job",

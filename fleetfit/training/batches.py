@@ -6,7 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fleetfit.values import Local
+from fleetfit.core import Local
 
 Order = TypeVar("Order", Tensor, range)
 

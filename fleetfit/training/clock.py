@@ -19,13 +19,13 @@ from weakref import WeakKeyDictionary
 import torch
 
 from fleetfit import messages
+from fleetfit.core import Device, Failure, Job, Local, Problem, Update
 from fleetfit.cost import submodel_cost
 from fleetfit.errors import ConfigError, truncate
-from fleetfit.method import build
+from fleetfit.hooks import build
 from fleetfit.seeds import isolate_rng
 from fleetfit.submodel import Submodel
 from fleetfit.training.batches import compute_batch_sizes, count_steps
-from fleetfit.values import Device, Failure, Job, Local, Problem, Update
 
 STEP = 3
 """Passes of a training step, per sample."""

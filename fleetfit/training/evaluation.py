@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fleetfit import names
+from fleetfit.core import Device, Job, Update
 from fleetfit.errors import NO_STATISTICS, RunError
 from fleetfit.layout import State, batch_norms, outputs
 from fleetfit.seeds import make_torch_rng
@@ -19,7 +20,6 @@ from fleetfit.training.labels import compute_class_frequencies, compute_offset
 from fleetfit.training.local_model import LocalModel, get_local_model
 from fleetfit.training.runtime import disable_compiled_kernels
 from fleetfit.training.shared_pass import SampleScores, score_in_shared_pass
-from fleetfit.values import Device, Job, Update
 
 
 @torch.no_grad()

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
+from fleetfit.core import Device, Problem
 from fleetfit.machine import free_memory
 from fleetfit.submodel import Submodel
 from fleetfit.training.frozen import BATCH, CachedValue, FrozenPrefix, find_frozen_prefix
 from fleetfit.training.local_model import LocalModel
 from fleetfit.training.row_store import MemoryBudget, RowStore
-from fleetfit.values import Device, Problem
 
 _MEMORY_SHARE = 0.25
 """Largest share of the memory that is free when the first value is cached."""

@@ -15,13 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fleetfit.core import ClientMemory, Device, Failure, Job, Local, LocalResult, Update
+from fleetfit.core.tasks import Task
 from fleetfit.errors import ConfigError, FleetFitError, RunError
+from fleetfit.hooks import Method, build
 from fleetfit.layout import outputs
+from fleetfit.machine import one_thread
 from fleetfit.messages import compress
-from fleetfit.method import Method, build
 from fleetfit.seeds import derive_seed, isolate_rng, make_torch_rng
 from fleetfit.submodel import is_finite
-from fleetfit.tasks import Task
 from fleetfit.training.batches import count_steps, iter_batches, iter_epochs
 from fleetfit.training.clock import (
     Deadline,
@@ -39,7 +41,6 @@ from fleetfit.training.features import BatchLoader, make_batch_loader
 from fleetfit.training.labels import report_class_frequencies
 from fleetfit.training.local_model import LocalModel, get_local_model
 from fleetfit.validation import find_extra_error
-from fleetfit.values import ClientMemory, Device, Failure, Job, Local, LocalResult, Update
 
 DIVERGED = "its training diverged: the loss or the weights are not finite (a smaller local.lr may help)"
 """Reason of a job whose training diverged."""
@@ -400,17 +401,6 @@ def run_group(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update | F
                 with isolate_rng(devices[0].accelerator):
                     return list(evaluate(jobs, devices))
     return [run_job(job, device)[0] for job, device in zip(jobs, devices, strict=True)]
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread inside, so that the server's own work has the same bits on every machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def run_on_server(job: Job, device: Device) -> Update:

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
+from fleetfit.core import FREQUENCIES, Device, Job, Update
+from fleetfit.core.tasks import NOT_SCORED
 from fleetfit.data import Data
-from fleetfit.tasks import NOT_SCORED
-from fleetfit.values import FREQUENCIES, Device, Job, Update
 
 
 def compute_class_frequencies(data: Data) -> Tensor:

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from fleetfit.core import Problem
 from fleetfit.errors import RunError
 from fleetfit.layout import State, build_module, has_norms, named_tensors, place_module, settle_norms
 from fleetfit.seeds import derive_seed, isolate_rng
@@ -14,7 +15,6 @@ from fleetfit.submodel import FlatState, Submodel, concat_state, extract, full_s
 from fleetfit.training.memory_format import choose_format
 from fleetfit.training.runtime import convolution_weights, prepare_model, view_in_format
 from fleetfit.training.start import load_start
-from fleetfit.values import Problem
 
 
 class LocalModel:

@@ -41,12 +41,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from fleetfit import buffers
+from fleetfit.core import Problem
+from fleetfit.core.arithmetic import PLAIN, Arithmetic, MemoryFormat
 from fleetfit.errors import ConfigError
 from fleetfit.models.transformer import dropout
+from fleetfit.submodel import buffers
 from fleetfit.training.memory_format import is_unsafe_in_channels_last
-from fleetfit.values import Problem
-from fleetfit.values.arithmetic import PLAIN, Arithmetic, MemoryFormat
 
 # ---- devices -------------------------------------------------------------------------------------------------------
 

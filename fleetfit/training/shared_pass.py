@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fleetfit.core import Device, Evaluation
+from fleetfit.core.tasks import classification
 from fleetfit.layout import batch_norms, outputs
-from fleetfit.tasks import classification
 from fleetfit.training.batches import iter_batches
 from fleetfit.training.features import BatchLoader
 from fleetfit.training.local_model import LocalModel
-from fleetfit.values import Device, Evaluation
 
 _ROUNDING = 1e-5
 """Largest difference of logits between batches, as a share of a sample's largest, for a pass to be shared."""

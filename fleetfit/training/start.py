@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fleetfit.core import Problem
 from fleetfit.errors import ModelError, RunError
+from fleetfit.hooks.level_tensors import LEVEL_PREFIX, get_shared_state
 from fleetfit.layout import Layout, State, TensorLayout
-from fleetfit.level_tensors import LEVEL_PREFIX, get_shared_state
 from fleetfit.runs.checkpoints import validate_checkpoint
 from fleetfit.runs.folder import RunFolder
-from fleetfit.values import Problem
 
 
 @dataclass(frozen=True)

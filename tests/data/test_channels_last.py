@@ -13,11 +13,11 @@ import fleetfit as ff
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.data import build_data
 from fleetfit.config.assemble.run import assemble
+from fleetfit.core.nodes import parse_node_description
 from fleetfit.data import Data
 from fleetfit.data.files.arrays import arrays, find_sample_shape, is_channels_last, wrap_arrays
 from fleetfit.errors import DataError
 from fleetfit.fleet.protocol import describe_data
-from fleetfit.values.nodes import parse_node_description
 
 RNG = np.random.default_rng(0)
 LAST = [

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import fleetfit as ff
 from fleetfit.check.explain import describe_exits
+from fleetfit.core.arithmetic import Arithmetic
 from fleetfit.data import Data
 from fleetfit.derivation import DerivedArchitecture, derive_architecture
 from fleetfit.derivation.exits import ExitHead
@@ -29,7 +30,6 @@ from fleetfit.inference import (
 )
 from fleetfit.layout import Architecture, Axis, ExitModel, predictions
 from fleetfit.training.runtime import prepare_model
-from fleetfit.values.arithmetic import Arithmetic
 
 CLASSES, SHAPE, STEM, HIDDEN, EXITS = 4, (1, 6, 6), 8, 12, (1, 2, 3, 4)
 POLICIES = [(0.3, 0.28, 0.3, 0.0), (0.0, 0.0, 0.0, 0.0), (2.0, 2.0, 2.0, 0.0), (2.0, 0.0, 2.0, 0.0)]

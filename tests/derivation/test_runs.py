@@ -22,12 +22,12 @@ from fleetfit.config import load_experiment
 from fleetfit.config.assemble.local import describe_training
 from fleetfit.config.assemble.run import assemble
 from fleetfit.config.dump import to_toml
+from fleetfit.core import Local
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, FleetFitError, ModelError, RunError
 from fleetfit.names import list_names
 from fleetfit.training import initial_state
 from fleetfit.training.frozen import BATCH, find_frozen_prefix
-from fleetfit.values import Local
 
 CLIENTS = 4
 NAMED = {"name": "plain_models:Residual", "width": 8}
@@ -361,7 +361,7 @@ def test_an_instance_runs_on_the_local_engine_only(tmp_path: Path) -> None:
 
 def test_another_class_under_the_name_is_refused(tmp_path: Path) -> None:
     """Such as on a node whose file has changed: keys and shapes are compared with the plan first."""
-    from fleetfit.values import Problem
+    from fleetfit.core import Problem
 
     spec = run(describe(NAMED, rounds=1), tmp_path / "run").assembly.federation.problem.spec
     assert spec is not None

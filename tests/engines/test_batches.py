@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from same_bits import finished, fleets, same
 from support import raises
 
+from fleetfit.core import Failure, Job, Local, Simulation
 from fleetfit.engines.local import local
 from fleetfit.engines.pool import BatchSizer, NumberedJob, Pool, run_message
 from fleetfit.errors import RunError
 from fleetfit.messages import dump_job, dump_reply, pack, unpack
 from fleetfit.submodel import Submodel
-from fleetfit.values import Failure, Job, Local, Simulation
 
 PIECE = Submodel({}, (1,))
 

@@ -15,12 +15,12 @@ from support import raises
 from tiny import plain, spec_of
 
 from fleetfit import names
+from fleetfit.core import Update
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
-from fleetfit.method import FEDAVG, build
+from fleetfit.hooks import FEDAVG, build
 from fleetfit.rounds import Engine, Settings, iter_jobs, run, sort_by_cost, start
-from fleetfit.values import Update
 
 SPECS: list[Mapping[str, Any]] = [
     *(spec_of(name) for name in names.list_names("methods")),

@@ -23,7 +23,7 @@ from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.engines.ray import Actors, _import_ray, ray
 from fleetfit.errors import ConfigError, MissingExtra, RunError
-from fleetfit.method import FEDAVG, build
+from fleetfit.hooks import FEDAVG, build
 from fleetfit.rounds import run, run_round, start
 
 pytestmark = [

@@ -13,10 +13,10 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 
 from local_fleet import Lab, described
 
+from fleetfit.core import Problem
 from fleetfit.derivation.plan import FORMAT
 from fleetfit.errors import ModelError
 from fleetfit.fleet import node as nodes_side
-from fleetfit.values import Problem
 
 MODELS = [{"name": "plain_models:Residual", "width": 8}, {"name": "plain_models:Patches"}]
 ALLOW = ["tiny:tiny", *(model["name"] for model in MODELS)]

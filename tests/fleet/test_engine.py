@@ -32,8 +32,8 @@ from fleetfit.fleet import node as nodes_side
 from fleetfit.fleet import transport
 from fleetfit.fleet.server_app import ServerAppConfig, serve
 from fleetfit.fleet.transport import Transport
+from fleetfit.hooks import build
 from fleetfit.messages import pack, unpack
-from fleetfit.method import build
 from fleetfit.privacy import Privacy
 
 

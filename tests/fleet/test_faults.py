@@ -20,7 +20,7 @@ import fleetfit as ff
 from fleetfit import rounds
 from fleetfit.config import Assembly, load_experiment
 from fleetfit.config.assemble.run import assemble
-from fleetfit.values import Failure, Job, Update
+from fleetfit.core import Failure, Job, Update
 
 pytestmark = pytest.mark.fleet
 

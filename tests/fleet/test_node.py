@@ -22,6 +22,8 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
+from fleetfit.core import Device, Job
+from fleetfit.core.nodes import parse_node_description
 from fleetfit.fleet import worker
 from fleetfit.fleet.app_folder import write_app
 from fleetfit.fleet.certificates import make_certificates, make_node_key
@@ -32,8 +34,6 @@ from fleetfit.messages import dump_job, dump_state, pack, unpack
 from fleetfit.rounds import start
 from fleetfit.submodel import dump_prefixes
 from fleetfit.training import run_job
-from fleetfit.values import Device, Job
-from fleetfit.values.nodes import parse_node_description
 
 GOOD: dict[str, Any] = {"name": "pi", "budget": 0.5, "data": {"name": "tiny:tiny_data"}}
 HELLO = {"what": "hello", "asks_budget": True, "asks_labels": True, "transform": ""}

@@ -16,12 +16,12 @@ import fleetfit as ff
 from fleetfit import secure
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
+from fleetfit.core import Failure
+from fleetfit.engines.secure import BlockLayout
 from fleetfit.errors import ConfigError, NoUsableUpdates
 from fleetfit.privacy import Privacy, count_registered
 from fleetfit.secure import Quantiser, keys
-from fleetfit.secure_engine import BlockLayout
 from fleetfit.submodel import concat_state
-from fleetfit.values import Failure
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
@@ -111,7 +111,7 @@ def test_class_frequencies_are_added_once(tmp_path: Path, monkeypatch: pytest.Mo
     """The server is stopped before it keeps the sum; the run goes on with a uniform one."""
     lab = reporting_lab(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("fleetfit.rounds.run_round", stop)
+        patch.setattr("fleetfit.rounds.round.run_round", stop)
         with pytest.raises(Stopped):
             lab.serve()
     run = lab.serve(resume=True)

@@ -13,10 +13,10 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from flwr.app import Message
 from local_fleet import CLIENTS, Lab, described
 
+from fleetfit.core import Update
 from fleetfit.fleet import node as nodes_side
 from fleetfit.fleet import transport
 from fleetfit.messages import load_job, load_reply, unpack
-from fleetfit.values import Update
 
 SILENT = {"name": "adaptivefl"}
 # The tiny model's levels cost 0.21, 0.41 and 1 of it, and a node takes what costs up to 1.45 of its budget.

@@ -22,6 +22,8 @@ from fuzz.mutations import KINDS, SETTINGS, WANTED, Draw, Reply, answer_to, fail
 from support.bits import assert_same_bits
 
 from fleetfit.aggregate import Mean, apply_mean
+from fleetfit.core import Failure, Job, Server, Update
+from fleetfit.core.nodes import parse_node_description
 from fleetfit.errors import FleetFitError
 from fleetfit.evaluate import evaluate
 from fleetfit.fleet.node import answer
@@ -30,8 +32,6 @@ from fleetfit.layout import Layout, State
 from fleetfit.messages import load_job, load_reply, unpack
 from fleetfit.rounds import run_round, validate_and_measure
 from fleetfit.validation import find_job_error
-from fleetfit.values import Failure, Job, Server, Update
-from fleetfit.values.nodes import parse_node_description
 
 ASKED = ("hello", "setup", "train", "train", "evaluate", "statistics")
 UNPARSED = "not parsed"

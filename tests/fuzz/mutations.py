@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from tiny import plain, tiny_federation
 
+from fleetfit.core import Evaluation, Failure, Federation, Job, Server, Update
 from fleetfit.engines.local import local
 from fleetfit.errors import RunError
 from fleetfit.evaluate import EvaluationScope, evaluate
@@ -29,7 +30,6 @@ from fleetfit.messages import (
 )
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.submodel import FlatState
-from fleetfit.values import Evaluation, Failure, Federation, Job, Server, Update
 
 Reply = Update | Failure
 SETTINGS = Settings(1, plain(lr=0.1, batch_size=16))

@@ -89,7 +89,7 @@ STRANGE: list[str] = [
     "1979-05-27", "1979-05-27T07:32:00Z", "07:32:00", "9" * 18, "9" * 30, "9" * 10_000, "0x" + "f" * 15, "1e308",
     "1e-320", '"\\u0000"', '"\\u001b[31m"', '"a\\nb"', "'" + "y" * 100_000 + "'", "[" * 40 + "]" * 40,
     "[" * 5000 + "]" * 5000, "{a = " * 40 + "1" + "}" * 40, '"~nobody/x.toml"', '"/dev/zero"', '"../x.toml"',
-    '"nowhere.py:f"', '"os:system"', '"fleetfit.method:build"', '"a:b:c"', '"' + "z" * 300 + '.toml"', '"run.toml"',
+    '"nowhere.py:f"', '"os:system"', '"fleetfit.hooks:build"', '"a:b:c"', '"' + "z" * 300 + '.toml"', '"run.toml"',
     "{ name = 1 }", '{ name = "x" }', "{ kind = 3 }", '{ zzyzx = 1 }', '"١٢"', "+5", "1_000", '["static", "static"]',
 ]  # fmt: skip
 PLAUSIBLE: list[Any] = [

@@ -20,10 +20,10 @@ import torch
 from tiny import spec_of, tiny_federation
 
 from fleetfit import names
+from fleetfit.core import Evaluation, Local
 from fleetfit.engines.local import local as local_engine
 from fleetfit.evaluate import EvaluationScope
 from fleetfit.rounds import Settings, run, start
-from fleetfit.values import Evaluation, Local
 
 FILE = Path(__file__).parent / "losses.json"
 ALIKE = {

@@ -20,8 +20,10 @@ from torch import nn
 import fleetfit as ff
 from fleetfit.api.inference import find_level
 from fleetfit.cli.predict import make_export_table
+from fleetfit.core import DataDescription
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, FleetFitError, MissingExtra, ModelError, RunError
+from fleetfit.hooks import apply_model_hook
 from fleetfit.inference import Policy, stop_early
 from fleetfit.inference.export import FORMS, LevelModel, export
 from fleetfit.inference.export import onnx as onnx_form
@@ -30,9 +32,7 @@ from fleetfit.inference.export.level import Preprocessing
 from fleetfit.inference.export.on_device import Model as Loader
 from fleetfit.inference.export.onnx import open_session, run_segments, run_whole
 from fleetfit.layout import Architecture, Axis, ExitModel, batch_norms, build_module
-from fleetfit.method import apply_model_hook
 from fleetfit.seeds import isolate_rng
-from fleetfit.values import DataDescription
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
 

@@ -13,10 +13,10 @@ from support.attacks import TINY
 from tiny import tiny_data
 
 import fleetfit as ff
+from fleetfit.core import DataDescription
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
 from fleetfit.inference.export.prior import make_offset
-from fleetfit.values import DataDescription
 
 LABELS = torch.tensor([0, 0, 0, 1, 2, 2, 2, 2])
 SPLITS = {"train": torch.arange(6), "test": torch.arange(6, 8)}

@@ -11,14 +11,14 @@ from torch.nn import functional
 
 from fleetfit import names
 from fleetfit.check import check_layout
+from fleetfit.core import Problem
+from fleetfit.core.tasks import classification
 from fleetfit.cost import submodel_cost
 from fleetfit.errors import ModelError
 from fleetfit.layout import build_module, infer_layout
 from fleetfit.models.bert import Bert, bert, bert_base
 from fleetfit.submodel import Submodel, extract
-from fleetfit.tasks import classification
 from fleetfit.training import initial_state
-from fleetfit.values import Problem
 
 TINY: dict[str, Any] = {"hidden": 12, "layers": 3, "attention_heads": 3, "intermediate": 18, "max_positions": 8}
 EXITS = (4, 6, 9, 12)

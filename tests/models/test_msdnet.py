@@ -11,18 +11,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fleetfit.check import check_layout
+from fleetfit.core import Clients, DeviceResources, Federation, Job, Level, Local, Problem, Simulation, Update
+from fleetfit.core.tasks import classification
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ModelError
+from fleetfit.hooks import build
 from fleetfit.layout import build_module, infer_layout, segments
-from fleetfit.method import build
 from fleetfit.models.msdnet import Msdnet, msdnet, msdnet24
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.submodel import extract
-from fleetfit.tasks import classification
 from fleetfit.validation import validate_reply
-from fleetfit.values import Clients, DeviceResources, Federation, Job, Level, Local, Problem, Simulation, Update
 
 EXITS = (15, 18, 21, 24)
 SMALL: dict[str, Any] = {"layers": 6, "base": 4, "growth": 4, "head_channels": 6}

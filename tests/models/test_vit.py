@@ -9,13 +9,13 @@ from support import Expected, raises
 
 from fleetfit import names
 from fleetfit.check import check_layout
+from fleetfit.core import Problem
+from fleetfit.core.tasks import classification
 from fleetfit.cost import submodel_cost
 from fleetfit.errors import ModelError
 from fleetfit.layout import build_module, infer_layout
 from fleetfit.models.vit import Vit, deit_s, vit
-from fleetfit.tasks import classification
 from fleetfit.training import initial_state
-from fleetfit.values import Problem
 
 SHAPE = (1, 8, 12)
 TINY: dict[str, Any] = {"hidden": 12, "depth": 3, "attention_heads": 3, "intermediate": 18, "patch": 4}

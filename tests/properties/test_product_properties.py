@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 from zoo import Made
 
+from fleetfit.hooks import keep_prefix
 from fleetfit.layout import Axis, Layout, infer_layout, product, segments
-from fleetfit.method import keep_prefix
 from fleetfit.submodel import (
     SlicePlan,
     Submodel,

@@ -9,8 +9,8 @@ from support.bits import assert_same_bits
 from zoo import RIGHT, Deep
 
 from fleetfit.check import TOLERANCE, check_layout
+from fleetfit.hooks import keep_prefix
 from fleetfit.layout import Architecture, Axis, Layout, State, build_module, infer_layout, outputs
-from fleetfit.method import keep_prefix
 from fleetfit.models.cnn import cnn
 from fleetfit.submodel import Submodel, extract, full_submodel, move_state, put_back, random, rolling, window
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from fleetfit.aggregate import Aggregate
-from fleetfit.method import FEDAVG, CoverageMean
-from fleetfit.values import Federation, Server, Update
+from fleetfit.core import Federation, Server, Update
+from fleetfit.hooks import FEDAVG, CoverageMean
 
 
 def aggregate_updates(

@@ -8,8 +8,8 @@ import torch
 from tiny import tiny_problem
 from torch import Tensor
 
+from fleetfit.core import Job, Update
 from fleetfit.submodel import Submodel, extract
-from fleetfit.values import Job, Update
 
 PROBLEM = tiny_problem()
 LAYOUT = PROBLEM.layout

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fleetfit.values import Simulation
+from fleetfit.core import Simulation
 
 FIGURES = ("multiply_adds_per_s", "down_bytes_per_s", "up_bytes_per_s", "latency_s")
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from tiny import plain, tiny_federation
 
+from fleetfit.core import Failure, Federation, Job, Server, Simulation, Update
 from fleetfit.engines.local import InProcess as LocalEngine
 from fleetfit.training import run_job
-from fleetfit.values import Failure, Federation, Job, Server, Simulation, Update
 
 
 class RecordingEngine(LocalEngine):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fleetfit.values import DataDescription
+from fleetfit.core import DataDescription
 
 FACTS = DataDescription("made-up samples", "classification", (1, 4, 4), 4)
 RATIOS = [0.25, 0.5, 1.0]

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from fleetfit import secure_engine
 from fleetfit.aggregate import SummedBlock
+from fleetfit.core import Failure, Job, Update
+from fleetfit.engines import secure as secure_engine
 from fleetfit.secure import SecureClient
-from fleetfit.values import Failure, Job, Update
 
 HERE = Path(__file__).parents[1]
 

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from tiny import tiny_federation
 from torch import Tensor
 
+from fleetfit.core import Device, Failure, Federation, Job, Local, Simulation, Update
 from fleetfit.layout import State
 from fleetfit.rounds import start
 from fleetfit.submodel import extract
 from fleetfit.training import run_job
-from fleetfit.values import Device, Failure, Federation, Job, Local, Simulation, Update
 
 Moments = Callable[[str, Tensor], tuple[Tensor, Tensor]]
 Losses = Callable[[list[Tensor], Tensor], Tensor]

@@ -46,10 +46,10 @@ from fleetfit.config import Experiment
 from fleetfit.config.assemble.data import share_data
 from fleetfit.errors import COMMAND, NoUsableUpdates
 from fleetfit.files import make_slug
+from fleetfit.machine import isolate_torch_state
 from fleetfit.runs import RUNS
 from fleetfit.runs.comparison import read_results
 from fleetfit.runs.schema import ComparisonResults
-from fleetfit.tensor_defaults import isolate_torch_state
 from fleetfit.training.runtime import trim_heap
 
 __all__ = [

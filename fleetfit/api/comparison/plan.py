@@ -42,11 +42,11 @@ from fleetfit.config.load import complete_experiment, parse_overrides, read_run_
 from fleetfit.config.merge import deep_merge, flatten, merge_tables
 from fleetfit.config.parse import parse_experiment
 from fleetfit.config.schema import CompareSection, MethodSection
+from fleetfit.core.section import replace_key
 from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, truncate
 from fleetfit.files import make_slug
 from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, PERSONAL, ROUNDS, expand_columns
 from fleetfit.runs.comparison import RESULTS_FILE, RUNS_FILE, TUNING_FOLDER
-from fleetfit.values.section import replace_key
 
 RowSetting = tuple[str, str]
 """The labels of a row and a setting."""

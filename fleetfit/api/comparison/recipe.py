@@ -15,7 +15,7 @@ from fleetfit.config.assemble.method import build_method_spec
 from fleetfit.config.load import complete_experiment
 from fleetfit.config.merge import flatten
 from fleetfit.errors import ConfigError, FleetFitError
-from fleetfit.method import build
+from fleetfit.hooks import build
 from fleetfit.runs.schema import SummaryRecord
 
 _SERVER_OPTIMISERS = ("fedadam", "fedavgm", "fedyogi")

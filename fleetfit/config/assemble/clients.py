@@ -20,11 +20,7 @@ from fleetfit.config.assemble.levels import (
 )
 from fleetfit.config.components import check_keys
 from fleetfit.config.schema import Experiment
-from fleetfit.cost import Conditions
-from fleetfit.data import Data, class_counts, count_samples, find_unassigned
-from fleetfit.errors import ConfigError, quote_some
-from fleetfit.method import Method
-from fleetfit.values import (
+from fleetfit.core import (
     Clients,
     DataDescription,
     Device,
@@ -34,6 +30,10 @@ from fleetfit.values import (
     Problem,
     Simulation,
 )
+from fleetfit.cost import Conditions
+from fleetfit.data import Data, class_counts, count_samples, find_unassigned
+from fleetfit.errors import ConfigError, quote_some
+from fleetfit.hooks import Method
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,10 +15,10 @@ from fleetfit import files
 from fleetfit.config.components import build_component, find_function
 from fleetfit.config.detect import OWN_FILES, describe_data, sets_client_count
 from fleetfit.config.schema import CLIENTS, MIN_COHORT, MIN_SAMPLES, DataSection, Experiment, ServerDataSection
+from fleetfit.core import DataDescription
 from fleetfit.data import AbsentData, Data, DataInMemory, drop_labels, partition
 from fleetfit.data.transform import Transform
 from fleetfit.errors import ConfigError, DataError, FleetFitError, format_cause, truncate
-from fleetfit.values import DataDescription
 
 _MOST_SHARED = 2  # the data of a run and of its server
 _SHARED: ContextVar[dict[str, Data] | None] = ContextVar("shared", default=None)

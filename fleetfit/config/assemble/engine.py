@@ -7,6 +7,9 @@ from typing import Any
 import torch
 
 from fleetfit.config.schema import EngineSection, RecordedSection
+from fleetfit.core import Level, Problem
+from fleetfit.core.arithmetic import NEWEST_RULE, PLAIN, Arithmetic, MemoryFormat, ShapeArithmetic
+from fleetfit.core.problem import UNLIMITED
 from fleetfit.errors import ConfigError, truncate
 from fleetfit.layout import build_module, unwrap
 from fleetfit.models.family import Family
@@ -14,9 +17,6 @@ from fleetfit.seeds import isolate_rng
 from fleetfit.training import resolve_device
 from fleetfit.training.memory_format import find_view_error
 from fleetfit.training.runtime import check_compiler, choose_arithmetic, has_bf16, has_convolutions
-from fleetfit.values import Level, Problem
-from fleetfit.values.arithmetic import NEWEST_RULE, PLAIN, Arithmetic, MemoryFormat, ShapeArithmetic
-from fleetfit.values.problem import UNLIMITED
 
 
 @dataclass(frozen=True)

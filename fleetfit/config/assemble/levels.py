@@ -15,16 +15,16 @@ from fleetfit.config.assemble.method import build_method_spec, check_model, chec
 from fleetfit.config.assemble.model import build_problem
 from fleetfit.config.components import check_keys
 from fleetfit.config.schema import CLIENTS, Experiment
+from fleetfit.core import DataDescription, Federation, Level, Problem
 from fleetfit.cost import Conditions, Cost, compute_cost, full_cost, submodel_cost, training_memory
 from fleetfit.data import Data, count_samples
 from fleetfit.errors import ConfigError, DataError, MissingExtra
+from fleetfit.hooks import Method, apply_model_hook, build
 from fleetfit.layout import Architecture, State
-from fleetfit.method import Method, apply_model_hook, build
 from fleetfit.planner import Plan, PlannedLevel, Targets, affords, compute_further_costs, find_mode
 from fleetfit.report.text import format_count
 from fleetfit.submodel import Submodel
 from fleetfit.training import initial_base
-from fleetfit.values import DataDescription, Federation, Level, Problem
 
 
 class Population:

@@ -5,10 +5,10 @@ from typing import Any
 
 from fleetfit.config.assemble.model import find_derived
 from fleetfit.config.schema import Experiment
+from fleetfit.core.local import OPTIMISER_KEYS, OPTIMISERS, LocalSection
+from fleetfit.core.section import replace_key
+from fleetfit.hooks import Method
 from fleetfit.layout import Architecture
-from fleetfit.method import Method
-from fleetfit.values.local import OPTIMISER_KEYS, OPTIMISERS, LocalSection
-from fleetfit.values.section import replace_key
 
 RECIPE = ("optimiser", *OPTIMISER_KEYS, "clip_norm", "clip_value")
 """The keys of `[local]` that depend on the model by default."""

@@ -7,18 +7,18 @@ from typing import Any
 import numpy as np
 
 from fleetfit.config.schema import Experiment
+from fleetfit.core import DataDescription, Federation, Problem
+from fleetfit.core.section import replace_key
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
-from fleetfit.method import Method, build, find_replaced_parameters
-from fleetfit.method.hooks import get_round_submodel
+from fleetfit.hooks import Method, build, find_replaced_parameters
+from fleetfit.hooks.fedavg import get_round_submodel
 from fleetfit.options import krum, outliers, trimmed_mean
 from fleetfit.peft.lora import B
-from fleetfit.values import DataDescription, Federation, Problem
-from fleetfit.values.section import replace_key
 
 
 def build_method_spec(experiment: Experiment) -> dict[str, Any]:
-    """Return the spec of a run's method; see `fleetfit.method.build`.
+    """Return the spec of a run's method; see `fleetfit.hooks.build`.
 
     Raises:
         ConfigError: The same hook is set twice.

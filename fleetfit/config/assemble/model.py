@@ -14,6 +14,8 @@ from fleetfit import names
 from fleetfit.config.components import build_component, is_factory
 from fleetfit.config.parse import parse_section
 from fleetfit.config.schema import DeriveSection, Experiment
+from fleetfit.core import DataDescription, Level, Problem, apply_peft
+from fleetfit.core.tasks import get_task
 from fleetfit.data import Data
 from fleetfit.derivation import (
     DerivedArchitecture,
@@ -28,11 +30,9 @@ from fleetfit.derivation import (
 )
 from fleetfit.errors import ConfigError, ModelError, format_cause
 from fleetfit.factories import list_parameters
+from fleetfit.hooks import is_portable
 from fleetfit.layout import Architecture, unwrap, validate_architecture
-from fleetfit.method import is_portable
 from fleetfit.seeds import isolate_rng
-from fleetfit.tasks import get_task
-from fleetfit.values import DataDescription, Level, Problem, apply_peft
 
 
 def build_problem(

@@ -8,13 +8,13 @@ import numpy as np
 
 from fleetfit.config.assemble.data import has_data_sized_cohort
 from fleetfit.config.schema import FRACTION, MIN_COHORT, CohortSection, Experiment
+from fleetfit.core import DataDescription, Evaluation, Federation, Local, Simulation
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
 from fleetfit.evaluate import EvaluationPart, EvaluationScope, has_batch_norm
-from fleetfit.network import LinkFaults
 from fleetfit.rounds import Settings
+from fleetfit.rounds.links import LinkFaults
 from fleetfit.training.clock import count_planned_passes, forward_work
-from fleetfit.values import DataDescription, Evaluation, Federation, Local, Simulation
 
 _EVALUATION_SHARE = 0.1
 """Work of evaluations, relative to that of training, with `evaluate.every = "auto"`; likewise their numbers below."""

@@ -31,14 +31,14 @@ from fleetfit.config.assembly import Assembly
 from fleetfit.config.records import record_choices
 from fleetfit.config.requirements import find_unused_keys
 from fleetfit.config.schema import Experiment
+from fleetfit.core import Clients, Federation, NodeDescription
 from fleetfit.data import AbsentData
 from fleetfit.errors import PlanError
+from fleetfit.hooks import Method, build
+from fleetfit.hooks.levels import find_split
 from fleetfit.layout import State
-from fleetfit.levels import find_split
-from fleetfit.method import Method, build
 from fleetfit.names import explain_plug_ins
 from fleetfit.training import describe_start
-from fleetfit.values import Clients, Federation, NodeDescription
 
 
 @explain_plug_ins()

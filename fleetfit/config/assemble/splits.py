@@ -9,12 +9,12 @@ from fleetfit.config.assemble.fleet import build_targets, find_profile
 from fleetfit.config.assemble.levels import PlannedProblem
 from fleetfit.config.assembly import Assembly
 from fleetfit.config.schema import Experiment
+from fleetfit.core import Federation, Problem
 from fleetfit.cost import Conditions, compute_cost, submodel_cost
 from fleetfit.errors import PlanError
-from fleetfit.levels import find_split, keeps_early_exits, may_split
+from fleetfit.hooks.levels import find_split, keeps_early_exits, may_split
 from fleetfit.planner import LevelShape, Mode, Plan, SplitLevel, Targets, find_shapes, get_sizes
 from fleetfit.training.clock import STEP
-from fleetfit.values import Federation, Problem
 
 _TOLERANCES = (0.2, 0.3, 0.5)  # tried where no level fits
 _NOTED = 1.05  # how much more work than "both" a note names

@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from fleetfit.attack import Attack, Attackers, draw_hostile_clients
+from fleetfit.attacks.base import Attack, Attackers, draw_hostile_clients
 from fleetfit.config.assemble.levels import format_ranges
 from fleetfit.config.components import build_component
 from fleetfit.config.schema import FRACTION, Experiment
+from fleetfit.core import Federation, Simulation
 from fleetfit.errors import ConfigError, RunError, truncate
 from fleetfit.evaluate import has_batch_norm
-from fleetfit.method import get_round_submodel, keep_prefix, weigh_equally
+from fleetfit.hooks import get_round_submodel, keep_prefix, weigh_equally
 from fleetfit.options import fedadam, fedavgm
 from fleetfit.privacy import Ledger, Privacy, count_registered, find_noise, max_rounds
 from fleetfit.rounds import Settings
 from fleetfit.runs.folder import RunFolder
 from fleetfit.secure import Quantiser, SecureRules, SecureRun, check_installed
 from fleetfit.submodel import full_submodel, get_slice_plan, rolling
-from fleetfit.values import Federation, Simulation
 
 # ---- hostile clients -----------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from fleetfit import files
+from fleetfit.core import DataDescription
 from fleetfit.data import Data
 from fleetfit.data.transform import COLUMNS, TOKENISER
 from fleetfit.errors import ConfigError, DataError, MissingExtra, ModelError, RunError, did_you_mean, make_printable
@@ -36,7 +37,6 @@ from fleetfit.inference.export.level import (
     write_program,
 )
 from fleetfit.inference.export.to_transformers import notes_on_transformers, write_tokeniser, write_transformers
-from fleetfit.values import DataDescription
 
 FORMAT = 1
 WEIGHTS, CONFIG = "model.safetensors", "config.json"

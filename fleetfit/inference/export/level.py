@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from fleetfit.core import DataDescription
 from fleetfit.data import AbsentData, Data
 from fleetfit.data.transform import Transform
 from fleetfit.errors import ConfigError, ModelError, format_cause
@@ -35,7 +36,6 @@ from fleetfit.layout import (
     require_segments,
     visit_exits,
 )
-from fleetfit.values import DataDescription
 
 _SAMPLES, _LOGITS = 1000, 20_000_000
 _DRAWN = 8

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from fleetfit import files
+from fleetfit.core import DataDescription
+from fleetfit.core.tasks import get_task
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, did_you_mean, truncate
-from fleetfit.tasks import get_task
 from fleetfit.training.labels import compute_offset, count_labels, smooth_counts
-from fleetfit.values import DataDescription
 
 Counts = Sequence[float] | Mapping[str, float]
 """Samples of each class, in order or by its name or number; a class that a table leaves out has none."""

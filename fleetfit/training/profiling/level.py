@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fleetfit.core import Local
 from fleetfit.submodel import Submodel
 from fleetfit.training.profiling.memory import ENVIRONMENT
-from fleetfit.values import Local
 
 _GRACE_S = 5.0  # the process ends itself this long after its time, if its parent is gone
 

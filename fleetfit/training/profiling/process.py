@@ -17,10 +17,11 @@ from typing import Any, TextIO
 import numpy as np
 import torch
 
+from fleetfit.core import Job, Local, Problem
 from fleetfit.cost import measure_latency
 from fleetfit.errors import FleetFitError
+from fleetfit.hooks import rebuild_problem
 from fleetfit.machine import is_out_of_memory
-from fleetfit.method import rebuild_problem
 from fleetfit.seeds import make_torch_rng
 from fleetfit.submodel import Submodel
 from fleetfit.training.local_model import initial_base
@@ -29,7 +30,6 @@ from fleetfit.training.profiling.level import Timing
 from fleetfit.training.profiling.memory import limit_memory, measure_peak
 from fleetfit.training.profiling.steps import Stopwatch, draw_state, make_random_data, stop_after, train_until
 from fleetfit.training.runtime import keep_freed_memory, prepare_model, resolve_device
-from fleetfit.values import Job, Local, Problem
 
 _STEPS_SHARE = 0.7  # of the time for timing; the rest is for inference
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from fleetfit.aggregate import Aggregate
+from fleetfit.core.problem import Level, Problem
+from fleetfit.core.resources import Clock, DeviceResources
+from fleetfit.core.work import Update
 from fleetfit.cost import Conditions, compute_cost
 from fleetfit.data import Data
 from fleetfit.errors import ModelError
 from fleetfit.planner import Budget, affords, assign
 from fleetfit.submodel import Submodel
-from fleetfit.values.problem import Level, Problem
-from fleetfit.values.resources import Clock, DeviceResources
-from fleetfit.values.work import Update
 
 # ---- reports of nodes -----------------------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ class Federation:
         clients: All registered clients, as far as the server knows them.
         levels: Smallest first.
         cohort: Number of clients in a round.
-        method: The method, a `fleetfit.method.Method`; methods are made of these values, which cannot name its type.
+        method: The method, a `fleetfit.hooks.Method`; methods are made of these values, which cannot name its type.
         method_spec: What a worker builds the method from.
         seed: Seed of the run.
         device: The server's own: its test set, and its data without labels (FedDF); None where it has none.

@@ -17,13 +17,13 @@ import numpy as np
 from torch import Tensor, nn
 
 from fleetfit.aggregate import Aggregate, Mean, apply_mean
+from fleetfit.core import Aggregator, Device, Failure, Federation, Job, Level, LocalResult, Problem, Server, Update
+from fleetfit.core.tasks import Task
 from fleetfit.layout import Architecture, Axis, State, outputs
 from fleetfit.planner import Targets
 from fleetfit.seeds import make_numpy_rng
-from fleetfit.state import Shapes
 from fleetfit.submodel import Channels, Submodel, extract, normalise_channels
-from fleetfit.tasks import Task
-from fleetfit.values import Aggregator, Device, Failure, Federation, Job, Level, LocalResult, Problem, Server, Update
+from fleetfit.submodel.state import Shapes
 
 Reports = Sequence[Update | Failure]
 """Updates without their tensors, and failures, in job order."""

@@ -8,8 +8,8 @@ keeps the same channels in each of its stretches (the literal upper-left block i
 round 0 with the prefix and moves forward.
 
 Speed: a state is one flat buffer. All index work of a (layout, sub-model) is done once, in a `SlicePlan`. Elements at
-regular distances move as strips (`fleetfit.strips`), the small and scattered rest by one flat index, and scattered
-channels of tensors above `LARGE` elements by slices, so that the index is never larger than the model.
+regular distances move as strips (`fleetfit.submodel.strips`), the small and scattered rest by one flat index, and
+scattered channels of tensors above `LARGE` elements by slices, so that the index is never larger than the model.
 """
 
 import math
@@ -23,28 +23,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleetfit.buffers import empty_like
 from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, Layout, Segment, State
-from fleetfit.state import FlatState, concat_state, get_shapes
-from fleetfit.strips import Span, Strip, find_strips, merge_strips
+from fleetfit.submodel.buffers import empty_like
+from fleetfit.submodel.state import FlatState, concat_state
+from fleetfit.submodel.strips import Span, Strip, find_strips, merge_strips
 
 __all__ = [
     "LARGE",
     "Channels",
-    "FlatState",
     "SlicePlan",
     "Submodel",
     "check_shapes",
     "compute_norm",
-    "concat_state",
     "dump_prefixes",
     "dump_submodel",
     "extract",
     "find_mismatch",
     "find_positions",
     "full_submodel",
-    "get_shapes",
     "get_slice_plan",
     "is_finite",
     "make_flat_state",

@@ -19,15 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fleetfit.core import ClientMemory, Federation, Level, Problem, Server
 from fleetfit.errors import ModelError, RunError, format_exception, one_line
+from fleetfit.hooks import build
+from fleetfit.hooks.level_tensors import get_select
 from fleetfit.layout import Layout, State, batch_norms, build_module
 from fleetfit.layout.meta import on_meta
-from fleetfit.level_tensors import get_select
-from fleetfit.method import build
 from fleetfit.runs.checkpoints import CheckpointError, validate_checkpoint
 from fleetfit.submodel import Submodel, find_mismatch, is_finite, parse_submodel
 from fleetfit.validation import find_prior_error
-from fleetfit.values import ClientMemory, Federation, Level, Problem, Server
 
 # ---- read from a checkpoint: names, shapes, dtypes, and that numbers are finite ------------------------------------
 

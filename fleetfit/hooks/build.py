@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fleetfit import names
+from fleetfit.core import Device, Federation, Job, Problem, Server, Update
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, truncate
 from fleetfit.factories import call_factory, is_default
-from fleetfit.method import hooks
+from fleetfit.hooks import fedavg
 from fleetfit.submodel import Submodel, random, rolling, window
-from fleetfit.values import Device, Federation, Job, Problem, Server, Update
 
 CALLED_BY: Mapping[str, str] = {"choose": "assign", "channels": "assign", "weight": "aggregate"}
 """Hooks that another hook calls, and which one; rounds call all others."""
@@ -46,26 +46,26 @@ class Method:
         describe: Returns notes for a run from its problem and levels, such as parts of the method without effect there.
     """
 
-    model: hooks.ModelHook = hooks.keep_model
-    levels: hooks.LevelsHook = hooks.make_full_level
-    assign: hooks.AssignHook = hooks.assign_own_levels
-    choose: hooks.ChooseHook = hooks.choose_uniformly
-    channels: hooks.ChannelsHook = hooks.keep_prefix
-    dispatch: hooks.DispatchHook = hooks.dispatch_submodel
-    attach: hooks.AttachHook = hooks.attach_nothing
-    adapt: hooks.AdaptHook = hooks.keep_job
-    task: hooks.TaskHook = hooks.keep_task
-    loss: hooks.LossHook = hooks.last_exit_loss
-    penalty: hooks.PenaltyHook = hooks.skip_penalty
-    remember: hooks.RememberHook = hooks.keep_memory
-    reply: hooks.ReplyHook = hooks.send_all
-    report: hooks.ReportHook = hooks.report_nothing
-    receive: hooks.ReceiveHook = hooks.receive_all
-    note: hooks.NoteHook = hooks.note_nothing
-    weight: hooks.WeightHook = hooks.weigh_by_samples
-    aggregate: hooks.AggregateHook = hooks.CoverageMean
-    step: hooks.StepHook = hooks.take_mean
-    observe: hooks.ObserveHook = hooks.observe_nothing
+    model: fedavg.ModelHook = fedavg.keep_model
+    levels: fedavg.LevelsHook = fedavg.make_full_level
+    assign: fedavg.AssignHook = fedavg.assign_own_levels
+    choose: fedavg.ChooseHook = fedavg.choose_uniformly
+    channels: fedavg.ChannelsHook = fedavg.keep_prefix
+    dispatch: fedavg.DispatchHook = fedavg.dispatch_submodel
+    attach: fedavg.AttachHook = fedavg.attach_nothing
+    adapt: fedavg.AdaptHook = fedavg.keep_job
+    task: fedavg.TaskHook = fedavg.keep_task
+    loss: fedavg.LossHook = fedavg.last_exit_loss
+    penalty: fedavg.PenaltyHook = fedavg.skip_penalty
+    remember: fedavg.RememberHook = fedavg.keep_memory
+    reply: fedavg.ReplyHook = fedavg.send_all
+    report: fedavg.ReportHook = fedavg.report_nothing
+    receive: fedavg.ReceiveHook = fedavg.receive_all
+    note: fedavg.NoteHook = fedavg.note_nothing
+    weight: fedavg.WeightHook = fedavg.weigh_by_samples
+    aggregate: fedavg.AggregateHook = fedavg.CoverageMean
+    step: fedavg.StepHook = fedavg.take_mean
+    observe: fedavg.ObserveHook = fedavg.observe_nothing
     needs_budgets: bool = True
     own_data: bool = False
     needs_prior: bool = False
@@ -74,9 +74,9 @@ class Method:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     token_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     gives_way: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
-    declare_extra: hooks.ExtraFunction = hooks.declare_no_extra
-    check_memory: hooks.CheckMemoryFunction = hooks.check_nothing
-    describe: hooks.DescribeFunction = hooks.describe_nothing
+    declare_extra: fedavg.ExtraFunction = fedavg.declare_no_extra
+    check_memory: fedavg.CheckMemoryFunction = fedavg.check_nothing
+    describe: fedavg.DescribeFunction = fedavg.describe_nothing
 
     @functools.cached_property
     def own_hooks(self) -> frozenset[str]:
@@ -105,9 +105,9 @@ FEDAVG = Method()
 
 # built-in functions by hook, for `method.hooks.channels = "rolling"`
 _CHOICES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
-    "channels": {"prefix": hooks.keep_prefix, "window": window, "rolling": rolling, "random": random},
-    "choose": {"uniform": hooks.choose_uniformly},
-    "weight": {"by_samples": hooks.weigh_by_samples, "by_count": hooks.weigh_equally},
+    "channels": {"prefix": fedavg.keep_prefix, "window": window, "rolling": rolling, "random": random},
+    "choose": {"uniform": fedavg.choose_uniformly},
+    "weight": {"by_samples": fedavg.weigh_by_samples, "by_count": fedavg.weigh_equally},
 }  # fmt: skip
 
 
@@ -273,21 +273,21 @@ def _add_option(
     )
 
 
-def _join_descriptions(first: hooks.DescribeFunction, second: hooks.DescribeFunction) -> hooks.DescribeFunction:
+def _join_descriptions(first: fedavg.DescribeFunction, second: fedavg.DescribeFunction) -> fedavg.DescribeFunction:
     return lambda problem, levels: [*first(problem, levels), *second(problem, levels)]
 
 
-def _join_extra(first: hooks.ExtraFunction, second: hooks.ExtraFunction) -> hooks.ExtraFunction:
-    def declare_extra(problem: Problem, submodel: Submodel) -> hooks.ExtraShapes:
+def _join_extra(first: fedavg.ExtraFunction, second: fedavg.ExtraFunction) -> fedavg.ExtraFunction:
+    def declare_extra(problem: Problem, submodel: Submodel) -> fedavg.ExtraShapes:
         (down, up), (more_down, more_up) = first(problem, submodel), second(problem, submodel)
         if common := (down.keys() & more_down.keys()) | (up.keys() & more_up.keys()):
             raise ConfigError(f"two parts of the method send tensors of one name, {sorted(common)}.", key="method.plus")
-        return hooks.ExtraShapes({**down, **more_down}, {**up, **more_up})
+        return fedavg.ExtraShapes({**down, **more_down}, {**up, **more_up})
 
     return declare_extra
 
 
-def _join_checks(first: hooks.CheckMemoryFunction, second: hooks.CheckMemoryFunction) -> hooks.CheckMemoryFunction:
+def _join_checks(first: fedavg.CheckMemoryFunction, second: fedavg.CheckMemoryFunction) -> fedavg.CheckMemoryFunction:
     return lambda federation, memory: (first(federation, memory), second(federation, memory))
 
 

@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any
 
 from fleetfit.aggregate import Aggregate, Mean
+from fleetfit.core import Federation, Server, Update
 from fleetfit.layout import State
 from fleetfit.submodel import Submodel, extract, find_positions, narrow_layout
-from fleetfit.values import Federation, Server, Update
 
 LEVEL_PREFIX = re.compile(r"level(\d+)/")
 Select = Callable[[str], bool]

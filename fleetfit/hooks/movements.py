@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from fleetfit.aggregate import Aggregate
+from fleetfit.core import Device, Federation, Job, Problem, Server, Update
+from fleetfit.hooks import CoverageMean, ExtraShapes, get_round_submodel
 from fleetfit.layout import Layout, State
-from fleetfit.method import CoverageMean, ExtraShapes, get_round_submodel
-from fleetfit.state import Shapes
 from fleetfit.submodel import (
     FlatState,
     SlicePlan,
@@ -34,7 +34,7 @@ from fleetfit.submodel import (
     pack_state,
     parse_submodel,
 )
-from fleetfit.values import Device, Federation, Job, Problem, Server, Update
+from fleetfit.submodel.state import Shapes
 
 # ---- one update, and the server's step ------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ Values, not services: a `Job` goes in, an `Update` comes out; state is passed an
 knowledge of a client, a `Device` is the client's own; no function gets both.
 """
 
-from fleetfit.values.fleet import (
+from fleetfit.core.fleet import (
     Aggregator,
     Client,
     Clients,
@@ -14,10 +14,10 @@ from fleetfit.values.fleet import (
     NodeDescription,
     Simulation,
 )
-from fleetfit.values.local import Local
-from fleetfit.values.problem import Level, Problem, apply_peft
-from fleetfit.values.resources import Availability, Clock, DeviceResources, Drift, Speed
-from fleetfit.values.work import (
+from fleetfit.core.local import Local
+from fleetfit.core.problem import Level, Problem, apply_peft
+from fleetfit.core.resources import Availability, Clock, DeviceResources, Drift, Speed
+from fleetfit.core.work import (
     FREQUENCIES,
     ClientMemory,
     Evaluation,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from fleetfit.core.tasks import Task
 from fleetfit.errors import ConfigError
-from fleetfit.tasks import Task
 
 
 def exit_weights(exits: int, printed: bool = False) -> tuple[float, ...]:

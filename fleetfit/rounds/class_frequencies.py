@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from fleetfit import messages
+from fleetfit.core import FREQUENCIES, Evaluation, Failure, Federation, Job, RoundSums, Server
+from fleetfit.engines.secure import LABEL_GRID
 from fleetfit.evaluate import EvaluationScope, JobRunner, make_failure_record, make_job
-from fleetfit.secure_engine import LABEL_GRID
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.validation import find_sums_error, pair_jobs_with_replies, validate_reply
-from fleetfit.values import FREQUENCIES, Evaluation, Failure, Federation, Job, RoundSums, Server
 
 MOST_CLIENTS = 1000
 MOST_SECURE_CLIENTS = 50

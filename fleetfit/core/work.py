@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fleetfit.aggregate import SummedBlock
+from fleetfit.core.local import Compression, Local
+from fleetfit.core.section import Norm
 from fleetfit.layout import State
 from fleetfit.submodel import Submodel
-from fleetfit.values.local import Compression, Local
-from fleetfit.values.section import Norm
 
 Kind = Literal["train", "evaluate", "statistics", "labels"]
 Split = Literal["test", "validation", "train"]

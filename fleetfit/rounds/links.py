@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fleetfit.core import Failure, Job, Update
 from fleetfit.layout import Layout
 from fleetfit.messages import reply_size
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.validation import pair_jobs_with_replies
-from fleetfit.values import Failure, Job, Update
 
 AFTER_QUORUM = "the round ended without it: enough others had answered"
 """Failure reason of an update that arrived after the quorum."""

@@ -5,7 +5,7 @@ learns nothing. Jobs are dispatched, and updates aggregated, in one order: predi
 id. So all engines compute the same bits.
 
 A round without a usable update leaves the state as it was. So does a round that is rolled back, because a reply made a
-hook raise or because the new state would not be finite (`fleetfit.state_checks`). After `patience` such rounds in a
+hook raise or because the new state would not be finite (`fleetfit.rounds.rollback`). After `patience` such rounds in a
 row, or if all rounds are like that, the run stops with an error. Rounds in which no client was connected do not count
 in a row. Under a simulated attack, such rounds do not stop a run that has received an update before.
 """
@@ -18,12 +18,7 @@ from typing import Any, Protocol
 
 from fleetfit import messages
 from fleetfit.aggregate import Aggregate, average_sums
-from fleetfit.class_frequencies import (
-    ClassFrequencies,
-    ask_class_frequencies,
-    needs_class_frequencies,
-    sum_class_frequencies,
-)
+from fleetfit.core import Aggregator, Failure, Federation, Job, Local, RoundSums, Server, Update
 from fleetfit.errors import (
     ConfigError,
     FleetFitError,
@@ -34,11 +29,17 @@ from fleetfit.errors import (
     one_line,
 )
 from fleetfit.evaluate import EvaluationPart, EvaluationScope, Statistics, evaluate, find_trained_levels
+from fleetfit.hooks import Slot
 from fleetfit.layout import State
-from fleetfit.method import Slot
-from fleetfit.network import LinkFaults, LossyNetwork
 from fleetfit.privacy import Privacy
-from fleetfit.round_report import (
+from fleetfit.rounds.class_frequencies import (
+    ClassFrequencies,
+    ask_class_frequencies,
+    needs_class_frequencies,
+    sum_class_frequencies,
+)
+from fleetfit.rounds.links import LinkFaults, LossyNetwork
+from fleetfit.rounds.report import (
     LEFT_OUT,
     ElementCounter,
     count_by_honesty,
@@ -47,14 +48,13 @@ from fleetfit.round_report import (
     make_rollback_report,
     make_round_report,
 )
+from fleetfit.rounds.rollback import find_invalid_state
+from fleetfit.rounds.timekeeper import Timekeeper
 from fleetfit.secure import SKIPPED, TOO_FEW, SecureRun
 from fleetfit.seeds import derive_seed, make_numpy_rng
-from fleetfit.state_checks import find_invalid_state
 from fleetfit.submodel import Submodel, concat_state, make_flat_state
-from fleetfit.timekeeper import Timekeeper
 from fleetfit.training import initial_state
 from fleetfit.validation import find_extra_error, find_sums_error, reject, validate_reply
-from fleetfit.values import Aggregator, Failure, Federation, Job, Local, RoundSums, Server, Update
 
 
 class Engine(Protocol):
@@ -95,7 +95,7 @@ class Settings:
         patience: Rounds in a row without a usable update, or rolled back, after which the run stops.
         hostile: Clients that attack, in a simulation. The report counts them apart, and once an update has come in, no
             number of empty rounds stops the run.
-        secure: Secure aggregation; the engine then has `sums` (`fleetfit.secure_engine`). None without.
+        secure: Secure aggregation; the engine then has `sums` (`fleetfit.engines.secure`). None without.
         links: Simulated faults of links; None for reliable links.
         quorum: Number of updates that ends a round, in a simulation with a clock; None to wait for every client.
         privacy: Differential privacy; its hooks are the method's. None without.

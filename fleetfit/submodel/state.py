@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-State = Mapping[str, Tensor]
-"""Tensors by name."""
+from fleetfit.layout import State
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 

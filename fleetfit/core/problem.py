@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from fleetfit import names
+from fleetfit.core.arithmetic import Arithmetic, ShapeArithmetic, find_arithmetic
+from fleetfit.core.tasks import Task, get_task
 from fleetfit.derivation import restore_architecture
 from fleetfit.errors import ModelError, RunError
 from fleetfit.factories import call_factory
 from fleetfit.layout import Architecture, Layout, State, build_module, infer_layout, make_input, outputs
 from fleetfit.layout.meta import on_meta
 from fleetfit.submodel import Submodel, dump_prefixes, extract, parse_prefixes
-from fleetfit.tasks import Task, get_task
-from fleetfit.values.arithmetic import Arithmetic, ShapeArithmetic, find_arithmetic
 
 UNLIMITED = 2.0**60
 """Bytes for features where the run file sets no limit."""

@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from fleetfit.core.fleet import DataDescription, NodeDescription
 from fleetfit.errors import RunError
 from fleetfit.planner import Budget
-from fleetfit.values.fleet import DataDescription, NodeDescription
 
 NODE_NAME = re.compile(r"[\w.-]{1,60}")
 _ENCODING = re.compile(r"([0-9a-f]{64})?")

@@ -5,7 +5,7 @@ built anew from its spec wherever a job runs, never pickled. `hooks` documents e
 builds a method from a spec.
 """
 
-from fleetfit.method.building import (
+from fleetfit.hooks.build import (
     FEDAVG,
     HOOKS,
     Method,
@@ -16,7 +16,7 @@ from fleetfit.method.building import (
     is_portable,
     rebuild_problem,
 )
-from fleetfit.method.hooks import (
+from fleetfit.hooks.fedavg import (
     CoverageMean,
     ExtraShapes,
     Loss,

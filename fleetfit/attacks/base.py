@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fleetfit.core import Clients, Device, Failure, Job, Update
 from fleetfit.data import Data
 from fleetfit.data.image_reader import EncodedImages
 from fleetfit.errors import ConfigError
 from fleetfit.layout import Layout
 from fleetfit.seeds import make_numpy_rng, make_torch_rng
 from fleetfit.submodel import SlicePlan, Submodel, concat_state, full_submodel, get_slice_plan, move_state
-from fleetfit.values import Clients, Device, Failure, Job, Update
 
 Parts = Sequence[Mapping[str, Tensor]]
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from fleetfit.core import Failure, Federation, Local, Server, Update
 from fleetfit.errors import one_line
 from fleetfit.layout import Layout
 from fleetfit.submodel import Submodel
-from fleetfit.values import Failure, Federation, Local, Server, Update
 
 _MOST_NAMED = 3
 """Clients or reasons that a sentence names."""

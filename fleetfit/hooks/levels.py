@@ -4,11 +4,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+from fleetfit.core import Level, Problem
 from fleetfit.errors import ConfigError, PlanError
 from fleetfit.layout import unwrap
 from fleetfit.planner import Mode, Targets, find_shapes, get_sizes, may_keep_shapes
 from fleetfit.submodel import Submodel
-from fleetfit.values import Level, Problem
 
 _ANY = 1.0  # tolerance under a budget
 

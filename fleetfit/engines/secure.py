@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleetfit.aggregate import SummedBlock
+from fleetfit.core import FREQUENCIES, Failure, Job, RoundSums, Update
 from fleetfit.errors import FleetFitError, RunError, format_exception, one_line
 from fleetfit.layout import Layout, Segment, State, TensorLayout
 from fleetfit.messages import job_size
@@ -55,7 +56,6 @@ from fleetfit.submodel import (
     parse_submodel,
 )
 from fleetfit.validation import pair_jobs_with_replies
-from fleetfit.values import FREQUENCIES, Failure, Job, RoundSums, Update
 
 Dropout = Callable[[str, int, int], bool]
 """Returns of (phase, round, client) whether it drops out before its "keys", "shares", "update", "sign" or "unmask"."""

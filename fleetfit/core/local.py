@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self
 import torch
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator, model_validator
 
+from fleetfit.core.section import Below1, Count, NotNegative, Positive, Section
 from fleetfit.errors import ConfigError, truncate
-from fleetfit.values.section import Below1, Count, NotNegative, Positive, Section
 
 # ---- schedules of the learning rate: `[local] schedule` ------------------------------------------------------------
 
