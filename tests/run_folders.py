@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 import fleetfit as ff
 from fleetfit.api.run import prepare, run_remaining_rounds
 from fleetfit.config import load_experiment
-from fleetfit.rounds import round as rounds
+from fleetfit.rounds import loop as rounds
 
 HERE = Path(__file__).parent
 TINY: dict[str, Any] = {

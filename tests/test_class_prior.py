@@ -551,7 +551,7 @@ def test_a_resumed_run_has_equal_bits(after: int, tmp_path: Any, monkeypatch: An
     stop_before_round(table, tmp_path / "broken", after)
     calls: list[int] = []
     monkeypatch.setattr(
-        "fleetfit.rounds.ask_class_frequencies", lambda *a: calls.append(1) or ask_class_frequencies(*a)
+        "fleetfit.rounds.loop.ask_class_frequencies", lambda *a: calls.append(1) or ask_class_frequencies(*a)
     )
     resumed = ff.resume(tmp_path / "broken")
     assert have_same_state(base, resumed)

@@ -52,8 +52,8 @@ def test_the_factory_documents_itself(kind: str, name: str) -> None:
     # a data set may have to be told where it is
     supplied = {"engines": {"simulation"}, "data": {"folder", "file"}, "peft": {"architecture"}}.get(kind, set())
     hints = typing.get_type_hints(factory)
-    doc = inspect.getdoc(factory) or ""
-    assert doc and (name == OUTSIDE or names.describe_entry(kind, name))
+    doc = inspect.getdoc(inspect.unwrap(factory)) or ""  # of a preset, the general factory's
+    assert inspect.getdoc(factory) and (name == OUTSIDE or names.describe_entry(kind, name))
     for key, parameter in parameters.items():
         assert key in hints, key
         assert f"{key}: " in doc, f"{key} is not explained"

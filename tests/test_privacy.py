@@ -17,7 +17,7 @@ import tomli_w
 import torch
 from scipy import optimize
 from support import Expected, aggregate_updates, raises
-from support.attacks import FULL, TINY, elements, make_job, make_update
+from support.attacks import TINY, elements, make_job, make_update
 from support.privacy import KEY, WITHHELD, exact_delta, read_state
 
 import fleetfit as ff
@@ -161,8 +161,8 @@ def test_clipped_movements_have_fixed_denominators(assembly: Any, clip: float) -
     rng, updates = torch.Generator().manual_seed(1), []
     for index, piece in enumerate(pieces):
         state = {n: t + torch.randn(t.shape, generator=rng) for n, t in extracted(federation, piece).items()}
-        job = make_job(FULL, index)
-        updates.append(replace(make_update(FULL, 1, job), submodel=piece, state=as_flat(federation, piece, state)))
+        update = make_update(piece, 1, make_job(piece, index))
+        updates.append(replace(update, state=as_flat(federation, piece, state)))
     added: dict[Any, float] = {}
     for update in updates:
         moved = {place: number - sent[place] for place, number in elements(update.state).items()}

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import json
 import math
 import re
 import shlex
@@ -40,6 +41,8 @@ from fleetfit.config.schema import Experiment, GroupSection
 from fleetfit.core import Federation, Simulation
 from fleetfit.core.local import OPTIMISERS, Constant, Cosine, Exponential, Step
 from fleetfit.core.section import Section
+from fleetfit.data.sets.digits import digits
+from fleetfit.data.transform import Transform
 from fleetfit.engines.local import local as local_engine
 from fleetfit.hooks import HOOKS, build
 from fleetfit.planner import Targets
@@ -466,7 +469,11 @@ def commented_keys() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("key", "value"), list(commented_keys()), ids=lambda text: text)
-def test_a_key_without_a_default_is_valid(key, value):
+def test_a_key_without_a_default_is_valid(key, value, tmp_path):
+    if key == "data.transform":
+        transform = Transform.fit(digits(), "digits", {})
+        (tmp_path / "data.json").write_text(transform.to_files()["data.json"])
+        value = json.dumps(str(tmp_path))
     section, _, name = key.partition(".")
     takes = (
         ["local.optimiser=adamw"]

@@ -34,7 +34,7 @@ from fleetfit.submodel import (
 )  # fmt: skip
 
 LAYOUT = infer_layout(Deep())
-CUT = import_module("fleetfit.submodel")  # by name: the package has a function of that name
+CUT = import_module("fleetfit.submodel.submodel")
 
 
 def numbered(layout: Layout) -> State:

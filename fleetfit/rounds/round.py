@@ -1,17 +1,13 @@
-"""The round loop: select, dispatch, train, validate, aggregate, step, report.
+"""A round: select, dispatch, train, validate, average, step, report.
 
-ScaleFL, Algorithm 1, lines 6-19. `run_round` is the only round; `run` repeats it, evaluates, and stops a run that
-learns nothing. Jobs are dispatched, and updates aggregated, in one order: predicted cost, largest first, then client
-id. So all engines compute the same bits.
+ScaleFL, Algorithm 1, lines 6-19. `run_round` is the only round. Jobs are dispatched, and updates averaged, in one
+order: predicted cost, largest first, then client id. So all engines compute the same bits.
 
 A round without a usable update leaves the state as it was. So does a round that is rolled back, because a reply made a
-hook raise or because the new state would not be finite (`fleetfit.rounds.rollback`). After `patience` such rounds in a
-row, or if all rounds are like that, the run stops with an error. Rounds in which no client was connected do not count
-in a row. Under a simulated attack, such rounds do not stop a run that has received an update before.
+hook raise or because the new state would not be finite (`fleetfit.rounds.rollback`).
 """
 
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -23,46 +19,33 @@ from fleetfit.errors import (
     ConfigError,
     FleetFitError,
     ModelError,
-    NoUsableUpdates,
     RunError,
     format_exception,
     one_line,
 )
-from fleetfit.evaluate import EvaluationPart, EvaluationScope, Statistics, evaluate, find_trained_levels
+from fleetfit.evaluate import EvaluationPart, EvaluationScope, JobRunner, find_trained_levels
 from fleetfit.hooks import Slot
 from fleetfit.layout import State
 from fleetfit.privacy import Privacy
-from fleetfit.rounds.class_frequencies import (
-    ClassFrequencies,
-    ask_class_frequencies,
-    needs_class_frequencies,
-    sum_class_frequencies,
-)
 from fleetfit.rounds.links import LinkFaults, LossyNetwork
 from fleetfit.rounds.report import (
     LEFT_OUT,
     ElementCounter,
     count_by_honesty,
-    explain_empty_rounds,
     make_rollback_record,
     make_rollback_report,
     make_round_report,
 )
 from fleetfit.rounds.rollback import find_invalid_state
 from fleetfit.rounds.timekeeper import Timekeeper
-from fleetfit.secure import SKIPPED, TOO_FEW, SecureRun
+from fleetfit.secure import TOO_FEW, SecureRun
 from fleetfit.seeds import derive_seed, make_numpy_rng
 from fleetfit.submodel import Submodel, concat_state, make_flat_state
-from fleetfit.training import initial_state
 from fleetfit.validation import find_extra_error, find_sums_error, reject, validate_reply
 
 
-class Engine(Protocol):
-    """Where jobs run; it knows nothing of methods."""
-
-    def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
-        """Run jobs, drawn as they are needed, and yield the replies in job order."""
-        ...
+class Engine(JobRunner, Protocol):
+    """Where jobs run, as they are drawn; it knows nothing of methods."""
 
     def accept(self, update: Update) -> None:
         """Keep the client's memory of an update that the server accepted."""
@@ -114,15 +97,6 @@ class Settings:
     privacy: Privacy | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Round:
-    """The outcome of a round: the server after it, its report, and the statistics of an evaluation of all."""
-
-    server: Server
-    report: dict[str, Any]
-    statistics: Statistics | None = None
-
-
 # ---- one round -----------------------------------------------------------------------------------------------------
 
 
@@ -157,36 +131,29 @@ def run_round(
 
     # 2. Dispatch: make the jobs, each when the engine asks for it.
     jobs = iter_jobs(federation, server, slots, local, settings.rounds)
-    if settings.secure is not None:
-        return run_secure_round(federation, engine, settings, server, local, jobs, len(slots), timer)
 
-    # 3. Train, validate and aggregate, one reply at a time.
-    network = LossyNetwork(settings.links, settings.quorum, federation.seed, federation.problem.layout)
-    results = RoundResults(federation, server)
-    aggregation = Aggregation(federation, server, results)
-    for job, reply in timer.iterate("training", network.exchange(engine.run, jobs)):
-        with timer.on("validation"):
-            update = results.add(job, reply)
-        if update is not None:
-            with timer.on("averaging"):
-                aggregation.add(update)
+    # 3. Train, validate and average what comes back: updates, one at a time, or with [secure] their sums.
+    collect = collect_updates if settings.secure is None else collect_sums
+    outcome = collect(federation, engine, settings, server, jobs, len(slots), timer)
 
-    # 4. Step: average the updates that the method admits, and move the server.
-    with timer.on("averaging"):
-        after, metrics, reason = step_server(federation, server, aggregation, results)
+    # 4. Step: move the server to the average.
+    after, metrics, reason = server, dict[str, Any](), outcome.error
+    if not reason:
+        with timer.on("averaging"):
+            after, metrics, reason = step_server(federation, server, outcome)
     if not reason:
         with timer.on("validation"):
             reason = find_invalid_state(server, after) or ""
 
     # 5. Report; roll the round back, or commit the clients' memories.
-    report = network.add_to_report(make_round_report(federation, unchanged, local, results.replies))
+    report = outcome.add_to_report(make_round_report(federation, unchanged, local, outcome.replies))
     if settings.hostile or "receive" in method.own_hooks:
-        report["received"] = count_by_honesty(settings.hostile, results.replies, results.levels)
+        report["received"] = count_by_honesty(settings.hostile, outcome.replies, outcome.levels)
     if reason:
-        record = make_rollback_record(reason, results.replies, results.norms)
+        record = make_rollback_record(reason, outcome.replies, outcome.norms)
         return unchanged, make_rollback_report(federation, report, unchanged, local, record)
-    report["failures"] += commit_memories(engine, results.replies)
-    return after, report | ({"server": dict(metrics)} if metrics else {})
+    report["failures"] += commit_memories(engine, outcome.replies)
+    return after, report | ({"server": metrics} if metrics else {})
 
 
 def sort_by_cost(federation: Federation, slots: Iterable[tuple[int, int, Submodel]]) -> list[Slot]:
@@ -218,47 +185,110 @@ def iter_jobs(federation: Federation, server: Server, slots: list[Slot], local: 
         )  # fmt: skip
 
 
-class RoundResults:
-    """The outcome of each job of a round, in job order.
+@dataclass(frozen=True)
+class RoundOutcome:
+    """What a round leaves for the server's step and for the report.
 
     Attributes:
+        replies: Updates without their tensors, and failures, in job order.
+        aggregate: The average; None after an error.
+        error: The reason for which the round has to be rolled back, or empty.
+        add_to_report: Returns a report with what only the collector knows.
         norms: Euclidean norm of each update's state, by job index; of some rejected updates, too.
         levels: Level, 0-based, of the sub-model that came back, by job index, where a client shrank it.
     """
 
-    def __init__(self, federation: Federation, server: Server) -> None:
+    replies: Sequence[Update | Failure]
+    aggregate: Aggregate | None
+    error: str = ""
+    add_to_report: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    norms: Mapping[int, float] = field(default_factory=dict)
+    levels: Mapping[int, int] = field(default_factory=dict)
+
+
+def collect_updates(
+    federation: Federation, engine: Engine, settings: Settings, server: Server, jobs: Iterator[Job], clients: int,
+    timer: Timekeeper,
+) -> RoundOutcome:  # fmt: skip
+    """Run the jobs of a round, and average their updates."""
+    network = LossyNetwork(settings.links, settings.quorum, federation.seed, federation.problem.layout)
+    updates = RoundUpdates(federation, server, timer)
+    for job, reply in timer.iterate("training", network.exchange(engine.run, jobs)):
+        updates.take(job, reply)
+    with timer.on("averaging"):
+        aggregate = updates.average()
+    return RoundOutcome(updates.replies, aggregate, updates.error, network.add_to_report, updates.norms, updates.levels)
+
+
+class RoundUpdates:
+    """The updates of a round: each averaged as it comes, or together where the method sets `receive`.
+
+    Attributes:
+        error: The reason for which the round has to be rolled back, or empty. Later updates are not used then.
+        norms: See `RoundOutcome`.
+        levels: See `RoundOutcome`.
+    """
+
+    def __init__(self, federation: Federation, server: Server, timer: Timekeeper) -> None:
+        self.error = ""
         self.norms: dict[int, float] = {}
         self.levels: dict[int, int] = {}
-        self._federation, self._server = federation, server
+        self._federation, self._server, self._timer = federation, server, timer
+        self._is_streaming = "receive" not in federation.method.own_hooks
         self._replies: dict[int, Update | Failure] = {}
         self._valid: dict[int, Job] = {}  # jobs whose update is valid, and which the method has not admitted yet
+        self._updates: list[Update] = []  # that `receive` will get
+        self._aggregator: Aggregator | None = None
 
     @property
     def replies(self) -> list[Update | Failure]:
-        """Updates without their states, and failures."""
+        """Updates without their tensors, and failures, in job order."""
         return list(self._replies.values())
 
-    def add(self, job: Job, reply: Update | Failure) -> Update | None:
-        """Validate and record a reply, and return it if it is a usable update."""
-        reply = validate_and_measure(reply, job, self._federation, self.norms)
-        if isinstance(reply, Failure):
-            self._replies[job.index] = reply
+    def take(self, job: Job, reply: Update | Failure) -> None:
+        """Validate and record a reply; average it if it is a usable update and is not for `receive`."""
+        with self._timer.on("validation"):
+            reply = validate_and_measure(reply, job, self._federation, self.norms)
+            self._replies[job.index] = _without_tensors(reply)
+            if isinstance(reply, Failure):
+                return
+            if reply.submodel != reply.dispatched:
+                with contextlib.suppress(ModelError):  # not the sub-model of a level: it counts for the one sent
+                    self.levels[job.index] = self._federation.level_index(reply.submodel)
+            self._valid[job.index] = replace(job, state={}, extra={})
+        if self._is_streaming:
+            with self._timer.on("averaging"):
+                self._admit(reply)
+        else:
+            self._updates.append(reply)
+
+    def average(self) -> Aggregate | None:
+        """Return the average of the updates that the method admits; None after an error."""
+        if not self._is_streaming:
+            try:
+                for update in self._federation.method.receive(self._federation, self._server, self._updates):
+                    self._admit(update)
+            except Exception as error:
+                self.error = self.error or explain_hook_error("receiving the updates (receive)", error)
+            self._updates = []
+        if self.error:
             return None
-        self._replies[job.index] = replace(reply, state={}, extra={})
-        if reply.submodel != reply.dispatched:
-            with contextlib.suppress(ModelError):  # not the sub-model of a level: it counts for the one that was sent
-                self.levels[job.index] = self._federation.level_index(reply.submodel)
-        self._valid[job.index] = replace(job, state={}, extra={})
-        return reply
+        for index in self._valid:
+            self._fail(index, LEFT_OUT)
+        try:
+            return self._get_aggregator().result()
+        except Exception as error:
+            self.error = explain_hook_error(_AVERAGING, error)
+            return None
 
-    def admit(self, update: Any) -> tuple[Update, float] | None:
-        """Return an update that the method admits, with its notes, and its weight.
-
-        An error of the method's `note` or `weight` makes the update a failure; then this returns None.
+    def _admit(self, update: Any) -> None:
+        """Average an update with the method's notes and weight; an error of these hooks makes it a failure.
 
         Raises:
             ConfigError: It is not an update of this round, or was admitted before.
         """
+        if self.error:
+            return
         if not isinstance(update, Update):
             raise ConfigError(f"receive must return updates, got {type(update).__name__}.", key="receive")
         job = self._valid.pop(update.index, None)
@@ -276,20 +306,27 @@ class RoundResults:
             if not 0 <= weight < float("inf"):
                 raise ValueError(f"an aggregation weight must be finite and at least 0, got {weight}")
         except Exception as error:
-            self.refuse(update, hook, error)
-            return None
+            self._refuse(update, hook, error)
+            return
         update = replace(update, metrics=metrics)
-        self._replies[job.index] = replace(update, state={}, extra={})
-        return update, weight
+        self._replies[job.index] = _without_tensors(update)
+        try:
+            aggregator = self._get_aggregator()
+        except Exception as error:
+            self.error = explain_hook_error(_AVERAGING, error)
+            return
+        try:
+            aggregator.add(update, weight)
+        except Exception as error:
+            explain_hook_error(_AVERAGING, error)  # raises what is not the fault of a reply
+            self._refuse(update, "aggregate", error)
 
-    def leave_out_rest(self) -> None:
-        """Make a failure of each valid update that the method has not admitted."""
-        for index in self._valid:
-            self._fail(index, LEFT_OUT)
-        self._valid.clear()
+    def _get_aggregator(self) -> Aggregator:
+        if self._aggregator is None:
+            self._aggregator = self._federation.method.aggregate(self._federation, self._server)
+        return self._aggregator
 
-    def refuse(self, update: Update, hook: str, error: Exception) -> None:
-        """Make a failure of an update for which a hook raised an error."""
+    def _refuse(self, update: Update, hook: str, error: Exception) -> None:
         reason = f"its update was refused: the method's {hook} raised an error: {format_exception(error)}"
         self._fail(update.index, one_line(reason, 500))
 
@@ -299,6 +336,10 @@ class RoundResults:
             reply.round, reply.index, reply.client, reply.level, reply.dispatched, reason, bytes_down=reply.bytes_down,
             bytes_up=reply.bytes_up, multiply_adds=reply.multiply_adds, simulated_s=reply.simulated_s,
         )  # fmt: skip
+
+
+def _without_tensors(reply: Update | Failure) -> Update | Failure:
+    return replace(reply, state={}, extra={}) if isinstance(reply, Update) else reply
 
 
 def validate_and_measure(
@@ -323,64 +364,6 @@ def validate_and_measure(
     return replace(result, bytes_down=messages.job_size(job, federation.problem.layout), bytes_up=bytes_up)
 
 
-class Aggregation:
-    """Aggregates the updates of a round: each as it comes, or together where the method sets `receive`.
-
-    Attributes:
-        error: The reason for which the round has to be rolled back, or empty. Later updates are not used then.
-    """
-
-    def __init__(self, federation: Federation, server: Server, results: RoundResults) -> None:
-        self.error = ""
-        self._federation, self._server, self._results = federation, server, results
-        self._is_streaming = "receive" not in federation.method.own_hooks
-        self._updates: list[Update] = []
-        self._aggregator: Aggregator | None = None
-
-    def add(self, update: Update) -> None:
-        """Take a valid update."""
-        if not self._is_streaming:
-            self._updates.append(update)
-        elif not self.error and (admitted := self._results.admit(update)):
-            self._aggregate(*admitted)
-
-    def finish(self) -> Aggregate | None:
-        """Return the average of the updates that the method admits; None after an error."""
-        if not self._is_streaming:
-            try:
-                for update in self._federation.method.receive(self._federation, self._server, self._updates):
-                    if not self.error and (admitted := self._results.admit(update)):
-                        self._aggregate(*admitted)
-            except Exception as error:
-                self.error = self.error or explain_hook_error("receiving the updates (receive)", error)
-            self._updates = []
-        if self.error:
-            return None
-        self._results.leave_out_rest()
-        try:
-            return self._get_aggregator().result()
-        except Exception as error:
-            self.error = explain_hook_error(_AVERAGING, error)
-            return None
-
-    def _aggregate(self, update: Update, weight: float) -> None:
-        try:
-            aggregator = self._get_aggregator()
-        except Exception as error:
-            self.error = explain_hook_error(_AVERAGING, error)
-            return
-        try:
-            aggregator.add(update, weight)
-        except Exception as error:
-            explain_hook_error(_AVERAGING, error)  # raises what is not the fault of a reply
-            self._results.refuse(update, "aggregate", error)
-
-    def _get_aggregator(self) -> Aggregator:
-        if self._aggregator is None:
-            self._aggregator = self._federation.method.aggregate(self._federation, self._server)
-        return self._aggregator
-
-
 _AVERAGING = "averaging the updates (aggregate)"
 
 
@@ -399,25 +382,22 @@ def explain_hook_error(step: str, error: Exception) -> str:
     return f"{step} raised an error: {format_exception(error)}"
 
 
-def step_server(
-    federation: Federation, server: Server, aggregation: Aggregation, results: RoundResults
-) -> tuple[Server, Mapping[str, Any], str]:
-    """Average the updates and move the server.
+def step_server(federation: Federation, server: Server, outcome: RoundOutcome) -> tuple[Server, dict[str, Any], str]:
+    """Move the server.
 
     Returns:
         The server after the step, the aggregate's metrics, and the reason for a rollback, or empty.
     """
-    aggregate = aggregation.finish()
-    if aggregate is None:
-        return server, {}, aggregation.error
-    after, replies = server, tuple(results.replies)
+    assert outcome.aggregate is not None
+    after, replies = server, tuple(outcome.replies)
     for hook in ("step", "observe"):
         try:
-            after = _call_step(hook, federation, after, aggregate, replies)
+            after = _call_step(hook, federation, after, outcome.aggregate, replies)
         except Exception as error:
             return server, {}, explain_hook_error(f"the method's {hook}", error)
         after = replace(after, round=server.round + 1)
-    return replace(after, trained=find_trained_levels(federation, server, replies)), aggregate.metrics, ""
+    trained = find_trained_levels(federation, server, replies)
+    return replace(after, trained=trained), dict(outcome.aggregate.metrics), ""
 
 
 def _call_step(hook: str, federation: Federation, *arguments: Any) -> Server:
@@ -445,193 +425,36 @@ def commit_memories(engine: Engine, replies: Sequence[Update | Failure]) -> list
 # ---- a secure round: the server sees sums only ---------------------------------------------------------------------
 
 
-def run_secure_round(
-    federation: Federation, engine: Engine, settings: Settings, server: Server, local: Local, jobs: Iterator[Job],
-    clients: int, timer: Timekeeper,
-) -> tuple[Server, dict[str, Any]]:  # fmt: skip
-    """Run steps 3 to 5 of a round with secure aggregation; see `run_round` for what it returns.
-
-    Args:
-        federation: The server's view.
-        engine: Runs the jobs, and returns the sums of their updates.
-        settings: The settings of the rounds.
-        server: The server before the round.
-        local: Local training in this round.
-        jobs: The jobs.
-        clients: The number of jobs.
-        timer: Counts the seconds of the round's parts.
-    """
-    assert settings.secure is not None
-    unchanged = replace(server, round=server.round + 1)
-    if settings.privacy is not None and clients < settings.secure.rules.minimum:
-        record = make_rollback_record(TOO_FEW, [], {})
-        return unchanged, make_round_report(federation, unchanged, local, []) | {"undone": record}
+def collect_sums(
+    federation: Federation, engine: Engine, settings: Settings, server: Server, jobs: Iterator[Job], clients: int,
+    timer: Timekeeper,
+) -> RoundOutcome:  # fmt: skip
+    """Run the jobs of a round with secure aggregation, and average the sums of their updates."""
+    secure, privacy = settings.secure, settings.privacy
+    assert secure is not None
+    if privacy is not None and clients < secure.rules.minimum:
+        return RoundOutcome([], None, TOO_FEW)
     sum_updates = getattr(engine, "sums", None)
     if sum_updates is None:
         raise ConfigError(
             f"[secure]: the engine {type(engine).__name__} returns updates, and not their sums.", key="secure"
         )
-    settings.secure.begin(server.round)
+    secure.begin(server.round)
     with timer.on("training"):
         summed: RoundSums = sum_updates(jobs, server.state)
-    after, reason = step_with_sums(federation, server, summed, settings, timer)
-    report = make_round_report(federation, unchanged, local, summed.reports)
-    report["secure"] = {"hidden": summed.hidden, "clipped": summed.clipped}
-    if settings.hostile:
-        report["received"] = count_by_honesty(settings.hostile, summed.reports, {})
-    if reason:
-        record = make_rollback_record(reason, summed.reports, {})
-        return unchanged, make_rollback_report(federation, report, unchanged, local, record)
-    report["failures"] += commit_memories(engine, summed.reports)
-    return after, report
-
-
-def step_with_sums(
-    federation: Federation, server: Server, summed: RoundSums, settings: Settings, timer: Timekeeper
-) -> tuple[Server, str]:
-    """Move the server by the sums of a round; return it, and the reason for a rollback, or empty."""
-    assert settings.secure is not None
-    grid, privacy = settings.secure.grid, settings.privacy
+    entry = {"secure": {"hidden": summed.hidden, "clipped": summed.clipped}}
     with timer.on("validation"):
         if privacy is not None:
-            summed = privacy.clamp_sums(summed, grid.most_clipped)
-        reason = summed.lost or find_sums_error(summed, concat_state(server.state).numel(), grid.most)
-    if reason:
-        return server, reason
-    with timer.on("averaging"):
+            summed = privacy.clamp_sums(summed, secure.grid.most_clipped)
+        reason = summed.lost or find_sums_error(summed, concat_state(server.state).numel(), secure.grid.most) or ""
+    aggregate: Aggregate | None = None
+    if not reason:
         try:
-            if privacy is None:
-                aggregate = average_sums(federation.problem.layout, server.state, summed.blocks, summed.step)
-            else:
-                aggregate = privacy.release_sums(federation, server, summed)
-            after = _call_step("step", federation, server, aggregate, summed.reports)
+            with timer.on("averaging"):
+                if privacy is None:
+                    aggregate = average_sums(federation.problem.layout, server.state, summed.blocks, summed.step)
+                else:
+                    aggregate = privacy.release_sums(federation, server, summed)
         except Exception as error:
-            return server, explain_hook_error("the method's step", error)
-    after = replace(after, round=server.round + 1, trained=find_trained_levels(federation, server, summed.reports))
-    with timer.on("validation"):
-        return after, find_invalid_state(server, after) or ""
-
-
-# ---- the loop over rounds --------------------------------------------------------------------------------------------
-
-
-def start(federation: Federation) -> Server:
-    """Return the server before the first round.
-
-    Raises:
-        RunError: No client can take part.
-    """
-    if not len(federation.able):
-        raise RunError(
-            "no client can take part: none affords the smallest level, or none has training data.", key="fleet"
-        )
-    return Server(initial_state(federation.problem, federation.seed))
-
-
-Renew = Callable[[Federation], Federation]
-"""Returns the federation as it is now: on a real fleet, clients come, change and leave."""
-
-
-def keep_federation(federation: Federation) -> Federation:
-    """Return the federation: its clients stay the same."""
-    return federation
-
-
-def run(
-    federation: Federation, engine: Engine, settings: Settings, server: Server, renew: Renew = keep_federation,
-    past_reports: Sequence[Mapping[str, Any]] = (),
-) -> Iterator[Round]:  # fmt: skip
-    """Run the remaining rounds, and yield after each.
-
-    Args:
-        federation: The server's view.
-        engine: Runs the jobs.
-        settings: The settings of the rounds.
-        server: The server after the rounds that are done.
-        renew: Called before each round.
-        past_reports: The reports of the rounds that are done.
-
-    Raises:
-        NoUsableUpdates: `settings.patience` rounds in a row had no usable update, or all rounds of the run.
-    """
-    empty_in_a_row: list[Mapping[str, Any]] = []
-    empty, away = [r for r in past_reports if _is_empty(r, settings)], [r for r in past_reports if _is_away(r)]
-    is_usable = any(report["train"]["clients"] != 0 for report in past_reports)  # None where a run withholds it
-    has_update = any(map(_has_update, past_reports)) if past_reports else server.round > 0
-    keeps_going = bool(settings.hostile) and has_update
-    timer = Timekeeper()
-    while server.round < settings.rounds:
-        federation = renew(federation)
-        began = time.perf_counter()
-        server, frequencies = _ask_for_prior(federation, engine, settings, server, timer)
-        if settings.secure is not None and settings.secure.has_begun(server.round):
-            server, report = _skip_round(federation, settings, server)
-        else:
-            if settings.privacy is not None:
-                settings.privacy.begin_round(server.round)
-            server, report = run_round(federation, engine, settings, server, timer)
-        report = report if frequencies is None else frequencies.add_to_report(report)
-        public = report if settings.privacy is None else settings.privacy.redact_report(report)
-        if report["train"]["clients"]:
-            is_usable, empty_in_a_row = True, []
-        elif _is_empty(report, settings):
-            empty_in_a_row, empty = [*empty_in_a_row, public], [*empty, public]
-        elif settings.privacy is None and _is_away(report):
-            away.append(public)
-        keeps_going = keeps_going or (bool(settings.hostile) and _has_update(report))
-        if not keeps_going and len(empty_in_a_row) >= settings.patience:
-            raise NoUsableUpdates(explain_empty_rounds(empty_in_a_row, in_a_row=True))
-        is_last, statistics = server.round == settings.rounds, None
-        has_failed = bool(empty or away) and not is_usable and not keeps_going
-        is_due = is_last or (settings.evaluate_every and server.round % settings.evaluate_every == 0)
-        if is_due and not (is_last and has_failed):
-            scope = settings.scope if is_last else settings.scope.reduce(settings.between)
-            with timer.on("evaluation"):
-                public["evaluate"], measured = evaluate(federation, engine, server, scope)
-            statistics = measured if scope.part is None else None
-        public |= {"seconds": time.perf_counter() - began, "seconds_of": timer.read()}
-        yield Round(server, public, statistics)
-    if (empty or away) and not is_usable and not keeps_going:
-        raise NoUsableUpdates(explain_empty_rounds(empty or away, in_a_row=False))
-
-
-def _ask_for_prior(
-    federation: Federation, engine: Engine, settings: Settings, server: Server, timer: Timekeeper
-) -> tuple[Server, ClassFrequencies | None]:
-    """Return the server with the fleet's class frequencies, and these if they are new."""
-    if settings.privacy is not None or not needs_class_frequencies(federation, server, settings.scope):
-        return server, None
-    ask = ask_class_frequencies if settings.secure is None else sum_class_frequencies
-    with timer.on("training"):
-        frequencies = ask(federation, engine, server)
-    return replace(server, prior=frequencies.prior), frequencies
-
-
-def _has_update(report: Mapping[str, Any]) -> bool:
-    """Return whether an update came in, perhaps in a round that was rolled back."""
-    return bool(report["train"]["clients"]) or "undone" in report
-
-
-def _is_empty(report: Mapping[str, Any], settings: Settings) -> bool:
-    """Return whether a round had no usable update although selected clients stayed connected."""
-    failures, reason = report["failures"], report.get("undone", {}).get("reason")
-    if report["train"]["clients"] != 0 or reason == SKIPPED:
-        return False
-    if settings.privacy is not None and not failures and reason in (None, TOO_FEW):
-        return False
-    return reason is not None or not _is_away(report)
-
-
-def _is_away(report: Mapping[str, Any]) -> bool:
-    """Return whether no client was connected in a round, or none stayed."""
-    failures = report["failures"]
-    are_absent = bool(failures) and all(failure["absent"] for failure in failures)
-    return report["train"]["clients"] == 0 and (are_absent or report.get("online") == 0)
-
-
-def _skip_round(federation: Federation, settings: Settings, server: Server) -> tuple[Server, dict[str, Any]]:
-    """Skip a secure round that was begun before."""
-    unchanged = replace(server, round=server.round + 1)
-    local = settings.local.at_round(settings.rounds, server.round)
-    record = make_rollback_record(SKIPPED, [], {})
-    return unchanged, make_round_report(federation, unchanged, local, []) | {"undone": record}
+            reason = explain_hook_error("averaging the sums", error)
+    return RoundOutcome(summed.reports, aggregate, reason, lambda report: report | entry)

@@ -111,7 +111,7 @@ def test_class_frequencies_are_added_once(tmp_path: Path, monkeypatch: pytest.Mo
     """The server is stopped before it keeps the sum; the run goes on with a uniform one."""
     lab = reporting_lab(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr("fleetfit.rounds.round.run_round", stop)
+        patch.setattr("fleetfit.rounds.loop.run_round", stop)
         with pytest.raises(Stopped):
             lab.serve()
     run = lab.serve(resume=True)

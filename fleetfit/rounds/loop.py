@@ -1,0 +1,180 @@
+"""The loop over rounds: it repeats `run_round`, evaluates, and stops a run that learns nothing."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fleetfit.core import Federation, Server
+from fleetfit.errors import NoUsableUpdates, RunError
+from fleetfit.evaluate import Statistics, evaluate
+from fleetfit.rounds.class_frequencies import (
+    ClassFrequencies,
+    ask_class_frequencies,
+    needs_class_frequencies,
+    sum_class_frequencies,
+)
+from fleetfit.rounds.report import explain_empty_rounds, make_rollback_record, make_round_report
+from fleetfit.rounds.round import Engine, Settings, run_round
+from fleetfit.rounds.timekeeper import Timekeeper
+from fleetfit.secure import SKIPPED, TOO_FEW
+from fleetfit.training import initial_state
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """The outcome of a round: the server after it, its report, and the statistics of an evaluation of all."""
+
+    server: Server
+    report: dict[str, Any]
+    statistics: Statistics | None = None
+
+
+def start(federation: Federation) -> Server:
+    """Return the server before the first round.
+
+    Raises:
+        RunError: No client can take part.
+    """
+    if not len(federation.able):
+        raise RunError(
+            "no client can take part: none affords the smallest level, or none has training data.", key="fleet"
+        )
+    return Server(initial_state(federation.problem, federation.seed))
+
+
+Renew = Callable[[Federation], Federation]
+"""Returns the federation as it is now: on a real fleet, clients come, change and leave."""
+
+
+def keep_federation(federation: Federation) -> Federation:
+    """Return the federation: its clients stay the same."""
+    return federation
+
+
+def run(
+    federation: Federation, engine: Engine, settings: Settings, server: Server, renew: Renew = keep_federation,
+    past_reports: Sequence[Mapping[str, Any]] = (),
+) -> Iterator[Round]:  # fmt: skip
+    """Run the remaining rounds, and yield after each.
+
+    Args:
+        federation: The server's view.
+        engine: Runs the jobs.
+        settings: The settings of the rounds.
+        server: The server after the rounds that are done.
+        renew: Called before each round.
+        past_reports: The reports of the rounds that are done.
+
+    Raises:
+        NoUsableUpdates: `settings.patience` rounds in a row had no usable update, or all rounds of the run.
+    """
+    stall, timer = StallDetector(settings, server, past_reports), Timekeeper()
+    while server.round < settings.rounds:
+        federation = renew(federation)
+        began = time.perf_counter()
+        server, frequencies = _ask_for_prior(federation, engine, settings, server, timer)
+        if settings.secure is not None and settings.secure.has_begun(server.round):
+            server, report = _skip_round(federation, settings, server)
+        else:
+            if settings.privacy is not None:
+                settings.privacy.begin_round(server.round)
+            server, report = run_round(federation, engine, settings, server, timer)
+        report = report if frequencies is None else frequencies.add_to_report(report)
+        public = report if settings.privacy is None else settings.privacy.redact_report(report)
+        stall.note(report, public)
+        is_last, statistics = server.round == settings.rounds, None
+        is_due = is_last or (settings.evaluate_every and server.round % settings.evaluate_every == 0)
+        if is_due and not (is_last and stall.has_failed):
+            scope = settings.scope if is_last else settings.scope.reduce(settings.between)
+            with timer.on("evaluation"):
+                public["evaluate"], measured = evaluate(federation, engine, server, scope)
+            statistics = measured if scope.part is None else None
+        public |= {"seconds": time.perf_counter() - began, "seconds_of": timer.read()}
+        yield Round(server, public, statistics)
+    stall.raise_if_failed()
+
+
+class StallDetector:
+    """Finds a run that learns nothing: no usable update in `patience` rounds in a row, or in all rounds.
+
+    Rounds in which no client was connected do not count in a row. A simulated attack does not stop a run that has
+    received an update before.
+    """
+
+    def __init__(self, settings: Settings, server: Server, past_reports: Sequence[Mapping[str, Any]]) -> None:
+        self._settings = settings
+        self._in_a_row: list[Mapping[str, Any]] = []
+        self._empty = [report for report in past_reports if _is_empty(report, settings)]
+        self._away = [report for report in past_reports if _is_away(report)]
+        self._is_usable = any(report["train"]["clients"] != 0 for report in past_reports)  # None if withheld
+        has_update = any(map(_has_update, past_reports)) if past_reports else server.round > 0
+        self._keeps_going = bool(settings.hostile) and has_update
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether all rounds so far had no usable update."""
+        return bool(self._empty or self._away) and not self._is_usable and not self._keeps_going
+
+    def note(self, report: Mapping[str, Any], public: Mapping[str, Any]) -> None:
+        """Take the report of a round, and what may be published of it.
+
+        Raises:
+            NoUsableUpdates: `patience` rounds in a row had no usable update.
+        """
+        if report["train"]["clients"]:
+            self._is_usable, self._in_a_row = True, []
+        elif _is_empty(report, self._settings):
+            self._in_a_row, self._empty = [*self._in_a_row, public], [*self._empty, public]
+        elif self._settings.privacy is None and _is_away(report):
+            self._away.append(public)
+        self._keeps_going = self._keeps_going or (bool(self._settings.hostile) and _has_update(report))
+        if not self._keeps_going and len(self._in_a_row) >= self._settings.patience:
+            raise NoUsableUpdates(explain_empty_rounds(self._in_a_row, in_a_row=True))
+
+    def raise_if_failed(self) -> None:
+        """Raise `NoUsableUpdates` if no round had a usable update."""
+        if self.has_failed:
+            raise NoUsableUpdates(explain_empty_rounds(self._empty or self._away, in_a_row=False))
+
+
+def _ask_for_prior(
+    federation: Federation, engine: Engine, settings: Settings, server: Server, timer: Timekeeper
+) -> tuple[Server, ClassFrequencies | None]:
+    """Return the server with the fleet's class frequencies, and these if they are new."""
+    if settings.privacy is not None or not needs_class_frequencies(federation, server, settings.scope):
+        return server, None
+    ask = ask_class_frequencies if settings.secure is None else sum_class_frequencies
+    with timer.on("training"):
+        frequencies = ask(federation, engine, server)
+    return replace(server, prior=frequencies.prior), frequencies
+
+
+def _has_update(report: Mapping[str, Any]) -> bool:
+    """Return whether an update came in, perhaps in a round that was rolled back."""
+    return bool(report["train"]["clients"]) or "undone" in report
+
+
+def _is_empty(report: Mapping[str, Any], settings: Settings) -> bool:
+    """Return whether a round had no usable update although selected clients stayed connected."""
+    failures, reason = report["failures"], report.get("undone", {}).get("reason")
+    if report["train"]["clients"] != 0 or reason == SKIPPED:
+        return False
+    if settings.privacy is not None and not failures and reason in (None, TOO_FEW):
+        return False
+    return reason is not None or not _is_away(report)
+
+
+def _is_away(report: Mapping[str, Any]) -> bool:
+    """Return whether no client was connected in a round, or none stayed."""
+    failures = report["failures"]
+    are_absent = bool(failures) and all(failure["absent"] for failure in failures)
+    return report["train"]["clients"] == 0 and (are_absent or report.get("online") == 0)
+
+
+def _skip_round(federation: Federation, settings: Settings, server: Server) -> tuple[Server, dict[str, Any]]:
+    """Skip a secure round that was begun before."""
+    unchanged = replace(server, round=server.round + 1)
+    local = settings.local.at_round(settings.rounds, server.round)
+    record = make_rollback_record(SKIPPED, [], {})
+    return unchanged, make_round_report(federation, unchanged, local, []) | {"undone": record}
