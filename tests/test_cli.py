@@ -322,7 +322,7 @@ def test_list_data_is_table_2() -> None:
 
 
 def test_list_profiles_has_every_figure_and_its_source() -> None:
-    from fleetfit.config.profiles import PROFILES
+    from fleetfit.profiles import PROFILES
 
     result = run_verb("list", "profiles", code=0)
     for name, profile in PROFILES.items():

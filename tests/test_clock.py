@@ -14,11 +14,11 @@ from fleetfit import messages
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.fleet import draw_slow_clients
 from fleetfit.config.assemble.run import assemble
-from fleetfit.config.profiles import PROFILES
 from fleetfit.core import Device, DeviceResources, Failure, Federation, Job, Local, Simulation, Speed, Update
 from fleetfit.cost import submodel_cost
 from fleetfit.engines.local import local
 from fleetfit.errors import ConfigError
+from fleetfit.profiles import PROFILES
 from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.rounds.report import simulated_seconds
 from fleetfit.seeds import make_numpy_rng

@@ -17,8 +17,8 @@ import typer
 
 from fleetfit import names
 from fleetfit.cli import output
-from fleetfit.config.profiles import PROFILES, DeviceProfile
 from fleetfit.errors import did_you_mean, truncate
+from fleetfit.profiles import PROFILES, DeviceProfile
 from fleetfit.report.tables import make_data_table
 from fleetfit.report.text import Table, format_bytes
 

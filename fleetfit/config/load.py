@@ -22,7 +22,6 @@ from fleetfit.config.detect import choose_training, complete_data, is_path, sets
 from fleetfit.config.dump import make_plain
 from fleetfit.config.merge import CHOOSERS, Table, deep_merge, flatten, merge_tables
 from fleetfit.config.parse import check_callbacks, parse_experiment, parse_section
-from fleetfit.config.profiles import PROFILES
 from fleetfit.config.schema import CLIENTS, FRACTION, Experiment, Request
 from fleetfit.config.toml import (
     check_values,
@@ -36,6 +35,7 @@ from fleetfit.core.section import NotNegative, Positive, Section, Unit, dump_sec
 from fleetfit.errors import COMMAND, ConfigError, truncate
 from fleetfit.factories import list_parameters
 from fleetfit.hooks import build, find_replaced_parameters
+from fleetfit.profiles import PROFILES
 
 # ---- a run file ----------------------------------------------------------------------------------------------------
 

@@ -173,7 +173,7 @@ class PeftSection(OpenSection):
 
 
 class ProfileSection(Section):
-    """`profile` of a group as a table of figures; see `fleetfit.config.profiles.DeviceProfile`.
+    """`profile` of a group as a table of figures; see `fleetfit.profiles.DeviceProfile`.
 
     Attributes:
         multiply_adds_per_s: Speed of a device in training.

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from fleetfit.config.profiles import PROFILES, DeviceProfile
 from fleetfit.config.schema import AvailabilitySection, FleetSection, LevelSection, ProfileSection
 from fleetfit.config.toml import path_exists, read_toml
 from fleetfit.config.trace import read_trace
@@ -21,6 +20,7 @@ from fleetfit.core import Availability, DeviceResources, Drift, NodeDescription,
 from fleetfit.cost import Conditions, Piece, compute_cost
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, did_you_mean, truncate
 from fleetfit.planner import Amount, Budget, Plan, Targets, convert_budgets, make_fixed_targets, make_targets
+from fleetfit.profiles import PROFILES, DeviceProfile
 from fleetfit.seeds import make_numpy_rng
 
 # ---- budgets -------------------------------------------------------------------------------------------------------
