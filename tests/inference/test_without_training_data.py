@@ -96,8 +96,10 @@ def test_predictions_are_those_of_before(kind: str, tmp_path: Path, monkeypatch:
         run_verb("export", run.folder, "--out", tmp_path / "device", "--no-onnx", "--data", new, code=0)
     if len(again.assembly.federation.levels[-1].submodel.exits) > 1:
         run_verb("calibrate", run.folder, "--data", new, code=0)
-    for verb in (["predict"], ["eval"], ["export", "--out", str(tmp_path / "other"), "--no-onnx"]):
-        refusal = run_verb(verb[0], run.folder, *verb[1:], code=2).err
+    if kind in ("arrays", "texts"):
+        run_verb("export", run.folder, "--out", tmp_path / "other", "--no-onnx", code=0)
+    for verb in ("predict", "eval"):
+        refusal = run_verb(verb, run.folder, code=2).err
         assert "old" in refusal and "--data" in refusal and "data=" in refusal
 
 
