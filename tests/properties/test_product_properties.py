@@ -28,7 +28,7 @@ from fleetfit.submodel import (
 
 MOST = 1_000_000  # elements of a matrix
 patient = settings(deadline=None, max_examples=50)
-CUT = import_module("fleetfit.submodel")  # by name: the package has a function of that name
+CUT = import_module("fleetfit.submodel.submodel")
 CHOICES = {"prefix": keep_prefix, "window": window, "rolling": rolling, "random": random}
 NAMES = ("a", "b", "c")
 Factors = tuple[str | int, ...]
