@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from support.training import assert_close, last_exit_loss, make_job, plain_sgd, 
 from tiny import plain, tiny_federation
 from torch import Tensor
 
+import fleetfit as ff
 from fleetfit.core import Device, Federation, Job, Level, LocalResult, Problem, Server, Simulation, Update
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
@@ -154,14 +156,22 @@ def test_workers_have_the_bits_of_local() -> None:
     assert_same_bits(servers[0].memory["control"], servers[1].memory["control"])
 
 
-@pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimiser": "adam", "momentum": None}])
-def test_scaffold_needs_plain_sgd(settings: dict[str, Any]) -> None:
-    federation, simulation = fleet("scaffold")
-    values = {key: value for key, value in {**LOCAL.dump(), **settings}.items() if value is not None}
-    local = LOCAL.load({k: v for k, v in values.items() if "optimiser" not in settings or k not in ("nesterov",)})
-    _, report = run_round(federation, local_engine(simulation), Settings(3, local), start(federation))
-    assert report["train"]["clients"] == 0 and len(report["failures"]) == 4
-    assert all("local.momentum" in failure["reason"] for failure in report["failures"])
+@pytest.mark.parametrize(
+    ("option", "local", "key"),
+    [
+        ("scaffold", {"momentum": 0.9}, "local.momentum"),
+        ("scaffold", {"optimiser": "adamw"}, "local.momentum"),
+        ("fednova", {"optimiser": "adamw"}, "local.optimiser"),
+        ("fednova", {"nesterov": True}, "local.optimiser"),
+        ("fednova", {"schedule_in_round": "cosine"}, "local.optimiser"),
+    ],
+)
+def test_an_optimiser_that_does_not_fit_is_refused_before_a_round(
+    option: str, local: dict[str, Any], key: str, tmp_path: Path
+) -> None:
+    with raises(ConfigError, key=key):
+        ff.run(method={"name": "fedavg", "plus": {option: {}}}, local=local, rounds=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 # ---- FedNova ------------------------------------------------------------------------------------------------------

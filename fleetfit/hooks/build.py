@@ -43,7 +43,8 @@ class Method:
             sides refuse other tensors.
         check_memory: Raises an error if the method's entries in a memory from a checkpoint, the server's or a client's,
             do not fit the run. States by the tensors' names, and those beside their sub-model, are checked anyway.
-        describe: Returns notes for a run from its problem and levels, such as parts of the method without effect there.
+        describe: Returns notes for a run from its problem, levels and `[local]`, such as parts of the method without
+            effect there. It raises a `ConfigError` where the method cannot train with them.
     """
 
     model: fedavg.ModelHook = fedavg.keep_model
@@ -274,7 +275,7 @@ def _add_option(
 
 
 def _join_descriptions(first: fedavg.DescribeFunction, second: fedavg.DescribeFunction) -> fedavg.DescribeFunction:
-    return lambda problem, levels: [*first(problem, levels), *second(problem, levels)]
+    return lambda problem, levels, local: [*first(problem, levels, local), *second(problem, levels, local)]
 
 
 def _join_extra(first: fedavg.ExtraFunction, second: fedavg.ExtraFunction) -> fedavg.ExtraFunction:

@@ -17,7 +17,19 @@ import numpy as np
 from torch import Tensor, nn
 
 from fleetfit.aggregate import Aggregate, Mean, apply_mean
-from fleetfit.core import Aggregator, Device, Failure, Federation, Job, Level, LocalResult, Problem, Server, Update
+from fleetfit.core import (
+    Aggregator,
+    Device,
+    Failure,
+    Federation,
+    Job,
+    Level,
+    Local,
+    LocalResult,
+    Problem,
+    Server,
+    Update,
+)
 from fleetfit.core.tasks import Task
 from fleetfit.layout import Architecture, Axis, State, outputs
 from fleetfit.planner import Targets
@@ -81,7 +93,7 @@ StepHook = Callable[[Federation, Server, Aggregate, Reports], Server]
 ObserveHook = StepHook
 ExtraFunction = Callable[[Problem, Submodel], tuple[Shapes, Shapes]]
 CheckMemoryFunction = Callable[[Federation, Mapping[str, Any]], Any]
-DescribeFunction = Callable[[Problem, Sequence[Level]], Iterable[str]]
+DescribeFunction = Callable[[Problem, Sequence[Level], Local], Iterable[str]]
 
 # ---- once, before the first round --------------------------------------------------------------------------------
 
@@ -571,6 +583,6 @@ def check_nothing(federation: Federation, memory: Mapping[str, Any]) -> None:
     """Check nothing: the method has no memory of its own."""
 
 
-def describe_nothing(problem: Problem, levels: Sequence[Level]) -> Iterable[str]:
+def describe_nothing(problem: Problem, levels: Sequence[Level], local: Local) -> Iterable[str]:
     """Return no notes."""
     return ()

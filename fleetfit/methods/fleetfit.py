@@ -28,7 +28,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fleetfit.core import Device, Job, Level, Problem
+from fleetfit.core import Device, Job, Level, Local, Problem
 from fleetfit.errors import check_range
 from fleetfit.factories import declare_unused
 from fleetfit.hooks import Loss, Method, keep_task, take_mean, weigh_equally
@@ -81,7 +81,7 @@ def equal_exits_loss(job: Job, device: Device, beta: float, temperature: float) 
 
 
 def describe_single_exit(
-    problem: Problem, levels: Sequence[Level], beta: float, tau: float, momentum: float
+    problem: Problem, levels: Sequence[Level], local: Local, beta: float, tau: float, momentum: float
 ) -> Iterator[str]:
     """Say what is left of the method where no level has a second exit."""
     if beta and all(len(level.submodel.exits) == 1 for level in levels):

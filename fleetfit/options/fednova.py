@@ -13,17 +13,15 @@ With unequal sub-models p_i is the share among the round's clients that trained 
 Nesterov's momentum, changing rates with momentum, and other optimisers than SGD are refused.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
 from fleetfit.aggregate import Aggregate, Mean
-from fleetfit.core import Device, Federation, Job, Local, LocalResult, Server, Update
+from fleetfit.core import Federation, Level, Local, Problem, Server, Update
 from fleetfit.errors import ConfigError, check_range
-from fleetfit.hooks import Method, Reports
-from fleetfit.hooks.movements import ServerStep, get_movement
+from fleetfit.hooks import Method, Reports, movements
 from fleetfit.submodel import concat_state, get_slice_plan
 
 
@@ -34,35 +32,37 @@ def fednova(momentum: float = 0.0) -> Method:
         momentum: The server's momentum, in [0, 1).
     """
     check_range("momentum", momentum, 0, 1, closed=True)
-    return Method(report=_report_length, aggregate=NormalisedMean, step=partial(step, momentum=momentum))
+    return Method(
+        report=lambda job, device, result: {"a": compute_length(job.local, result.steps, result.rate_sum)},
+        aggregate=NormalisedMean, step=partial(step, momentum=momentum), describe=check_rates,
+    )  # fmt: skip
 
 
-def _report_length(job: Job, device: Device, result: LocalResult) -> Mapping[str, Any]:
-    return {"a": compute_length(job.local, result.steps, result.rate_sum)}
+def check_rates(problem: Problem, levels: Sequence[Level], local: Local) -> Sequence[str]:
+    """Refuse optimisers whose steps have no weights a_i."""
+    if local.optimiser == "sgd" and not (local.nesterov or (local.momentum and local.schedule_in_round != "constant")):
+        return ()
+    raise ConfigError("fednova needs SGD without nesterov, and with momentum a constant rate.", key="local.optimiser")
 
 
 def compute_length(local: Local, steps: int, rate_sum: float) -> float:
     """Return |a_i|, the sum of the weights of all gradients."""
-    if local.optimiser != "sgd" or local.nesterov or (local.momentum and local.schedule_in_round != "constant"):
-        raise ConfigError("fednova needs SGD, with a constant rate if it has momentum.", key="local.optimiser")
-    rho = local.momentum
-    return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho) if rho else rate_sum / local.lr
+    return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho) if (rho := local.momentum) else rate_sum / local.lr
 
 
 class NormalisedMean:
     """The mean of x + (y_i - x) / |a_i|, and of |a_i| for each element."""
 
     def __init__(self, federation: Federation, server: Server) -> None:
-        self._federation, self._server = federation, server
-        self._mean, self._lengths = (Mean(federation.problem.layout) for _ in range(2))
+        self._federation, self._server, self._layout = federation, server, federation.problem.layout
+        self._mean, self._lengths = Mean(self._layout), Mean(self._layout)
 
     def add(self, update: Update, weight: float) -> None:
         """Add an update."""
-        length, movement = float(update.metrics["a"]), get_movement(self._federation, self._server, update)
+        length, movement = float(update.metrics["a"]), movements.get_movement(self._federation, self._server, update)
         if not 0 < length < float("inf"):
             raise ValueError(f"its a is {length}, expected a number above 0")
-        plan = get_slice_plan(self._federation.problem.layout, update.submodel)
-        sent = concat_state(update.state) - movement
+        sent, plan = concat_state(update.state) - movement, get_slice_plan(self._layout, update.submodel)
         for mean, flat in ((self._mean, sent + movement / length), (self._lengths, torch.full_like(sent, length))):
             mean.add(update.submodel, plan.views(flat), weight, update.untrained)
 
@@ -73,7 +73,7 @@ class NormalisedMean:
 
 def step(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports, momentum: float) -> Server:
     """Move by the mean normalised movement times the mean length."""
-    move = ServerStep(server, aggregate)
+    move = movements.ServerStep(server, aggregate)
     before = move.load_memory("velocity")
     velocity = momentum * before + concat_state(aggregate.extra) * (move.mean - move.old)
     return move.make_server(move.old + velocity, velocity=(velocity, before))

@@ -9,14 +9,15 @@ the rate changes from step to step, K eta is the sum of the rates. Momentum and 
 x - y_i is no sum of gradients then.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fleetfit.aggregate import Aggregate
-from fleetfit.core import Device, Federation, Job, LocalResult, Server
+from fleetfit.core import Device, Federation, Job, Level, Local, LocalResult, Problem, Server
 from fleetfit.errors import ConfigError, check_range
 from fleetfit.hooks import Method, Penalty, Reports, movements, weigh_equally
 from fleetfit.layout import State
@@ -33,21 +34,22 @@ def scaffold(lr: float = 1.0) -> Method:
     return Method(
         **movements.declare_elements("control"), penalty=correct_drift, report=report_change, remember=store_control,
         step=partial(step, lr=lr), weight=weigh_equally, defaults={"local.optimiser": "sgd", "local.momentum": 0.0},
+        describe=check_optimiser,
     )  # fmt: skip
+
+
+def check_optimiser(problem: Problem, levels: Sequence[Level], local: Local) -> Sequence[str]:
+    """Refuse momentum, and other optimisers than SGD."""
+    if local.optimiser == "sgd" and not local.momentum:
+        return ()
+    raise ConfigError('scaffold needs local.optimiser = "sgd" and local.momentum = 0.', key="local.momentum")
 
 
 def correct_drift(job: Job, device: Device) -> Penalty:
     """Add <c - c_i, y> to the loss: its gradient is c - c_i."""
-    if job.local.optimiser != "sgd" or job.local.momentum:
-        raise ConfigError('scaffold needs local.optimiser = "sgd" and local.momentum = 0.', key="local.momentum")
     flat = movements.get_extra(job, device, "control") - movements.load_client_state(job, device, "control")
-    correction = get_slice_plan(device.problem.layout, job.submodel).views(device.put(flat))
-    return lambda module: sum_products(module, correction)
-
-
-def sum_products(module: nn.Module, correction: State) -> Tensor:
-    """Return <correction, parameters>."""
-    return torch.stack([(correction[n] * p).sum() for n, p in module.named_parameters() if n in correction]).sum()
+    shift = get_slice_plan(device.problem.layout, job.submodel).views(device.put(flat))
+    return lambda net: torch.stack([(shift[n] * p).sum() for n, p in net.named_parameters() if n in shift]).sum()
 
 
 def compute_change(job: Job, device: Device, result: LocalResult) -> Tensor:

@@ -133,26 +133,28 @@ def run_round(
     jobs = iter_jobs(federation, server, slots, local, settings.rounds)
 
     # 3. Train, validate and average what comes back: updates, one at a time, or with [secure] their sums.
-    collect = collect_updates if settings.secure is None else collect_sums
-    outcome = collect(federation, engine, settings, server, jobs, len(slots), timer)
+    if settings.secure is None:
+        collection = collect_updates(federation, engine, settings, server, jobs, timer)
+    else:
+        collection = collect_sums(federation, engine, settings, server, jobs, len(slots), timer)
 
     # 4. Step: move the server to the average.
-    after, metrics, reason = server, dict[str, Any](), outcome.error
+    after, metrics, reason = server, dict[str, Any](), collection.error
     if not reason:
         with timer.on("averaging"):
-            after, metrics, reason = step_server(federation, server, outcome)
+            after, metrics, reason = step_server(federation, server, collection)
     if not reason:
         with timer.on("validation"):
             reason = find_invalid_state(server, after) or ""
 
     # 5. Report; roll the round back, or commit the clients' memories.
-    report = outcome.add_to_report(make_round_report(federation, unchanged, local, outcome.replies))
+    report = collection.add_to_report(make_round_report(federation, unchanged, local, collection.replies))
     if settings.hostile or "receive" in method.own_hooks:
-        report["received"] = count_by_honesty(settings.hostile, outcome.replies, outcome.levels)
+        report["received"] = count_by_honesty(settings.hostile, collection.replies, collection.levels)
     if reason:
-        record = make_rollback_record(reason, outcome.replies, outcome.norms)
+        record = make_rollback_record(reason, collection.replies, collection.norms)
         return unchanged, make_rollback_report(federation, report, unchanged, local, record)
-    report["failures"] += commit_memories(engine, outcome.replies)
+    report["failures"] += commit_memories(engine, collection.replies)
     return after, report | ({"server": metrics} if metrics else {})
 
 
@@ -186,7 +188,7 @@ def iter_jobs(federation: Federation, server: Server, slots: list[Slot], local: 
 
 
 @dataclass(frozen=True)
-class RoundOutcome:
+class Collection:
     """What a round leaves for the server's step and for the report.
 
     Attributes:
@@ -207,9 +209,8 @@ class RoundOutcome:
 
 
 def collect_updates(
-    federation: Federation, engine: Engine, settings: Settings, server: Server, jobs: Iterator[Job], clients: int,
-    timer: Timekeeper,
-) -> RoundOutcome:  # fmt: skip
+    federation: Federation, engine: Engine, settings: Settings, server: Server, jobs: Iterator[Job], timer: Timekeeper
+) -> Collection:
     """Run the jobs of a round, and average their updates."""
     network = LossyNetwork(settings.links, settings.quorum, federation.seed, federation.problem.layout)
     updates = RoundUpdates(federation, server, timer)
@@ -217,7 +218,7 @@ def collect_updates(
         updates.take(job, reply)
     with timer.on("averaging"):
         aggregate = updates.average()
-    return RoundOutcome(updates.replies, aggregate, updates.error, network.add_to_report, updates.norms, updates.levels)
+    return Collection(updates.replies, aggregate, updates.error, network.add_to_report, updates.norms, updates.levels)
 
 
 class RoundUpdates:
@@ -225,8 +226,8 @@ class RoundUpdates:
 
     Attributes:
         error: The reason for which the round has to be rolled back, or empty. Later updates are not used then.
-        norms: See `RoundOutcome`.
-        levels: See `RoundOutcome`.
+        norms: See `Collection`.
+        levels: See `Collection`.
     """
 
     def __init__(self, federation: Federation, server: Server, timer: Timekeeper) -> None:
@@ -382,22 +383,22 @@ def explain_hook_error(step: str, error: Exception) -> str:
     return f"{step} raised an error: {format_exception(error)}"
 
 
-def step_server(federation: Federation, server: Server, outcome: RoundOutcome) -> tuple[Server, dict[str, Any], str]:
+def step_server(federation: Federation, server: Server, collection: Collection) -> tuple[Server, dict[str, Any], str]:
     """Move the server.
 
     Returns:
         The server after the step, the aggregate's metrics, and the reason for a rollback, or empty.
     """
-    assert outcome.aggregate is not None
-    after, replies = server, tuple(outcome.replies)
+    assert collection.aggregate is not None
+    after, replies = server, tuple(collection.replies)
     for hook in ("step", "observe"):
         try:
-            after = _call_step(hook, federation, after, outcome.aggregate, replies)
+            after = _call_step(hook, federation, after, collection.aggregate, replies)
         except Exception as error:
             return server, {}, explain_hook_error(f"the method's {hook}", error)
         after = replace(after, round=server.round + 1)
     trained = find_trained_levels(federation, server, replies)
-    return replace(after, trained=trained), dict(outcome.aggregate.metrics), ""
+    return replace(after, trained=trained), dict(collection.aggregate.metrics), ""
 
 
 def _call_step(hook: str, federation: Federation, *arguments: Any) -> Server:
@@ -428,12 +429,12 @@ def commit_memories(engine: Engine, replies: Sequence[Update | Failure]) -> list
 def collect_sums(
     federation: Federation, engine: Engine, settings: Settings, server: Server, jobs: Iterator[Job], clients: int,
     timer: Timekeeper,
-) -> RoundOutcome:  # fmt: skip
-    """Run the jobs of a round with secure aggregation, and average the sums of their updates."""
+) -> Collection:  # fmt: skip
+    """Run the jobs of a round, `clients` in number, with secure aggregation, and average the sums of their updates."""
     secure, privacy = settings.secure, settings.privacy
     assert secure is not None
     if privacy is not None and clients < secure.rules.minimum:
-        return RoundOutcome([], None, TOO_FEW)
+        return Collection([], None, TOO_FEW)
     sum_updates = getattr(engine, "sums", None)
     if sum_updates is None:
         raise ConfigError(
@@ -457,4 +458,4 @@ def collect_sums(
                     aggregate = privacy.release_sums(federation, server, summed)
         except Exception as error:
             reason = explain_hook_error("averaging the sums", error)
-    return RoundOutcome(summed.reports, aggregate, reason, lambda report: report | entry)
+    return Collection(summed.reports, aggregate, reason, lambda report: report | entry)

@@ -29,37 +29,6 @@ from fleetfit.submodel.buffers import empty_like
 from fleetfit.submodel.state import FlatState, concat_state
 from fleetfit.submodel.strips import Span, Strip, find_strips, merge_strips
 
-__all__ = [
-    "LARGE",
-    "Channels",
-    "SlicePlan",
-    "Submodel",
-    "check_shapes",
-    "compute_norm",
-    "dump_prefixes",
-    "dump_submodel",
-    "extract",
-    "find_mismatch",
-    "find_positions",
-    "full_submodel",
-    "get_slice_plan",
-    "is_finite",
-    "make_flat_state",
-    "move_flat",
-    "move_state",
-    "narrow_layout",
-    "narrow_state",
-    "normalise_channels",
-    "pack_state",
-    "parse_prefixes",
-    "parse_submodel",
-    "put_back",
-    "random",
-    "rolling",
-    "window",
-]
-
-
 # ---- a sub-model as a value: the kept channels of each axis, and the exits -----------------------------------------
 
 Channels = range | tuple[int, ...]

@@ -113,20 +113,19 @@ def _assemble(
             "tolerance, or add a smaller level.",
             key="fleet.groups",
         )
-    plan = build_plan(truth, planned.budgets, planned.targets)
+    plan, settings = build_plan(truth, planned.budgets, planned.targets), build_settings(experiment)
     notes = [
         *describe_data_files(experiment, clients.data, clients.count),
         *absent,
         *describe_derivation(planned.problem, planned.levels, find_split(method.levels, planned.targets)),
         *describe_task(planned.problem),
-        *planned.method.describe(planned.problem, planned.levels),
+        *planned.method.describe(planned.problem, planned.levels, settings.local),
         *describe_misses(planned, plan, on_a_fleet),
         *describe_split(truth, planned),
         *further,
         *describe_start(planned.problem),
         *planned.computing.notes,
     ]
-    settings = build_settings(experiment)
     federation, settings = configure_links(experiment, federation, members.simulation, settings)
     privacy, secure = build_privacy(experiment, federation), build_secure_run(experiment, federation)
     if privacy is not None:
