@@ -53,7 +53,7 @@ class JobRunner(Protocol):
 Statistics = dict[int, State]
 """Batch-norm statistics by level index: `layer.mean` and `layer.var`."""
 
-_MOST_STATISTICS_CLIENTS = 100
+_MAX_STATISTICS_CLIENTS = 100
 _PART_CLIENTS = 10
 """Fewest clients with statistics jobs where a part is measured, and below their samples if there are more."""
 _PART_SAMPLES = 32
@@ -143,7 +143,7 @@ def estimate_statistics(
         The statistics, without levels that no client measured; and the records of failed jobs.
     """
     ids = np.flatnonzero(federation.clients.num_examples > 0)
-    most = _MOST_STATISTICS_CLIENTS
+    most = _MAX_STATISTICS_CLIENTS
     if scope.part is not None:  # jobs of a few samples each cost more than their samples
         most = min(most, max(_PART_CLIENTS, math.ceil(scope.statistics_samples / _PART_SAMPLES)))
     if len(ids) > most:

@@ -56,7 +56,7 @@ _CAUSES = {
 _OPEN_STREAMS = ("/dev/fd/", "/proc/self/fd/", "/dev/stdin", "/dev/stdout", "/dev/stderr")
 _LOCK_TIMEOUT_S = 0.2
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # file systems without locks
-_MOST_ENTRIES = 10_000  # of a folder, among which a misspelt name is looked up
+_MAX_ENTRIES = 10_000  # of a folder, among which a misspelt name is looked up
 _LONGEST_SLUG = 200  # bytes; file systems take 255, and suffixes are appended
 _NONBLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | _NONBLOCKING
@@ -163,7 +163,7 @@ def suggest_neighbour(*paths: str | Path) -> str:
     entries: list[str] = []
     for path in map(Path, paths):
         with contextlib.suppress(OSError, ValueError):
-            entries += sorted(entry.name for entry in itertools.islice(os.scandir(path.parent), _MOST_ENTRIES))
+            entries += sorted(entry.name for entry in itertools.islice(os.scandir(path.parent), _MAX_ENTRIES))
     name = Path(paths[0]).name
     near = [entry for entry in entries if name.lower() in (entry.lower(), Path(entry).stem.lower())]
     return f' Did you mean "{errors.truncate(near[0])}"?' if near else errors.did_you_mean(name, entries)

@@ -33,8 +33,8 @@ _REASON = 500  # characters of a stranger's reason, or of a text in metrics
 _NAME = 100  # characters of what a metric is called
 _METRICS = 10_000  # numbers and texts in an update's metrics,
 _DEEP = 8  # and how deep they nest
-_MOST_COUNTED = 1e15  # of a number in a table that is summed over clients
-_MOST_UNITS = 2**53  # above it, floats do not count
+_MAX_COUNTED = 1e15  # of a number in a table that is summed over clients
+_MAX_UNITS = 2**53  # above it, floats do not count
 _NEAR_ONE = 1e-6  # how far frequencies may be from it in sum
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -63,7 +63,7 @@ def _check_metrics(metrics: Any) -> Any:
         if isinstance(value, Mapping):
             if not all(map(_is_metric_name, value)):
                 raise ValueError(f"names are not printable text of at most {_NAME} characters, or numbers")
-            if depth and any(type(n) in (int, float) and not abs(n) <= _MOST_COUNTED for n in value.values()):
+            if depth and any(type(n) in (int, float) and not abs(n) <= _MAX_COUNTED for n in value.values()):
                 raise ValueError("a table has numbers that cannot be added up")
         elif isinstance(value, str) and len(value) > _REASON:
             raise ValueError("a text is too long")
@@ -108,7 +108,7 @@ class _Scores(pydantic.BaseModel):
     """The metrics of an evaluation."""
 
     model_config = _STRICT
-    n: Annotated[int, Field(ge=0, le=_MOST_UNITS)]
+    n: Annotated[int, Field(ge=0, le=_MAX_UNITS)]
     correct: Listed[Number]
     ensemble: Number
     personal: Number | None = None
@@ -418,7 +418,7 @@ def _are_plausible(sums: Mapping[str, Tensor], positions: Mapping[str, tuple[int
     widths = torch.tensor([width for width, _ in positions.values()])
     count = torch.tensor(counts, dtype=torch.float64).repeat_interleave(widths)
     fine = (squares >= 0) & _has_variance(total, squares, count) & (squares <= count * _LARGEST)
-    return max(counts) < _MOST_UNITS and bool(fine.all())
+    return max(counts) < _MAX_UNITS and bool(fine.all())
 
 
 def _has_variance(total: Tensor, squares: Tensor, count: Tensor | float) -> Tensor:
@@ -438,7 +438,7 @@ def _find_implausible_sum(sums: Mapping[str, Tensor], name: str, n: int, positio
     total, squares, count = (sums[f"{name}.{key}"] for key in ("sum", "squares", "count"))
     counted = float(count)
     right = counted == n * positions if positions is not None else counted >= n and counted == int(counted)
-    if not right or not 0 < counted < _MOST_UNITS:
+    if not right or not 0 < counted < _MAX_UNITS:
         return f'it counts {counted:g} inputs of "{name}", for {n} samples.'
     if not bool((squares >= 0).all()):
         return f'it has sums of squares below 0 for "{name}".'

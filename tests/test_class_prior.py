@@ -47,7 +47,7 @@ from fleetfit.methods.heterofl import width_loss
 from fleetfit.options.class_prior import adjust_task, compute_offset
 from fleetfit.rounds import Settings, run, start
 from fleetfit.rounds.class_frequencies import (
-    MOST_CLIENTS,
+    MAX_CLIENTS,
     ask_class_frequencies,
     iter_label_jobs,
     sum_class_frequencies,
@@ -284,7 +284,7 @@ def test_at_most_a_thousand_clients_are_asked() -> None:
     many = replace(federation, clients=Clients(np.full(1500, 10), np.ones(1500)))
     jobs, again = (list(iter_label_jobs(many, start(many))) for _ in range(2))
     clients = [job.client for job in jobs]
-    assert len(set(clients)) == len(clients) == MOST_CLIENTS == 1000
+    assert len(set(clients)) == len(clients) == MAX_CLIENTS == 1000
     assert clients == [job.client for job in again] == sorted(clients)
     other = replace(many, seed=1)
     assert clients != [job.client for job in iter_label_jobs(other, start(other))]

@@ -145,7 +145,7 @@ def _compute_attention(block: Any, token: Tensor, tokens: Tensor, patches: int) 
 
 # ---- the figure ------------------------------------------------------------------------------------------------------
 
-MOST_IMAGES = 32
+MAX_IMAGES = 32
 """Maximal number of images in a figure."""
 ROWS = ((COLORS[0], "class token"), ("#d6247f", "modulated"), (COLORS[2], "classified"))
 """Colour and name of the maps, in order."""
@@ -169,11 +169,11 @@ def draw_sample_attention(module: nn.Module, data: Data, samples: int = 4, title
         MissingExtra: matplotlib is not installed.
     """
     indices = data.split("test")
-    most = min(MOST_IMAGES, len(indices))
+    most = min(MAX_IMAGES, len(indices))
     if not 1 <= samples <= most:
         raise ConfigError(
             f"samples must be 1 to {most}, got {samples}: {data.name} has {len(indices)} test images, and a figure "
-            f"has at most {MOST_IMAGES}.",
+            f"has at most {MAX_IMAGES}.",
             key="samples",
         )
     images, labels = data.batch(select_evenly(indices, samples))

@@ -38,7 +38,7 @@ BORDERS = {
     WRONG: ("none", "no border: wrong at both"),
 }
 """Colour and meaning of each border."""
-MOST_SAMPLES = 400
+MAX_SAMPLES = 400
 """Maximal number of samples in a figure."""
 PAPER_CLASSES = ("airplane", "truck", "bird", "cat", "deer")
 """The classes of Figures 5 to 9."""
@@ -88,7 +88,7 @@ def select_panels(scores: Scores, exits: Tensor, label: int, share: float | None
     if not count:
         raise ConfigError(f"none of the {len(scores.labels)} test samples is of class {label}.", key="label")
     if share is None:  # the number that fits, less one sample per exit for rounding
-        share = min(max(_SHARE, min(1.0, _FEWEST / count)), (MOST_SAMPLES - len(scores.logits)) / count)
+        share = min(max(_SHARE, min(1.0, _FEWEST / count)), (MAX_SAMPLES - len(scores.logits)) / count)
     if not 0 < share <= 1:
         raise ConfigError(f"share must be above 0 and at most 1, got {share:g}.", key="share")
     panels = []
@@ -97,10 +97,10 @@ def select_panels(scores: Scores, exits: Tensor, label: int, share: float | None
         selected = select_evenly(samples, min(len(samples), max(1, round(share * len(samples)))))
         panels.append(Panel(len(samples) / count, selected))
     total = sum(len(panel.samples) for panel in panels)
-    if total > MOST_SAMPLES:
+    if total > MAX_SAMPLES:
         raise ConfigError(
-            f"a share of {share:g} puts {total} of {count} samples into one figure, but at most {MOST_SAMPLES} fit. "
-            f"Choose a share up to {math.floor(1000 * (MOST_SAMPLES - len(panels)) / count) / 1000:g}.",
+            f"a share of {share:g} puts {total} of {count} samples into one figure, but at most {MAX_SAMPLES} fit. "
+            f"Choose a share up to {math.floor(1000 * (MAX_SAMPLES - len(panels)) / count) / 1000:g}.",
             key="share",
         )
     return panels

@@ -38,7 +38,7 @@ _LR = 0.01
 _TOLERANCE = 0.1
 _TIMED_STEPS, _TIMED_S = 5, 2.0  # per level; slow steps stop at the time limit
 _CLASSES = 10
-_MOST_LISTED = 6
+_MAX_LISTED = 6
 
 
 def check_model_report(
@@ -86,9 +86,9 @@ def check_model_report(
     yield _train_levels(problem, levels, data)
     unused = _find_unused_parameters(problem, data)
     if unused:
-        others = f" and {len(unused) - _MOST_LISTED} more" * (len(unused) > _MOST_LISTED)
+        others = f" and {len(unused) - _MAX_LISTED} more" * (len(unused) > _MAX_LISTED)
         yield (
-            f"No exit uses {', '.join(unused[:_MOST_LISTED])}{others}. They would be sent and averaged without effect: "
+            f"No exit uses {', '.join(unused[:_MAX_LISTED])}{others}. They would be sent and averaged without effect: "
             "remove them from the module."
         )
     yield "No files were written."

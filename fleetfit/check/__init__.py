@@ -60,10 +60,10 @@ __all__ = [
 _BATCH = 4
 WIDTHS = (0.3, 0.5, 0.8, 1.0)
 """The widths of `make_sample_levels`."""
-_MOST_EXITS = 6  # exits that are checked where the caller names no layout
-_MOST_LISTED = 6
+_MAX_EXITS = 6  # exits that are checked where the caller names no layout
+_MAX_LISTED = 6
 _PATIENCE_S = 1.5  # a proof that takes longer names its steps
-_MOST_REMEMBERED = 64
+_MAX_REMEMBERED = 64
 _SMALL = 100_000  # elements of a state that is computed on one thread
 _reports: dict[Hashable, "LayoutReport"] = {}
 
@@ -115,9 +115,9 @@ class LayoutReport:
             which = ", with its size-dependent numbers" if self.numbers else ""
             sentences.append(f"small models equal the full one with its other channels at zero{which} ({errors})")
         if self.inert:
-            more = f" and {len(self.inert) - _MOST_LISTED} more" if len(self.inert) > _MOST_LISTED else ""
+            more = f" and {len(self.inert) - _MAX_LISTED} more" if len(self.inert) > _MAX_LISTED else ""
             sentences.append(
-                f"cannot be proved, since no output depends on it: {', '.join(self.inert[:_MOST_LISTED])}{more}"
+                f"cannot be proved, since no output depends on it: {', '.join(self.inert[:_MAX_LISTED])}{more}"
             )
         return sentences
 
@@ -174,7 +174,7 @@ def check_layout(
             full = FullModel(architecture, layout, x, rng, seed)
             report = _prove(full, tuple(levels) or make_sample_levels(architecture, layout), say)
     if key is not None:
-        while len(_reports) >= _MOST_REMEMBERED:
+        while len(_reports) >= _MAX_REMEMBERED:
             _reports.pop(next(iter(_reports)))
         _reports[key] = report
     return report
@@ -342,7 +342,7 @@ def _excuse_failure(full: FullModel, failed: Sequence[MaskedCut]) -> tuple[Mappi
 def select_exits(architecture: Architecture) -> tuple[int, ...]:
     """Return up to six positions, evenly spread, the last one among them."""
     positions = tuple(architecture.positions)
-    step = max(1, -(-len(positions) // _MOST_EXITS))
+    step = max(1, -(-len(positions) // _MAX_EXITS))
     return positions[::-1][::step][::-1]
 
 

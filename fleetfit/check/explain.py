@@ -11,8 +11,8 @@ from fleetfit.check import LayoutReport
 from fleetfit.layout import Architecture, Declaration, Layout, Segment, VisitsExits, explains
 
 _NUMBER = re.compile(r"(^|\.)(blocks|heads)\.(\d+)(?=\.)")
-_MOST_LISTED = 8
-_MOST_OF_BLOCK = 3  # tensors of one block that are named
+_MAX_LISTED = 8
+_MAX_OF_BLOCK = 3  # tensors of one block that are named
 _SEGMENTS = ("start", "segment", "head")
 
 
@@ -69,11 +69,11 @@ def _list_places(layout: Layout) -> Iterator[str]:
             places.setdefault(f"the exit after block {tensor.exit} has", []).append(name)
         elif tensor.exit is None and tensor.block is not None and f"blocks.{tensor.block}" not in numbers:
             places.setdefault(f"block {tensor.block} has", []).append(name)
-    for place, names in list(places.items())[:_MOST_LISTED]:
-        more = f" and {len(names) - _MOST_OF_BLOCK} more" if len(names) > _MOST_OF_BLOCK else ""
-        yield f"{place} {', '.join(names[:_MOST_OF_BLOCK])}{more}"
-    if len(places) > _MOST_LISTED:
-        yield f"and {len(places) - _MOST_LISTED} more likewise"
+    for place, names in list(places.items())[:_MAX_LISTED]:
+        more = f" and {len(names) - _MAX_OF_BLOCK} more" if len(names) > _MAX_OF_BLOCK else ""
+        yield f"{place} {', '.join(names[:_MAX_OF_BLOCK])}{more}"
+    if len(places) > _MAX_LISTED:
+        yield f"and {len(places) - _MAX_LISTED} more likewise"
     if layout.by_order:
         yield "classifiers are numbered in their order, so that a level has the first ones"
 
@@ -155,8 +155,8 @@ def _list_tensors(users: Mapping[str, tuple[int, ...]], layout: Layout) -> str:
         number = _NUMBER.search(name)
         groups.setdefault((_NUMBER.sub(r"\1\2.#", name), index), []).append(int(number[3]) if number else 0)
     words = [name.replace("#", _format_ranges(numbers)) + index for (name, index), numbers in groups.items()]
-    more = f" and {len(words) - _MOST_LISTED} more" if len(words) > _MOST_LISTED else ""
-    return ", ".join(words[:_MOST_LISTED]) + more
+    more = f" and {len(words) - _MAX_LISTED} more" if len(words) > _MAX_LISTED else ""
+    return ", ".join(words[:_MAX_LISTED]) + more
 
 
 def _format_ranges(numbers: Sequence[int]) -> str:

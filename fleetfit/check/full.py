@@ -33,7 +33,7 @@ from fleetfit.submodel import Channels, Submodel, find_spans
 TOLERANCE = 1e-9
 """Largest difference of outputs, relative to the largest output, that counts as equal."""
 _ROUGH = 1e-5  # the same where an operation of the model gives less than float64
-_MOST_LISTED = 4
+_MAX_LISTED = 4
 
 
 class FullModel:
@@ -192,8 +192,8 @@ def describe_level(level: Submodel) -> str:
 
 def list_names(names: Sequence[str]) -> str:
     """Return the first names in quotes, and how many more there are."""
-    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
-    return ", ".join(f'"{name}"' for name in names[:_MOST_LISTED]) + more
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return ", ".join(f'"{name}"' for name in names[:_MAX_LISTED]) + more
 
 
 # ---- the places of each dimension that a choice of channels keeps, and full states cut or masked by them -----------

@@ -271,7 +271,7 @@ def _list_unused(layout: Layout, name: str, unused: Tensor) -> Iterator[str]:
 
 # ---- where a layout is not proved: the axes that fail alone, and the first module that differs ---------------------
 
-_MOST_TRIED = 4096  # ways to find a small output in the full one
+_MAX_TRIED = 4096  # ways to find a small output in the full one
 
 
 def find_failing_axes(full: FullModel) -> list[str]:
@@ -376,7 +376,7 @@ def _is_part(small: Tensor, large: Tensor, layout: Layout, places: KeptPlaces, t
     candidates: list[list[Tensor | None]] = []
     for size, full_size in zip(small.shape, large.shape, strict=True):
         candidates.append([None] if size == full_size else _list_candidates(size, full_size, layout, places))
-    for choice in itertools.islice(itertools.product(*candidates), _MOST_TRIED):
+    for choice in itertools.islice(itertools.product(*candidates), _MAX_TRIED):
         part = large
         for d, kept in enumerate(choice):
             part = part if kept is None else part.index_select(d, kept)

@@ -15,7 +15,7 @@ from fleetfit.layout import Axis, Layout
 from fleetfit.seeds import make_torch_rng
 
 _MANY = 16  # granules: two axes have the same order by chance once in 16!
-_MOST_TRIED = 200  # tensors that are tried one by one when something is wrong
+_MAX_TRIED = 200  # tensors that are tried one by one when something is wrong
 
 
 def check_permutations(full: FullModel, now: Callable[[str], None]) -> dict[str, float]:
@@ -115,7 +115,7 @@ def _find_suspects(full: FullModel, axis: str, order: tuple[int, ...]) -> str:
         return f"Look at what is declared ({declarations}) for {list_names(declared)}."
     single = [
         name
-        for name in list(followers)[:_MOST_TRIED]
+        for name in list(followers)[:_MAX_TRIED]
         if _measure_change(full, {axis: order}, unchanged=name) <= full.tolerance
     ]
     if single:

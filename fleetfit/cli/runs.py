@@ -16,7 +16,7 @@ from fleetfit.runs import RUNS
 if TYPE_CHECKING:  # imports pydantic
     from fleetfit.runs.listing import RemovedCheckpoints, RunInfo
 
-_MOST_METHODS = 32
+_MAX_METHODS = 32
 """Width of the methods of a comparison in a table, in characters."""
 
 
@@ -129,7 +129,7 @@ def _format_methods(run: "RunInfo") -> str:
         return f"{len(rows)} rows of {run.method}"
     if len(rows) > len(methods):
         return f"{len(rows)} rows of {len(methods)} methods"
-    return run.method if len(run.method) <= _MOST_METHODS else f"{len(methods)} methods"
+    return run.method if len(run.method) <= _MAX_METHODS else f"{len(methods)} methods"
 
 
 def make_cleanup_table(cleanup: "Sequence[RemovedCheckpoints]", folder: Path) -> Table:

@@ -22,8 +22,8 @@ from fleetfit import files
 from fleetfit.errors import ConfigError
 
 _HEADING = ["client", "start", "stop"]
-_MOST_ROUNDS = 1 << 20  # a larger number is a mistake, such as seconds since 1970
-_MOST_BYTES = 1 << 32
+_MAX_ROUNDS = 1 << 20  # a larger number is a mistake, such as seconds since 1970
+_MAX_BYTES = 1 << 32
 
 Spell = tuple[int, int, int]  # client, first round, the round after the last
 
@@ -66,7 +66,7 @@ def _read_json(path: Path, clients: int) -> np.ndarray:
     if not isinstance(table, dict) or not isinstance(table.get("online"), dict) or table.keys() - {"rounds", "online"}:
         raise ValueError('it must have the key "online" (spells by client), optionally "rounds", and no other')
     rounds = table.get("rounds", 0)
-    if isinstance(rounds, bool) or not isinstance(rounds, int) or not 0 <= rounds <= _MOST_ROUNDS:
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or not 0 <= rounds <= _MAX_ROUNDS:
         raise ValueError(f"rounds must be a whole number, got {rounds!r}")
     spells = (
         _parse_spell([client, *(spell if isinstance(spell, list) else [spell])], f"client {client}")
@@ -93,8 +93,8 @@ def _parse_spell(values: list[Any], where: str) -> Spell:
         client, start, stop = (int(str(value)) for value in values)
     except ValueError:
         raise ValueError(f"{where}: expected client, start and stop as whole numbers, got {values}") from None
-    if client < 0 or not 0 <= start < stop <= _MOST_ROUNDS:
-        raise ValueError(f"{where}: client must be at least 0, and 0 <= start < stop <= {_MOST_ROUNDS}, got {values}")
+    if client < 0 or not 0 <= start < stop <= _MAX_ROUNDS:
+        raise ValueError(f"{where}: client must be at least 0, and 0 <= start < stop <= {_MAX_ROUNDS}, got {values}")
     return client, start, stop
 
 
@@ -108,7 +108,7 @@ def _fill(spells: Iterable[Spell], clients: int, rounds: int = 0) -> np.ndarray:
     if rounds and last > rounds:
         raise ValueError(f"it has {rounds} rounds, but a spell ends with round {last}")
     rounds = rounds or last
-    if rounds * clients > _MOST_BYTES:
+    if rounds * clients > _MAX_BYTES:
         raise ValueError(f"{rounds} rounds of {clients} clients are too many. Make the rounds longer")
     online = np.zeros((rounds, clients), dtype=bool)
     for client, start, stop in spells:

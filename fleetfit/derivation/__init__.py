@@ -50,7 +50,7 @@ __all__ = [
 WHOLE = "whole"
 """In the place of an axis's name: it is not cut."""
 _PATIENCE_S = 1.5  # of silence, before a step is named
-_MOST_CHOICES = 24  # of what numbers mean, that are proved
+_MAX_CHOICES = 24  # of what numbers mean, that are proved
 _EXCLUDED = Reason("it is excluded by axes")
 _COMPUTES_ELSE = Reason("a narrower model computes something else")
 
@@ -88,7 +88,7 @@ def derive_architecture(
         trials = Trials(observation, now)
         depth = _find_depth(observation, exits) | {"kept": kept}
         errors: list[ModelError] = []
-        for plan in trials.list_plans(_MOST_CHOICES):  # each is found when the one before it fails
+        for plan in trials.list_plans(_MAX_CHOICES):  # each is found when the one before it fails
             now(f"the proof of plan {len(errors) + 1}")
             try:
                 return _prove(net, _rename(replace(plan, **depth), names), example, say)

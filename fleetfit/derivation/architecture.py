@@ -33,7 +33,7 @@ from fleetfit.layout import (
 )
 
 _NUMBER = re.compile(r"(?<![\w:])\d+(?![\w])")  # but lines of code, as in net.py:12
-_MOST_LISTED = 3
+_MAX_LISTED = 3
 AXIS_COLUMNS = ("axis", "axes", "units", "elements", "cut", "lives in")
 INSIDE = "net."
 """The prefix of the instance's tensors in a level."""
@@ -90,10 +90,10 @@ class DerivedArchitecture(Architecture):
             sizes = sorted({self.axes[axis].size for axis in axes})
             units = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
             listed = list(dict.fromkeys(f"{name}[{d}]" for name, d, _ in places))
-            more = f" and {len(listed) - _MOST_LISTED} more" if len(listed) > _MOST_LISTED else ""
+            more = f" and {len(listed) - _MAX_LISTED} more" if len(listed) > _MAX_LISTED else ""
             name = axes[0] if len(axes) == 1 else pattern
             cut = "never cut" if axes == [CLASSES] else "first ones" if axes[0] in self.plan.ordered else "any"
-            rows.append((name, str(len(axes)), units, str(places[0][2]), cut, ", ".join(listed[:_MOST_LISTED]) + more))
+            rows.append((name, str(len(axes)), units, str(places[0][2]), cut, ", ".join(listed[:_MAX_LISTED]) + more))
         return rows
 
     def describe_exits(self) -> list[str]:
@@ -210,10 +210,10 @@ class DerivedArchitecture(Architecture):
         tuned = [name for name, norm in iter_norms(self.net) if name not in kept and is_trained(norm)]
         sentences = []
         if kept:
-            sentences.append(f"Norms that keep their running statistics: {quote_some(kept, _MOST_LISTED)}.")
+            sentences.append(f"Norms that keep their running statistics: {quote_some(kept, _MAX_LISTED)}.")
         if tuned:
             sentences.append(
-                f"Norms with trained statistics that are fine-tuned: {quote_some(tuned, _MOST_LISTED)}. Training uses "
+                f"Norms with trained statistics that are fine-tuned: {quote_some(tuned, _MAX_LISTED)}. Training uses "
                 "each batch's own statistics, and evaluation estimates them anew. To keep them, set requires_grad = "
                 "False for these norms' weights."
             )

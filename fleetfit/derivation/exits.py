@@ -16,7 +16,7 @@ from fleetfit.derivation.plan import ExitPoint
 from fleetfit.errors import ModelError, did_you_mean
 from fleetfit.layout import Segment, evaluate_kept_norms
 
-_MOST_EXITS = 12
+_MAX_EXITS = 12
 _LEAST_SHARE = 1 / 3  # of the parameters, in a chain of blocks
 _LEAST_BLOCK = 1 / 50  # of the parameters of the block before
 _FEW_MODULES = 2  # behind the last block of a chain: the instance's own classifier
@@ -103,7 +103,7 @@ def _find_chain(observation: Observation) -> list[str]:
         names = names[:-1]
     last = max(observation.first_use.values())
     names = [name for name in names if outputs[name].step < last]
-    step = -(-len(names) // _MOST_EXITS) or 1
+    step = -(-len(names) // _MAX_EXITS) or 1
     return names[::-1][::step][::-1]
 
 

@@ -32,7 +32,7 @@ _RARELY_A_SIZE = re.compile(
 )
 """Names of numbers that seldom depend on the width; they are tried last."""
 _COUNTS_UNITS = re.compile(r"head")
-_MOST_PAIRS, _MOST_PICKS = 40, 16
+_MAX_PAIRS, _MAX_PICKS = 40, 16
 _PIECE = 0.5
 
 Family = tuple[str, str, int | None]
@@ -208,9 +208,9 @@ class Trials:
                 families[candidate.family].append(candidate)
         before = self._read_choice()
         for count in (1, 2):
-            for some in itertools.islice(itertools.combinations(families.values(), count), _MOST_PAIRS):
+            for some in itertools.islice(itertools.combinations(families.values(), count), _MAX_PAIRS):
                 options = [range(min(len(c.meanings) for c in members)) for members in some]
-                for picks in itertools.islice(itertools.product(*options), _MOST_PICKS):
+                for picks in itertools.islice(itertools.product(*options), _MAX_PICKS):
                     for members, pick in zip(some, picks, strict=True):
                         for candidate in members:
                             candidate.chosen = pick

@@ -23,7 +23,7 @@ from fleetfit.seeds import isolate_rng
 
 _CHANNELS = {2: 1, 3: 2, 4: 1, 5: 1}
 """The usual dimension of channels, by the number of dimensions."""
-_MOST_LISTED = 4
+_MAX_LISTED = 4
 
 
 @dataclass
@@ -146,9 +146,9 @@ def observe(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> O
     _check_branches(labelled.branches)
     unused = [name for name, p in net.named_parameters() if p.requires_grad and name not in labelled.first_use]
     if unused:
-        more = f" and {len(unused) - _MOST_LISTED} more" if len(unused) > _MOST_LISTED else ""
+        more = f" and {len(unused) - _MAX_LISTED} more" if len(unused) > _MAX_LISTED else ""
         raise ModelError(
-            f"the samples did not use {', '.join(unused[:_MOST_LISTED])}{more}: nothing is known of these parameters. "
+            f"the samples did not use {', '.join(unused[:_MAX_LISTED])}{more}: nothing is known of these parameters. "
             "Remove them from the module, use them in forward, or set requires_grad = False for them.",
             key="model",
         )

@@ -10,8 +10,8 @@ from fleetfit.errors import ModelError, truncate
 from fleetfit.layout import Segment
 
 T = TypeVar("T")
-_MOST_DIMS = 5  # of the output after which an exit sits
-_MOST_CHANNELS = 1 << 20  # that a classifier reads
+_MAX_DIMS = 5  # of the output after which an exit sits
+_MAX_CHANNELS = 1 << 20  # that a classifier reads
 FORMAT = 1
 """The version of the payload."""
 Segments = tuple[Segment, ...]
@@ -211,8 +211,8 @@ class DerivedPlan:
         if any(self._get_length(segments) != length for segments, length in lengths):
             raise ValueError("segments of another length")
         widths = [self._get_length(e.segments) for e in self.exits]
-        if any(not 1 <= e.channels < e.dims <= _MOST_DIMS for e in self.exits) or not all(
-            0 < width <= _MOST_CHANNELS for width in widths
+        if any(not 1 <= e.channels < e.dims <= _MAX_DIMS for e in self.exits) or not all(
+            0 < width <= _MAX_CHANNELS for width in widths
         ):
             raise ValueError("an exit without channels")
         if self.blocks.keys() - self.tensors.keys() or max(self.blocks.values(), default=0) > len(self.exits):

@@ -22,7 +22,7 @@ from fleetfit.machine import tensor_defaults
 # ---- the dimension, its possible meanings, and the line that declares it -------------------------------------------
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-_MOST_LISTED = 8
+_MAX_LISTED = 8
 
 
 class UndeclaredDimension(ModelError):
@@ -125,8 +125,8 @@ def format_question(missing: Sequence[UndeclaredDimension]) -> str:
     first = missing[0]
     (chosen, condition), *others = first.candidates.items()
     entries = [f'"{pattern}": {declaration}' for pattern, declaration in _merge_blocks(missing).items()]
-    more = f", and {len(entries) - _MOST_LISTED} more tensors likewise" if len(entries) > _MOST_LISTED else ""
-    line = f"self.declared = {{{', '.join(entries[:_MOST_LISTED])}}}{more}"
+    more = f", and {len(entries) - _MAX_LISTED} more tensors likewise" if len(entries) > _MAX_LISTED else ""
+    line = f"self.declared = {{{', '.join(entries[:_MAX_LISTED])}}}{more}"
     alternatives = "".join(f", or {other} instead of {chosen} if {reason}" for other, reason in others)
     return f"{first.problem}. Write in the architecture: {line} if {condition}{alternatives}."
 
@@ -239,7 +239,7 @@ def _describe_line(frame: FrameType, line: int) -> str:
 
 # ---- why a call of a module failed ---------------------------------------------------------------------------------
 
-_MOST_AXES = 3  # listed in an error
+_MAX_AXES = 3  # listed in an error
 _FIXED_SIZE = " The full model is wider: in forward, take sizes from tensors (flatten(1), x.shape), not from numbers."
 _PACKAGES = (Path(torch.__file__).parent, Path(__file__).parents[1])
 _NO_NUMBERS = re.compile(r"item\(\)|no data|register_meta|meta device type")
@@ -275,7 +275,7 @@ def explain_errors(
         narrow = [f"{axis} {n}" for axis, n in (sizes or {}).items() if n < architecture.axes[axis].size]
         if not hint:
             hint = _find_own_line(error) + (_FIXED_SIZE if narrow else "")
-        who += f" with {', '.join(narrow[:_MOST_AXES])}" if narrow else ""
+        who += f" with {', '.join(narrow[:_MAX_AXES])}" if narrow else ""
         raise ModelError(f"{who} does not accept an input of shape {tuple(input_shape)}: {cause}.{hint}") from error
 
 

@@ -144,7 +144,7 @@ Amount = float | str
 Budget = Amount | Mapping[str, Amount]
 """A device's budget: in the fleet's cost, or in several costs by name."""
 
-_MOST_LEVELS = 8
+_MAX_LEVELS = 8
 _SAMPLE = 1000  # quantiles of the budgets that are clustered
 _SLACK = 1e-9  # 1.1 * 0.125 must cover a level that costs 0.1375
 _UNITS = {
@@ -281,7 +281,7 @@ def make_targets(
     else:
         if isinstance(how, str):  # 1, 1/2, 1/4, ... ascending, until the smallest client fits
             halvings = max(0, math.ceil(-math.log2(float((values * (1 + slack)).min())) - _SLACK))
-            ratios = tuple(0.5**i for i in range(min(halvings, _MOST_LEVELS - 1), -1, -1))
+            ratios = tuple(0.5**i for i in range(min(halvings, _MAX_LEVELS - 1), -1, -1))
         else:
             ratios = tuple(float(r) for r in how)
             ratios = ratios if ratios and ratios[-1] == 1 else (*ratios, 1.0)
@@ -340,7 +340,7 @@ def _check_budgets(budgets: npt.ArrayLike) -> Floats:
 def _cluster(budgets: Floats, whole: bool) -> tuple[tuple[float, ...], Ints]:
     """Return the ratios and each client's cluster; the top one is the full model's if a client affords it."""
     distinct = np.unique(budgets)
-    edges = (distinct[1:] + distinct[:-1]) / 2 if len(distinct) <= _MOST_LEVELS else _find_edges(budgets)
+    edges = (distinct[1:] + distinct[:-1]) / 2 if len(distinct) <= _MAX_LEVELS else _find_edges(budgets)
     members: Ints = np.searchsorted(edges, budgets, side="right")
     floors = [float(budgets[members == c].min()) for c in range(len(edges) + 1)]
     if whole or floors[-1] == 1:
@@ -363,7 +363,7 @@ def _find_edges(budgets: Floats) -> Floats:
         return np.asarray(np.exp((distinct[1:] + distinct[:-1]) / 2))
     logs = np.log(points)[:, None]
     best: tuple[float, Any] = (-np.inf, None)
-    for count in range(2, min(_MOST_LEVELS, len(distinct) - 1) + 1):
+    for count in range(2, min(_MAX_LEVELS, len(distinct) - 1) + 1):
         model = KMeans(count, n_init=10, random_state=0).fit(logs)
         score = float(silhouette_score(logs, model.labels_))
         if score > best[0] + _SLACK:

@@ -23,8 +23,8 @@ EPSILON_ERROR = 0.01
 _LARGEST_EPSILON = 50.0  # above it, the Renyi bound is taken
 _POINTS = 1 << 20  # of a grid; beyond, it is coarser, and the bound larger
 _ORDERS = (*np.arange(1.1, 4, 0.2).tolist(), *range(4, 65), 80, 96, 128, 192, 256, 512, 1024)  # whole ones are quick
-_LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6
-_MOST_EPSILON = 1e9
+_LEAST_NOISE, _MAX_NOISE = 1e-2, 1e6
+_MAX_EPSILON = 1e9
 
 
 def compute_epsilon(noise: float, rate: float, rounds: int, delta: float, known_cohorts: bool = False) -> float:
@@ -85,7 +85,7 @@ def _compute_for_known_cohorts(noise: float, rate: float, rounds: int, delta: fl
     low, high = 0.0, 1.0
     while exceeds_delta(high):
         low, high = high, 2 * high
-        if high > _MOST_EPSILON:
+        if high > _MAX_EPSILON:
             return math.inf
     while high - low > 1e-6 * high:
         middle = (low + high) / 2
@@ -143,7 +143,7 @@ def find_noise(epsilon: float, rate: float, rounds: int, delta: float, known_coh
     low, high = _LEAST_NOISE, 1.0
     while compute_epsilon(high, rate, rounds, delta, known_cohorts) > epsilon:
         low, high = high, 2 * high
-        if high > _MOST_NOISE:
+        if high > _MAX_NOISE:
             raise ConfigError(
                 f"[privacy] epsilon: no noise makes {rounds} rounds cost {epsilon:g} at delta {delta:g}. Set more.",
                 key="privacy.epsilon",

@@ -30,7 +30,7 @@ KINDS = {
 """Accuracies that an evaluation may have, with their labels."""
 SERVER_KINDS = ("full", "avg", "backdoor")
 """Accuracies on the server's test set, which a run with `[privacy]` reports."""
-MOST_CLIENTS = 50
+MAX_CLIENTS = 50
 """Number of clients whose samples are drawn by class."""
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LABEL = 24  # characters of a row's label at full size
-_MOST_COLUMNS = 3
+_MAX_COLUMNS = 3
 _PANEL = (4.6, 3.4)  # inches
 _STYLES = dict(zip(DASHES, ("-", "--", ":", "-.", (0, (8, 3)), (0, (8, 3, 2, 3))), strict=True))
 _MARKERS = dict(zip(SYMBOLS, "osD^xPv*", strict=True))
@@ -124,7 +124,7 @@ def _draw_plots(plots: Sequence[Plot], title: str, notes: Sequence[str] = ()) ->
     """
     if not plots:
         return None
-    lines = math.ceil(len(plots) / _MOST_COLUMNS)
+    lines = math.ceil(len(plots) / _MAX_COLUMNS)
     columns = math.ceil(len(plots) / lines)
     figure = make_figure(1.0 + _PANEL[0] * columns, 1.2 + _PANEL[1] * lines)
     figure.suptitle(title, fontsize=10, color=DARK, x=0.01, ha="left")

@@ -14,7 +14,7 @@ from fleetfit.report.curves import KINDS, thin, to_percent
 from fleetfit.runs.folder import RunFolder, to_json_value
 from fleetfit.runs.schema import ComparisonResults, CurvesRecord, Record, RoundRecord, RunResult
 
-MOST_POINTS = 20
+MAX_POINTS = 20
 """Maximal number of points of a curve."""
 SMALL_BYTES = 60_000
 """Above this file size curves have fewer points, down to `_FEWEST`."""
@@ -23,7 +23,7 @@ _FEWEST = 5
 
 def format_results(results: ComparisonResults) -> str:
     """Return the text of the file."""
-    points = MOST_POINTS
+    points = MAX_POINTS
     text = _format(results, points)
     while len(text.encode()) > SMALL_BYTES and points > _FEWEST:
         points -= 1

@@ -23,8 +23,8 @@ from fleetfit.evaluate import EvaluationScope, JobRunner, make_failure_record, m
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.validation import find_sums_error, pair_jobs_with_replies, validate_reply
 
-MOST_CLIENTS = 1000
-MOST_SECURE_CLIENTS = 50
+MAX_CLIENTS = 1000
+MAX_SECURE_CLIENTS = 50
 """With secure aggregation, whose work grows with the square of the clients."""
 _WHAT = "class frequencies"
 
@@ -81,7 +81,7 @@ def ask_class_frequencies(federation: Federation, engine: JobRunner, server: Ser
 
 def sum_class_frequencies(federation: Federation, engine: Any, server: Server) -> ClassFrequencies:
     """Have clients add up their class frequencies by secure aggregation, and return the mean."""
-    jobs = list(iter_label_jobs(federation, server, MOST_SECURE_CLIENTS))
+    jobs = list(iter_label_jobs(federation, server, MAX_SECURE_CLIENTS))
     summed: RoundSums = engine.sum_labels(iter(jobs), federation.classes)
     lost = summed.lost or find_sums_error(summed, federation.classes, LABEL_GRID.most)
     total, clients = torch.zeros(federation.classes, dtype=torch.float64), 0
@@ -93,7 +93,7 @@ def sum_class_frequencies(federation: Federation, engine: Any, server: Server) -
     return ClassFrequencies(_make_prior(total, clients, lost or ""), clients, failures, bytes_down, bytes_up)
 
 
-def iter_label_jobs(federation: Federation, server: Server, most: int = MOST_CLIENTS) -> Iterator[Job]:
+def iter_label_jobs(federation: Federation, server: Server, most: int = MAX_CLIENTS) -> Iterator[Job]:
     """Yield a job for each of the clients that are asked."""
     reachable = federation.reachable(server.round)
     rng = make_numpy_rng(federation.seed, "labels")

@@ -11,7 +11,7 @@ from fleetfit.errors import one_line
 from fleetfit.layout import Layout
 from fleetfit.submodel import Submodel
 
-_MOST_NAMED = 3
+_MAX_NAMED = 3
 """Clients or reasons that a sentence names."""
 LEFT_OUT = "its update was left out by the method (receive)"
 """The reason of a failure that stands for an update which the method's `receive` did not return."""
@@ -176,7 +176,7 @@ def format_rollback(record: Mapping[str, Any], names: Sequence[str] | None = Non
         record: The record of the rollback.
         names: Names of the clients by id; None: they have none.
     """
-    entries = [entry for entry in record["reported"][:_MOST_NAMED] if entry["norm"] is not None]
+    entries = [entry for entry in record["reported"][:_MAX_NAMED] if entry["norm"] is not None]
     norms = ", ".join(f"{_format_client(entry, names)} ({entry['norm']:.3g})" for entry in entries)
     largest = f" Largest updates by norm: {norms}." if entries else ""
     return f"rolled back: {record['reason']}.{largest} The run continues from the state before it."
@@ -195,7 +195,7 @@ def format_largest_updates(records: Sequence[Mapping[str, Any]]) -> str:
         for entry in record["reported"]:
             largest[entry["client"]] = max(largest.get(entry["client"], 0.0), entry["norm"] or 0.0)
             counts[entry["client"]] += 1
-    clients = sorted(largest, key=lambda client: (-largest[client], -counts[client]))[:_MOST_NAMED]
+    clients = sorted(largest, key=lambda client: (-largest[client], -counts[client]))[:_MAX_NAMED]
     if not clients:
         return "none"
     return ", ".join(f"client {c} (norm {largest[c]:.3g}, in {counts[c]} of {len(records)} rounds)" for c in clients)
@@ -228,9 +228,9 @@ def explain_empty_rounds(reports: Sequence[Mapping[str, Any]], in_a_row: bool) -
     reasons += Counter("no client was connected" for report in reports if report.get("online") == 0)
     listed = "; ".join(
         f"{reason} ({'once' if number == 1 else f'{number} times'})"
-        for reason, number in reasons.most_common(_MOST_NAMED)
+        for reason, number in reasons.most_common(_MAX_NAMED)
     )
-    others = f"; and {len(reasons) - _MOST_NAMED} other reasons" if len(reasons) > _MOST_NAMED else ""
+    others = f"; and {len(reasons) - _MAX_NAMED} other reasons" if len(reasons) > _MAX_NAMED else ""
     last = f". The last round was rolled back: {records[-1]['reason'].removesuffix('.')}" if records else ""
     if in_a_row:
         return (

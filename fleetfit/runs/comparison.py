@@ -18,7 +18,7 @@ from fleetfit.runs.schema import ComparisonResults, PlannedRunRecord, PlannedRun
 RUNS_FILE, RESULTS_FILE = "runs.json", "results.json"
 TUNING_FOLDER = "tune"
 """Folder of the tuning runs, in the comparison's folder."""
-_MOST_FOLDERS = 5
+_MAX_FOLDERS = 5
 """Folders between the folder of a comparison and a run: tune, row, setting, values and seed."""
 
 
@@ -35,7 +35,7 @@ def list_planned_runs(folder: Path) -> list[PlannedRunRecord]:
 def find_comparison(folder: Path) -> tuple[str, str]:
     """Return the title of a run in its comparison, and the name of the comparison's folder; ("", "") of other runs."""
     path = folder.resolve()
-    for parent in path.parents[:_MOST_FOLDERS]:
+    for parent in path.parents[:_MAX_FOLDERS]:
         with contextlib.suppress(RunError, OSError):
             for run in list_planned_runs(parent):
                 if parent / run.subfolder == path:

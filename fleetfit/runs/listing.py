@@ -17,8 +17,8 @@ from fleetfit.runs import RUN_FILES, RUNS
 from fleetfit.runs.comparison import RESULTS_FILE, TUNING_FOLDER
 from fleetfit.runs.folder import RunFolder
 
-_MOST_FOLDERS = 4  # levels between the listed folder and a run; a comparison has three
-_MOST_CHARACTERS = 80  # of a name
+_MAX_FOLDERS = 4  # levels between the listed folder and a run; a comparison has three
+_MAX_CHARACTERS = 80  # of a name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +87,7 @@ def list_runs(folder: str | Path = RUNS) -> list[RunInfo]:
         return [_read_run(root)]
     if RESULTS_FILE in names:
         return list(_read_comparison(root).children)
-    return list(_iter_folders(root, _MOST_FOLDERS))
+    return list(_iter_folders(root, _MAX_FOLDERS))
 
 
 def _iter_folders(root: Path, depth: int) -> Iterator[RunInfo]:
@@ -128,9 +128,9 @@ def _read_run(path: Path) -> RunInfo:
     return RunInfo(
         path,
         kind="fleet" if _is_file(path / "nodes.json") else "run",
-        method=summary.method[:_MOST_CHARACTERS],
-        model=summary.model[:_MOST_CHARACTERS],
-        data=summary.data[:_MOST_CHARACTERS],
+        method=summary.method[:_MAX_CHARACTERS],
+        model=summary.model[:_MAX_CHARACTERS],
+        data=summary.data[:_MAX_CHARACTERS],
         rounds=summary.rounds,
         asked=rounds if type(rounds) is int else 0,
         finished=folder.is_finished,
@@ -145,7 +145,7 @@ def _read_run(path: Path) -> RunInfo:
 
 
 def _read_comparison(folder: Path) -> RunInfo:
-    children = tuple(_iter_folders(folder, _MOST_FOLDERS))
+    children = tuple(_iter_folders(folder, _MAX_FOLDERS))
     rows = [child for child in children if folder / TUNING_FOLDER not in child.folder.parents]
     damage = [f"{child.folder.relative_to(folder)}: {child.damage}" for child in children if child.damage]
     finished, is_complete = sum(child.finished for child in rows), False
@@ -174,7 +174,7 @@ def _read_comparison(folder: Path) -> RunInfo:
 def _join_names(names: Iterable[str]) -> str:
     """Join distinct names with commas; a longer text ends in "..."."""
     text = ", ".join(dict.fromkeys(name for name in names if name))
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 3]}..."
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 3]}..."
 
 
 def _is_file(path: Path) -> bool:

@@ -9,7 +9,7 @@ from fleetfit.runs.schema import RoundRecord, SummaryRecord
 if TYPE_CHECKING:  # listing run folders does not import PyTorch
     from fleetfit.planner import Plan
 
-_MOST_REASONS = 5  # of failed jobs
+_MAX_REASONS = 5  # of failed jobs
 
 
 def make_summary(
@@ -53,7 +53,7 @@ def make_summary(
         "simulated_s": sum(simulated) if simulated else None,
         "left_out": [] if plan is None else list(plan.left_out),
         "notes": list(notes),
-        **({"failure_reasons": dict(reasons.most_common(_MOST_REASONS))} if reasons and not is_private else {}),
+        **({"failure_reasons": dict(reasons.most_common(_MAX_REASONS))} if reasons and not is_private else {}),
         **_make_excluded_shares(rounds),
         **({"privacy": reports[-1]["privacy"]} if reports and "privacy" in reports[-1] else {}),
     }

@@ -102,8 +102,8 @@ DTYPES = {
 """The dtypes of buffers by name; in this order buffers follow one another, each aligned to its dtype."""
 
 Buffers = Mapping[str, Tensor]  # flat, by the name of their dtype
-_MOST_DEPTH = 64  # of tables and lists in the plain values
-_MOST_DIMENSIONS = 16
+_MAX_DEPTH = 64  # of tables and lists in the plain values
+_MAX_DIMENSIONS = 16
 _LARGEST_SIZE = 2**40  # of a dimension; the buffers bound the elements
 _TENSOR_BYTES = 900  # of memory that a tensor takes beside its numbers (CPython 3.11, torch 2)
 
@@ -124,8 +124,8 @@ def _flatten(value: Any, parts: dict[str, list[Tensor]], where: str, depth: int)
         return {"$t": [_add_part(value.detach().reshape(-1), parts, where), list(value.shape)]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if depth > _MOST_DEPTH - 4:  # a tuple or a table of pairs takes several levels of JSON
-        raise ValueError(f"{where[:60]} nests more than {_MOST_DEPTH - 4} deep")
+    if depth > _MAX_DEPTH - 4:  # a tuple or a table of pairs takes several levels of JSON
+        raise ValueError(f"{where[:60]} nests more than {_MAX_DEPTH - 4} deep")
     if isinstance(value, FlatState) and value:
         shapes = {name: list(shape) for name, shape in value.shapes.items()}
         return {"$s": [_add_part(value.flat.detach(), parts, where), shapes]}
@@ -202,8 +202,8 @@ class _Unflattener:
     def read(self, value: Any, depth: int) -> Any:
         if not isinstance(value, list | dict):
             return value
-        if depth > _MOST_DEPTH:
-            raise ValueError(f"it nests more than {_MOST_DEPTH} deep")
+        if depth > _MAX_DEPTH:
+            raise ValueError(f"it nests more than {_MAX_DEPTH} deep")
         if isinstance(value, list):  # in place: the payload is not held twice
             for position, inner in enumerate(value):
                 value[position] = self.read(inner, depth + 1)
@@ -255,8 +255,8 @@ class _Unflattener:
         return table
 
     def _take_tensor(self, dtype: str, shape: Any) -> Tensor:
-        if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:
-            raise ValueError(f"a tensor has no list of at most {_MOST_DIMENSIONS} sizes")
+        if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS:
+            raise ValueError(f"a tensor has no list of at most {_MAX_DIMENSIONS} sizes")
         if not all(type(size) is int and 0 <= size < _LARGEST_SIZE for size in shape):
             raise ValueError("a tensor has sizes that are not whole numbers from 0")
         if self._bytes_left is not None:

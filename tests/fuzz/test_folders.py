@@ -55,7 +55,7 @@ VERBS = {
     "start": ["run", "FILE", "--set", "start=FOLDER", "--set", "rounds=1", "--out", "OUT", "-q"],
 }
 OPENS = ("eval", "predict", "predict --stop", "calibrate", "resume", "export")
-MOST_S = 120  # for one command, in case it never ends
+MAX_S = 120  # for one command, in case it never ends
 
 
 # ---- the folders ---------------------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def called(arguments: list[str], outside: Path) -> tuple[int, str, str]:
     log = logging.StreamHandler(err)
     log.setFormatter(logging.Formatter("%(message)s"))
     handler = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(MOST_S)
+    signal.alarm(MAX_S)
     logging.getLogger("fleetfit").addHandler(log)
     try:
         with contextlib.chdir(outside), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):

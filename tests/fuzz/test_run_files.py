@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 CORPUS = sorted((ROOT / "tests" / "corpus" / "run_files").glob("*.toml"))
 LONGEST_S = 60
 """For one file, on a crowded machine."""
-MOST_BYTES = 6 << 30
+MAX_BYTES = 6 << 30
 """Of address space, beyond what this process has when a file begins."""
 SMALL = """
 rounds = 2
@@ -206,7 +206,7 @@ def bounded() -> Iterator[None]:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     before, handler = resource.getrlimit(resource.RLIMIT_AS), signal.signal(signal.SIGALRM, late)
     signal.alarm(LONGEST_S)
-    resource.setrlimit(resource.RLIMIT_AS, (used + MOST_BYTES, before[1]))
+    resource.setrlimit(resource.RLIMIT_AS, (used + MAX_BYTES, before[1]))
     try:
         yield
     finally:

@@ -494,10 +494,10 @@ def test_large_runs_have_small_pages(copied: Path, monkeypatch: pytest.MonkeyPat
 def test_tables_say_how_many_rows_they_leave_out(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = RunFolder.open(copied)
     for module in (participants, provenance):
-        monkeypatch.setattr(module, "_MOST_RUNS", 2)
+        monkeypatch.setattr(module, "_MAX_RUNS", 2)
     for name in ("REASONS", "GROUPS", "PARTITIONS"):
         monkeypatch.setattr(participants, f"_MOST_{name}", 1)
-    monkeypatch.setattr(provenance, "_MOST_MACHINES", 1)
+    monkeypatch.setattr(provenance, "_MAX_MACHINES", 1)
     undone = {"reason": "a", "clients": 1}
     undo = RoundRecord.load({**run.rounds[0].dump(), "undone": undone})
     runs = [
@@ -591,7 +591,7 @@ def test_a_resumed_run_is_said_to_be() -> None:
 
 def test_the_caption_mentions_markers_where_lines_have_them(finished: Path) -> None:
     run = RunFolder.open(finished)
-    for count in (plots.MOST_MARKERS, plots.MOST_MARKERS + 1):
+    for count in (plots.MAX_MARKERS, plots.MAX_MARKERS + 1):
         rounds = [RoundRecord.load({**run.rounds[-1].dump(), "round": i}) for i in range(1, count + 1)]
         section = make_run_accuracy_section(run.replace_contents(rounds=rounds))
         assert section is not None and isinstance(section.blocks[0], Plots)

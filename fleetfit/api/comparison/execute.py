@@ -54,7 +54,7 @@ from fleetfit.runs.schema import FingerprintRecord, TuningCandidate, TuningResul
 _ENGINES_WITH_WORKERS = ("processes", "ray")
 _STOP_S = 20.0  # between the interrupt of a process and its kill
 _POLL_S = 0.1  # between two looks at the processes and their folders
-_MOST_TITLES = 4  # runs listed in a note on changed data
+_MAX_TITLES = 4  # runs listed in a note on changed data
 
 OnRun = Callable[[str, int, int, Run], OnRound | None]
 """Called before each run with its title, its number, the number of runs, and the run, which may be finished."""
@@ -152,9 +152,9 @@ class _DataCheck:
     def notes(self) -> list[str]:
         notes = list(dict.fromkeys(self._resumed))
         for changes, titles in self._changes.items():
-            more = f" and {len(titles) - _MOST_TITLES} more" if len(titles) > _MOST_TITLES else ""
+            more = f" and {len(titles) - _MAX_TITLES} more" if len(titles) > _MAX_TITLES else ""
             notes.append(
-                f"{changes}, in {'; '.join(titles[:_MOST_TITLES])}{more}. Numbers on different data do not rank "
+                f"{changes}, in {'; '.join(titles[:_MAX_TITLES])}{more}. Numbers on different data do not rank "
                 "methods. Compare again in another folder, with --out."
             )
         return notes

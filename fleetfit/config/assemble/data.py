@@ -20,7 +20,7 @@ from fleetfit.data import AbsentData, Data, DataInMemory, drop_labels, partition
 from fleetfit.data.transform import Transform
 from fleetfit.errors import ConfigError, DataError, FleetFitError, format_cause, truncate
 
-_MOST_SHARED = 2  # the data of a run and of its server
+_MAX_SHARED = 2  # the data of a run and of its server
 _SHARED: ContextVar[dict[str, Data] | None] = ContextVar("shared", default=None)
 """Loaded data sets by name and settings; the newest is last."""
 
@@ -56,7 +56,7 @@ def build_data(section: DataSection | ServerDataSection, where: str = "[data]", 
         return load_data(section.name, section.settings | settings, transform, where)
     data = shared.pop(key) if key in shared else load_data(section.name, section.settings | settings, transform, where)
     shared[key] = data
-    while len(shared) > _MOST_SHARED:
+    while len(shared) > _MAX_SHARED:
         shared.pop(next(iter(shared)))
     return data
 

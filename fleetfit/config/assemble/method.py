@@ -110,8 +110,8 @@ COMPARING: dict[str, Callable[..., bool]] = {
     "trimmed_mean": trimmed_mean.is_large_enough,
 }
 """Options that compare the updates of a round, each with a check of the number of updates."""
-_MOST_CLIENTS = 10_000  # tried sizes when looking for the smallest cohort
-_MOST_DRAWS = 4  # clients of a level, and rounds: with few channels two draws may coincide
+_MAX_CLIENTS = 10_000  # tried sizes when looking for the smallest cohort
+_MAX_DRAWS = 4  # clients of a level, and rounds: with few channels two draws may coincide
 
 
 def check_comparable(experiment: Experiment, federation: Federation) -> None:
@@ -124,7 +124,7 @@ def check_comparable(experiment: Experiment, federation: Federation) -> None:
         where, key = f"[method.plus.{option}]", f"method.plus.{option}"
         is_enough = partial(COMPARING[option], **experiment.method.plus[option])
         if not is_enough(federation.cohort):
-            fewest = next((n for n in range(federation.cohort, _MOST_CLIENTS) if is_enough(n)), _MOST_CLIENTS)
+            fewest = next((n for n in range(federation.cohort, _MAX_CLIENTS) if is_enough(n)), _MAX_CLIENTS)
             raise ConfigError(
                 f"{where} compares the updates of a round, which needs a cohort of at least {fewest} with these keys, "
                 f"got {federation.cohort}. Set [cohort] count, or leave the option out.",
@@ -137,8 +137,8 @@ def check_comparable(experiment: Experiment, federation: Federation) -> None:
                 key=key,
             )
         for level in range(len(federation.levels)):
-            clients = np.flatnonzero(federation.level_of == level)[:_MOST_DRAWS].tolist()
-            rounds = ({get_round_submodel(federation, r, client) for client in clients} for r in range(_MOST_DRAWS))
+            clients = np.flatnonzero(federation.level_of == level)[:_MAX_DRAWS].tolist()
+            rounds = ({get_round_submodel(federation, r, client) for client in clients} for r in range(_MAX_DRAWS))
             if any(len(submodels) > 1 for submodels in rounds):
                 raise ConfigError(
                     f"{where} compares clients that train the same channels, but here each client gets its own "

@@ -19,7 +19,7 @@ from fleetfit.training.clock import count_planned_passes, forward_work
 _EVALUATION_SHARE = 0.1
 """Work of evaluations, relative to that of training, with `evaluate.every = "auto"`; likewise their numbers below."""
 _FEWEST_EVALUATIONS = 10
-_MOST_EVALUATIONS = 50
+_MAX_EVALUATIONS = 50
 _FEWEST_SAMPLES = 100
 """Samples of an evaluation before the last one, if there are as many; of each client as below."""
 _FEWEST_CLIENT_SAMPLES = 10
@@ -97,7 +97,7 @@ def choose_evaluations(
     budget = _EVALUATION_SHARE * rounds * _compute_training_work(federation, settings)
     count = math.ceil(rounds / every)
     if count * work <= budget:
-        times = min(int(budget / max(work, 1.0)), _MOST_EVALUATIONS, rounds)
+        times = min(int(budget / max(work, 1.0)), _MAX_EVALUATIONS, rounds)
         return replace(settings, evaluate_every=math.ceil(rounds / times))
     each = max(budget - work, budget / 2) / max(1, count - 1)
     share = each / _compute_evaluation_work(federation, settings.scope.reduce(None), sizes)

@@ -69,7 +69,7 @@ _MAX_BYTES = 4 << 30  # limit for the decoded images of a named set
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder of Parquet files or of classes")
 LAZY_ABOVE = 8 << 30
 """Bytes of decoded images above which they stay encoded, unless `lazy` is set."""
-_MOST_OPENED = 64  # files whose size is read, approximately, to tell what sizes there are
+_MAX_OPENED = 64  # files whose size is read, approximately, to tell what sizes there are
 
 _IMAGE = ("img", "image")
 _LABEL = ("label", "labels", "fine_label", "coarse_label", "character")
@@ -393,7 +393,7 @@ def _describe_resizing(name: str, images: ImageFiles, spec: ImageSpec) -> list[s
     """Return a note on the sizes of the files, if they are resized."""
     if spec.size is None:
         return []
-    paths = [images.path(i) for i in range(0, len(images), max(1, len(images) // _MOST_OPENED))]
+    paths = [images.path(i) for i in range(0, len(images), max(1, len(images) // _MAX_OPENED))]
     sides = [side for size in sample_sizes(paths, len(paths), spec.upright) for side in size]
     low, high = min(sides), max(sides)
     if low == high == spec.size:
@@ -406,7 +406,7 @@ def _describe_resizing(name: str, images: ImageFiles, spec: ImageSpec) -> list[s
     ]
 
 
-def sample_sizes(images: Sequence[Path], count: int = _MOST_OPENED, upright: bool = True) -> list[tuple[int, int]]:
+def sample_sizes(images: Sequence[Path], count: int = _MAX_OPENED, upright: bool = True) -> list[tuple[int, int]]:
     """Return width and height of some evenly spaced images.
 
     Args:

@@ -52,11 +52,11 @@ IN_MEMORY = Path("in memory")
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-", "<na>", "nat"})
 """Cells without a value, in lower case."""
-MOST_CATEGORIES = 64
+MAX_CATEGORIES = 64
 """Maximal number of categories of a column that become features, most frequent first."""
-_MOST_TEXTS = 1000  # limit for the distinct values of classes or categories
-_MOST_CLASSES = 50  # whole numbers are classes up to this number of distinct values
-_MOST_FEATURES = 20_000
+_MAX_TEXTS = 1000  # limit for the distinct values of classes or categories
+_MAX_CLASSES = 50  # whole numbers are classes up to this number of distinct values
+_MAX_FEATURES = 20_000
 _FEW_ROWS = 20  # with fewer rows, distinct values in all rows are not suspicious
 _SAMPLE = 200  # number of first rows or texts for detection
 _WORDS = 4.0  # average number of words of free text
@@ -1104,7 +1104,7 @@ def fit_encoder(
         encoding: Number | Category | str
         if column.kind == "texts" or name in options.categories:
             encoding, count = _fit_category(sheet, column, train, name in options.categories)
-            rare += [f"{name} ({count})"] if count > MOST_CATEGORIES else []
+            rare += [f"{name} ({count})"] if count > MAX_CATEGORIES else []
         else:
             encoding = _fit_number(sheet, column, train)
         if isinstance(encoding, str):
@@ -1113,8 +1113,8 @@ def fit_encoder(
             encodings.append(encoding)
     notes = [f"Left out, because {reason}: {_list_some(names)}." for reason, names in left_out.items()]
     features = sum(len(encoding.features) for encoding in encodings)
-    if not 0 < features <= _MOST_FEATURES:
-        reason = f"{features:,} features, more than {_MOST_FEATURES:,}" if features else "no usable feature column"
+    if not 0 < features <= _MAX_FEATURES:
+        reason = f"{features:,} features, more than {_MAX_FEATURES:,}" if features else "no usable feature column"
         remedy = "Leave columns out: drop = [...]." if features else " ".join(notes)
         raise DataError(f"{sheet.path} has {reason}. {remedy}".rstrip(), path=sheet.path, key="drop")
     numbers = [encoding for encoding in encodings if isinstance(encoding, Number)]
@@ -1123,7 +1123,7 @@ def fit_encoder(
     if filled:
         notes.append(f"Missing values are replaced by the mean and marked by a feature: {_list_some(filled)}.")
     if rare:
-        notes.append(f"Only the {MOST_CATEGORIES} most frequent categories are used: {_list_some(rare)}.")
+        notes.append(f"Only the {MAX_CATEGORIES} most frequent categories are used: {_list_some(rare)}.")
     kinds = ((len(numbers), "numeric column", "numeric columns"),
              (len(encodings) - len(numbers), "column of categories", "columns of categories"))  # fmt: skip
     counts = " and ".join(f"{count} {one if count == 1 else many}" for count, one, many in kinds if count)
@@ -1184,18 +1184,18 @@ def _fit_category(
             0 < len(column.strange) < rows and len(column.strange) * 10 <= rows
         ):  # probably a typo, or a mark for a missing value
             raise _describe_slip(sheet, column, rows)
-        if distinct > _MOST_TEXTS or (rows >= _FEW_ROWS and distinct > rows / 2):
+        if distinct > _MAX_TEXTS or (rows >= _FEW_ROWS and distinct > rows / 2):
             long = sum(len(text.split()) > 2 for text in sample) > len(sample) / 2
             return "they hold free text" if long else "nearly every row has a different value", 0
     codes, texts = column.encode_values()
-    if len(texts) > _MOST_TEXTS:
+    if len(texts) > _MAX_TEXTS:
         raise sheet.error(column.name, "has too many distinct values for categories.")
     codes = codes[train]
     counts = np.bincount(codes[codes >= 0], minlength=len(texts)).tolist()
     names = {text: count for text, count in zip(texts, counts, strict=True) if count}
     if len(names) < 2 and not (names and column.missing.any()):
         return "they are the same in all training rows", 0
-    frequent = sorted(names, key=lambda name: (-names[name], name))[:MOST_CATEGORIES]
+    frequent = sorted(names, key=lambda name: (-names[name], name))[:MAX_CATEGORIES]
     return Category(name=column.name, values=tuple(sorted(frequent))), len(names)
 
 
@@ -1244,7 +1244,7 @@ def _check_label(sheet: TableSheet, column: Column) -> None:
         reason = f"has {column.kind}, but the label must have classes or numbers"
     elif column.missing.all():
         reason = "has no values"
-    elif len(column.texts) > _MOST_TEXTS:
+    elif len(column.texts) > _MAX_TEXTS:
         some = ", ".join(f'"{truncate(text.as_py(), 30)}"' for text in column.texts[:3])
         reason = f'has too many distinct texts for classes: {some}, ... For labelled texts, set name = "text"'
     if reason:
@@ -1257,12 +1257,12 @@ def _fit_label(sheet: TableSheet, column: Column, task: Task | None) -> tuple[La
     texts = column.encode_values()[1]
     numbers = column.numbers[~column.missing] if column.kind == "numbers" else np.full(1, np.nan)
     if task is None:
-        few = bool((numbers == np.floor(numbers)).all()) and len(texts) <= _MOST_CLASSES
+        few = bool((numbers == np.floor(numbers)).all()) and len(texts) <= _MAX_CLASSES
         task = "classification" if column.kind == "texts" or few else "regression"
     if task == "regression":
         check_numbers(sheet, column)
         return Label(name=column.name, form=column.form), task
-    if len(texts) > _MOST_TEXTS:
+    if len(texts) > _MAX_TEXTS:
         reason = "is the label, but has too many distinct values for classes. For numbers, set"
         raise sheet.error(column.name, f'{reason} task = "regression".', key="task")
     if len(texts) < 2:
@@ -1309,7 +1309,7 @@ def _encode_groups(sheet: TableSheet, column: Column, labelled: NDArray[np.bool_
     if len(missing):
         reason = f"is the column of groups, but has no value in row {_list_rows(sheet, missing)}. Fill it in, or remove"
         raise sheet.error(column.name, f"{reason} such rows.", int(missing[0]), key="groups")
-    if len(column.texts) > _MOST_TEXTS and not column.is_code:
+    if len(column.texts) > _MAX_TEXTS and not column.is_code:
         raise sheet.error(column.name, "has too many distinct texts for groups.", key="groups")
     column = column.select(labelled)
     values = np.array(column.texts.to_pylist())[column.codes] if column.kind == "texts" else column.numbers
@@ -1430,7 +1430,7 @@ def _detect_new_columns(sheet: TableSheet, options: TableOptions, label: str) ->
     forms = dict.fromkeys(options.categories, PLAIN)
     columns = detect_columns(sheet, options.missing, forms, {label: False} if options.task == "regression" else {})
     distinct = len(columns[label].texts)
-    if columns[label].is_code and options.task is None and distinct > max(_MOST_CLASSES, sheet.table.num_rows / 2):
+    if columns[label].is_code and options.task is None and distinct > max(_MAX_CLASSES, sheet.table.num_rows / 2):
         return detect_columns(sheet, options.missing, forms, {label: False})
     return columns
 

@@ -23,7 +23,7 @@ from fleetfit.report.curves import (
 from fleetfit.report.order import explain_order, explain_row_order
 from fleetfit.report.page.blocks import Block, PageSection, Paragraph, Plot, Plots, Sheet
 from fleetfit.report.page.plots import (
-    MOST_MARKERS,
+    MAX_MARKERS,
     ROUNDS,
     SEEDS_CAPTION,
     Dots,
@@ -50,7 +50,7 @@ _MEANING = (
 _LOSS = PlotAxis("training loss", "", 4)
 _PERSONAL = " Personal: as local, with the log class frequencies of each client added to its logits."
 _VISIBLE = (*MAIN_KINDS, "local_worst_tenth", "personal")  # accuracies of a run that are visible at first
-_MOST_WORST = 15  # clients listed by name
+_MAX_WORST = 15  # clients listed by name
 
 
 # ---- over rounds and costs -------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def make_run_accuracy_section(run: RunFolder) -> PageSection | None:
         for i, kind in enumerate(kinds)
     ]
     count = len(run.evaluations)
-    marker = ", which have a marker" if count <= MOST_MARKERS else ""
+    marker = ", which have a marker" if count <= MAX_MARKERS else ""
     description = f"Evaluated in {count} of {len(run.rounds)} rounds{marker}"
     meaning = "" if run.is_private else f"{_MEANING}{_PERSONAL if curves['personal'] else ''} "
     caption = " ".join([f"{meaning}{description}.", *explain_partial([run]), "Click a label to show or hide its line."])
@@ -318,7 +318,7 @@ def make_ranking_section(run: RunFolder) -> PageSection | None:
         tenth = clients[-max(1, len(clients) // 10) :]
         mean = run.last.number(f"{kind}_worst_tenth")
         title = f"The worst tenth, {kind}" + (f": {format_percent(mean)} %" if mean is not None else "")
-        rows = tuple((name, format_percent(share)) for share, name in reversed(tenth[-_MOST_WORST:]))
+        rows = tuple((name, format_percent(share)) for share, name in reversed(tenth[-_MAX_WORST:]))
         more = len(tenth) - len(rows)
         notes = (f"{more} more clients are in the worst tenth.",) if more > 0 else ()
         blocks.append(Sheet(Table(("client", f"{score} %"), rows, title, notes)))

@@ -16,8 +16,8 @@ from fleetfit.report.page.run_set import PRIVATE_KINDS, RunSet, collect_runs
 from fleetfit.report.text import Table, format_bytes, format_percent
 from fleetfit.runs.comparison import ComparisonRecord, RowRecord
 
-_MOST_RUNS = 300
-_MOST_PROBLEMS = 20
+_MAX_RUNS = 300
+_MAX_PROBLEMS = 20
 
 
 def make_comparison_page(record: ComparisonRecord, page: Path) -> Page:
@@ -67,7 +67,7 @@ def _make_page(
         truncate(title, 120),
         subtitle + state,
         [section for section in sections if section is not None],
-        notes=list(dict.fromkeys(problems))[:_MOST_PROBLEMS],
+        notes=list(dict.fromkeys(problems))[:_MAX_PROBLEMS],
     )
 
 
@@ -105,9 +105,9 @@ def make_run_list_section(runs: RunSet, page: Path) -> PageSection | None:
             cells.append((label, str(len(run.rounds)), *shares, traffic, f"{seconds:,.1f}"))
     columns = ("run", "rounds", *(f"{kind} %" for kind in kinds), "bytes down / up", "wall seconds")
     blocks: list[Block] = [
-        Sheet(Table(columns, tuple(cells[:_MOST_RUNS]))),
-        Fold("configuration and raw numbers of each run", [FactList(facts[:_MOST_RUNS])]),
+        Sheet(Table(columns, tuple(cells[:_MAX_RUNS]))),
+        Fold("configuration and raw numbers of each run", [FactList(facts[:_MAX_RUNS])]),
     ]
-    if len(cells) > _MOST_RUNS:
-        blocks.append(Paragraph(f"{len(cells) - _MOST_RUNS} more runs are in results.json.", "note"))
+    if len(cells) > _MAX_RUNS:
+        blocks.append(Paragraph(f"{len(cells) - _MAX_RUNS} more runs are in results.json.", "note"))
     return PageSection("runs", "All runs", blocks) if cells else None

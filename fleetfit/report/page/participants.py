@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from fleetfit.errors import truncate
-from fleetfit.report.curves import MOST_CLIENTS
+from fleetfit.report.curves import MAX_CLIENTS
 from fleetfit.report.page.blocks import Block, PageSection, Paragraph, Plot, Plots, Sheet
 from fleetfit.report.page.plots import (
     FAILURE_COLOR,
@@ -22,13 +22,13 @@ from fleetfit.runs.comparison import RowRecord
 from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import FleetRecord, MemberRecord, RoundRecord
 
-_MOST_BARS = 200
-_MOST_REASONS = 25
-_MOST_NAMES = 10
-_MOST_NODES = 200
-_MOST_GROUPS = 60
-_MOST_RUNS = 300
-_MOST_PARTITIONS = 12
+_MAX_BARS = 200
+_MAX_REASONS = 25
+_MAX_NAMES = 10
+_MAX_NODES = 200
+_MAX_GROUPS = 60
+_MAX_RUNS = 300
+_MAX_PARTITIONS = 12
 _FEW_REASONS = 4
 _LONGEST_REASON = 240  # characters
 _WHO = "Participation and failures"
@@ -54,9 +54,9 @@ def make_run_participation_section(run: RunFolder) -> PageSection | None:
     blocks.append(_make_failure_table(list_reasons(run.rounds)))
     if undone:
         rows = tuple((str(number), truncate(reason, _LONGEST_REASON)) for number, reason in undone)
-        title, more = f"{len(undone)} rounds were rolled back", len(undone) - _MOST_REASONS
+        title, more = f"{len(undone)} rounds were rolled back", len(undone) - _MAX_REASONS
         notes = (f"{more} more rounds are in metrics.jsonl.",) if more > 0 else ()
-        blocks.append(Sheet(Table(("round", "reason"), rows[:_MOST_REASONS], title, notes)))
+        blocks.append(Sheet(Table(("round", "reason"), rows[:_MAX_REASONS], title, notes)))
     counts = _sum_counters(run.rounds)
     if counts:
         rows = tuple((label, f"{count:,}") for label, count in counts.items())
@@ -66,7 +66,7 @@ def make_run_participation_section(run: RunFolder) -> PageSection | None:
 
 def plot_participation(reports: Sequence[RoundRecord]) -> Plot | None:
     """Return updates by level, and jobs without an update, over rounds."""
-    size = math.ceil(len(reports) / _MOST_BARS)
+    size = math.ceil(len(reports) / _MAX_BARS)
     names = sorted({name for report in reports for name in report.train.by_level}, key=lambda name: (len(name), name))
     rounds = [reports[min(i + size, len(reports)) - 1].round for i in range(0, len(reports), size)]
 
@@ -126,14 +126,14 @@ def _make_failure_table(reasons: Sequence[FailureReason]) -> Block:
     if not reasons:
         return Paragraph("No job failed.")
     rows = []
-    for one in reasons[:_MOST_REASONS]:
+    for one in reasons[:_MAX_REASONS]:
         counts = Counter(str(client) for client in one.clients if client is not None).most_common()
-        names = ", ".join(f"{client} ({n})" if n > 1 else client for client, n in counts[:_MOST_NAMES])
-        more = f" and {len(counts) - _MOST_NAMES} more" if len(counts) > _MOST_NAMES else ""
+        names = ", ".join(f"{client} ({n})" if n > 1 else client for client, n in counts[:_MAX_NAMES])
+        more = f" and {len(counts) - _MAX_NAMES} more" if len(counts) > _MAX_NAMES else ""
         low, high = min(one.rounds), max(one.rounds)
         rounds = str(low) if low == high else f"{low} to {high}"
         rows.append((one.reason, one.job, str(one.count), names + more, rounds))
-    others = reasons[_MOST_REASONS:]
+    others = reasons[_MAX_REASONS:]
     jobs = sum(one.count for one in others)
     notes = (f"{jobs} more jobs failed, for {len(others)} other reasons.",) if others else ()
     title = f"{sum(one.count for one in reasons):,} failed jobs"
@@ -182,9 +182,9 @@ def make_participation_section(rows: Sequence[RowRecord]) -> PageSection | None:
         cells.append((*label, f"{updates:,}", f"{counts.total():,}", reasons + more))
     settings = ["setting"] if has_settings else []
     columns = ("row", *settings, "seeds", "received updates", "failed jobs", "why")
-    rest = len(cells) - _MOST_RUNS
+    rest = len(cells) - _MAX_RUNS
     notes = (f"{rest} more rows are left out.",) if rest > 0 else ()
-    table = Table(columns, tuple(cells[:_MOST_RUNS]), notes=notes)
+    table = Table(columns, tuple(cells[:_MAX_RUNS]), notes=notes)
     return PageSection("who", _WHO, [Sheet(table)]) if cells else None
 
 
@@ -226,10 +226,10 @@ def make_partitions_section(rows: Sequence[RowRecord]) -> PageSection | None:
     if shared:
         text = "Rows of the same seed and setting share their clients. The first seed of each setting is shown."
     titled = [replace(plot, title=f"{plot.title}: {'; '.join(labels[key][:4])}") for key, plot in plots.items()]
-    more = len(titled) - _MOST_PARTITIONS
+    more = len(titled) - _MAX_PARTITIONS
     if more > 0:
         text += f" {more} more plots are left out."
-    return PageSection("clients", _CLIENTS, [Paragraph(text, "quiet"), Plots(titled[:_MOST_PARTITIONS])])
+    return PageSection("clients", _CLIENTS, [Paragraph(text, "quiet"), Plots(titled[:_MAX_PARTITIONS])])
 
 
 def _identify_partition(row: RowRecord) -> str:
@@ -242,7 +242,7 @@ def plot_partition(run: RunFolder, name: str = "partition") -> Plot | None:
     """Return the classes of the first clients' samples."""
     if run.is_private or not run.class_counts:
         return None
-    counts = run.class_counts[:MOST_CLIENTS]
+    counts = run.class_counts[:MAX_CLIENTS]
     total, largest = run.fleet.clients if run.fleet else None, max(n for row in counts for n in row)
     extent = (
         f"the first {len(counts)} of {total}" if total is not None and total > len(counts) else f"all {len(counts)}"
@@ -259,7 +259,7 @@ def _make_group_table(fleet: FleetRecord) -> Table | None:
         levels.setdefault(group, set()).add(str(level))
     rows = tuple(
         (truncate(name), str(count), ", ".join(sorted(levels.get(name, ()))))
-        for name, count in list(fleet.groups.items())[:_MOST_GROUPS]
+        for name, count in list(fleet.groups.items())[:_MAX_GROUPS]
     )
     more = len(fleet.groups) - len(rows)
     notes = (f"{more} more groups are in fleet.json.",) if more else ()
@@ -268,7 +268,7 @@ def _make_group_table(fleet: FleetRecord) -> Table | None:
 
 def _make_node_table(nodes: Sequence[MemberRecord]) -> Table | None:
     rows = []
-    for number, node in enumerate(nodes[:_MOST_NODES]):
+    for number, node in enumerate(nodes[:_MAX_NODES]):
         numbers = (truncate("-" if value is None else value) for value in (node.budget, node.examples.get("train")))
         rows.append((str(number), truncate(node.name), *numbers))
     more = len(nodes) - len(rows)

@@ -15,7 +15,7 @@ _LEGEND = Paragraph(
     "levels inside. The method chooses which channels are kept.",
     "quiet",
 )
-_MOST_TITLES = 6
+_MAX_TITLES = 6
 
 
 def make_plan_section(run: RunFolder) -> PageSection | None:
@@ -42,8 +42,8 @@ def make_plans_section(rows: Sequence[RowRecord]) -> PageSection | None:
             rectangles.setdefault(key, _make_rectangles(levels, color=names.index(row.row)))
     blocks: list[Block] = []
     for key, titles in labels.items():
-        more = f"; and {len(titles) - _MOST_TITLES} more" if len(titles) > _MOST_TITLES else ""
-        blocks.append(LevelRectangles(rectangles[key], "; ".join(titles[:_MOST_TITLES]) + more))
+        more = f"; and {len(titles) - _MAX_TITLES} more" if len(titles) > _MAX_TITLES else ""
+        blocks.append(LevelRectangles(rectangles[key], "; ".join(titles[:_MAX_TITLES]) + more))
     return PageSection("plans", "The plans: sub-models by level", [*blocks, _LEGEND]) if blocks else None
 
 

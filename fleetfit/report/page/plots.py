@@ -20,9 +20,9 @@ COLORS = 8
 FAILURE_COLOR = 1
 """The colour of failures: vermilion."""
 _LEVEL_COLORS = (0, 2, 4, 3, 6, 7, 5)
-MOST_MARKERS = 40
+MAX_MARKERS = 40
 """The number of points of a line with markers, at most."""
-_MOST_POINTS = 60_000  # points of all lines of a page together, approximately
+_MAX_POINTS = 60_000  # points of all lines of a page together, approximately
 _LABEL = 80  # characters
 _CLASS = 18  # characters of a class on an axis
 _FEW = 12  # whole numbers with a tick each, at most
@@ -142,7 +142,7 @@ def plot_lines(
     if not lines:
         return None
     seeds = [sum(map(bool, line.series.curves.values())) for line in lines]
-    most = max(8, _MOST_POINTS // plots // sum(count + 3 if count > 1 else 1 for count in seeds))
+    most = max(8, _MAX_POINTS // plots // sum(count + 3 if count > 1 else 1 for count in seeds))
     traces = [trace for line in lines for trace in _trace_line(line, most, x, y)]
     return _make_plot(name, title, traces, (x, y), caption, len(lines))
 
@@ -155,7 +155,7 @@ def _trace_line(line: Line, most: int, x: PlotAxis, y: PlotAxis) -> list[dict[st
     after = "" if len(curves) == 1 else f", mean of {len(curves)} seeds"
     numbers = f"<br>{x.title.split(' (')[0]} {x.format_number('x')}: {y.format_number('y')}<extra></extra>"
     thick = {
-        "type": "scatter", "mode": "lines+markers" if len(mean) <= MOST_MARKERS else "lines", "name": label,
+        "type": "scatter", "mode": "lines+markers" if len(mean) <= MAX_MARKERS else "lines", "name": label,
         "x": [point.x for point in mean], "y": [point.y for point in mean],
         "line": {"color": get_color(line.color), "dash": DASHES[line.color % len(DASHES)],
                  "width": 2.6 if line.strong else 1.8},

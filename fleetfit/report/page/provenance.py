@@ -17,8 +17,8 @@ from fleetfit.runs.schema import EnvironmentRecord, FleetRecord
 
 _COMPARISON_FILES = ("results.json", "table.csv", "table.md", "plots")
 _LONGEST = 500  # characters
-_MOST_MACHINES = 4
-_MOST_RUNS = 300
+_MAX_MACHINES = 4
+_MAX_RUNS = 300
 
 
 def list_links(folder: Path, page: Path, names: Sequence[str] = (*RUN_FILES, "plots")) -> list[Link]:
@@ -94,15 +94,15 @@ def make_runs_provenance_section(rows: Sequence[RowRecord]) -> PageSection:
     for key in ("machine", "versions", "commit of FleetFit", "commit of the working folder"):
         values = list(dict.fromkeys(machine[key] for machine in machines if key in machine))
         if values:
-            more = f"; and {len(values) - _MOST_MACHINES} more" if len(values) > _MOST_MACHINES else ""
-            facts.append((key, "; ".join(values[:_MOST_MACHINES]) + more))
+            more = f"; and {len(values) - _MAX_MACHINES} more" if len(values) > _MAX_MACHINES else ""
+            facts.append((key, "; ".join(values[:_MAX_MACHINES]) + more))
     cells = [
         (label, str(run.path), machine.get("begun", ""), machine.get("command", ""))
         for label, run, machine in zip(labels, runs, machines, strict=True)
     ]
-    rest = len(cells) - _MOST_RUNS
+    rest = len(cells) - _MAX_RUNS
     notes = (f"{rest} more runs are left out.",) if rest > 0 else ()
-    table = Table(("run", "folder", "begun", "command"), tuple(cells[:_MOST_RUNS]), notes=notes)
+    table = Table(("run", "folder", "begun", "command"), tuple(cells[:_MAX_RUNS]), notes=notes)
     fold = Fold("folder, time and command of each run", [Sheet(table)])
     return PageSection("what", "Configuration and machine", [FactList(facts), fold])
 
