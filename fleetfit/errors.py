@@ -22,7 +22,7 @@ import logging
 import os
 import re
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +247,11 @@ def quote_some(names: Iterable[object], most: int = 5) -> str:
     """Return the first names in quotes: `"a", "b", ...`."""
     quoted = [f'"{truncate(name)}"' for name in names]
     return ", ".join(quoted if len(quoted) <= most else [*quoted[:most], "..."])
+
+
+def join_some(texts: Sequence[str], most: int, separator: str = ", ") -> str:
+    """Return the first texts, and how many more there are: `a, b and 3 more`."""
+    return separator.join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
 def format_exception(error: BaseException, most: int = 300) -> str:

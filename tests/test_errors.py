@@ -7,7 +7,7 @@ import pytest
 from support import raises
 
 from fleetfit import errors
-from fleetfit.errors import ConfigError, DataError, FleetFitError, MissingExtra, PlanError, check_range
+from fleetfit.errors import ConfigError, DataError, FleetFitError, MissingExtra, PlanError, check_range, join_some
 
 
 @pytest.mark.parametrize("kind", [FleetFitError, ConfigError, DataError, PlanError, errors.ModelError, errors.RunError])
@@ -36,6 +36,13 @@ def test_a_range_names_its_parameter() -> None:
     with raises(ConfigError, 0.5, 1.5, key="alpha"):
         check_range("alpha", 1.5, 0.0, 0.5)
     check_range("alpha", 0.0, 0.0, closed=True)
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(0, ""), (1, "a"), (2, "a; b"), (3, "a; b and 1 more"), (5, "a; b and 3 more")]
+)
+def test_a_long_list_is_cut_and_counted(count: int, expected: str) -> None:
+    assert join_some(list("abcde"[:count]), 2, "; ") == expected
 
 
 def test_a_missing_extra_names_it() -> None:

@@ -19,7 +19,7 @@ from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.derivation import DerivedArchitecture, prove_layout
 from fleetfit.derivation.architecture import AXIS_COLUMNS
-from fleetfit.errors import ConfigError, ModelError, PlanError
+from fleetfit.errors import ConfigError, ModelError, PlanError, join_some
 from fleetfit.hooks.levels import split_levels
 from fleetfit.layout import Architecture, State, build_module, explain_errors, outputs
 from fleetfit.layout.meta import on_meta
@@ -38,7 +38,6 @@ _LR = 0.01
 _TOLERANCE = 0.1
 _TIMED_STEPS, _TIMED_S = 5, 2.0  # per level; slow steps stop at the time limit
 _CLASSES = 10
-_MAX_LISTED = 6
 
 
 def check_model_report(
@@ -86,9 +85,8 @@ def check_model_report(
     yield _train_levels(problem, levels, data)
     unused = _find_unused_parameters(problem, data)
     if unused:
-        others = f" and {len(unused) - _MAX_LISTED} more" * (len(unused) > _MAX_LISTED)
         yield (
-            f"No exit uses {', '.join(unused[:_MAX_LISTED])}{others}. They would be sent and averaged without effect: "
+            f"No exit uses {join_some(unused, 6)}. They would be sent and averaged without effect: "
             "remove them from the module."
         )
     yield "No files were written."

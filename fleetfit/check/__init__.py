@@ -40,7 +40,7 @@ from fleetfit.check.masked import (
     suggest_group_axis,
 )
 from fleetfit.check.permutation import check_permutations
-from fleetfit.errors import ModelError
+from fleetfit.errors import ModelError, join_some
 from fleetfit.layout import Architecture, Layout, infer_layout, make_input
 from fleetfit.machine import isolate_torch_state
 from fleetfit.seeds import isolate_rng, make_torch_rng
@@ -61,7 +61,6 @@ _BATCH = 4
 WIDTHS = (0.3, 0.5, 0.8, 1.0)
 """The widths of `make_sample_levels`."""
 _MAX_EXITS = 6  # exits that are checked where the caller names no layout
-_MAX_LISTED = 6
 _PATIENCE_S = 1.5  # a proof that takes longer names its steps
 _MAX_REMEMBERED = 64
 _SMALL = 100_000  # elements of a state that is computed on one thread
@@ -115,10 +114,7 @@ class LayoutReport:
             which = ", with its size-dependent numbers" if self.numbers else ""
             sentences.append(f"small models equal the full one with its other channels at zero{which} ({errors})")
         if self.inert:
-            more = f" and {len(self.inert) - _MAX_LISTED} more" if len(self.inert) > _MAX_LISTED else ""
-            sentences.append(
-                f"cannot be proved, since no output depends on it: {', '.join(self.inert[:_MAX_LISTED])}{more}"
-            )
+            sentences.append(f"cannot be proved, since no output depends on it: {join_some(self.inert, 6)}")
         return sentences
 
     @property

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import nn
 
 from fleetfit.check import LayoutReport
+from fleetfit.errors import join_some
 from fleetfit.layout import Architecture, Declaration, Layout, Segment, VisitsExits, explains
 
 _NUMBER = re.compile(r"(^|\.)(blocks|heads)\.(\d+)(?=\.)")
@@ -70,8 +71,7 @@ def _list_places(layout: Layout) -> Iterator[str]:
         elif tensor.exit is None and tensor.block is not None and f"blocks.{tensor.block}" not in numbers:
             places.setdefault(f"block {tensor.block} has", []).append(name)
     for place, names in list(places.items())[:_MAX_LISTED]:
-        more = f" and {len(names) - _MAX_OF_BLOCK} more" if len(names) > _MAX_OF_BLOCK else ""
-        yield f"{place} {', '.join(names[:_MAX_OF_BLOCK])}{more}"
+        yield f"{place} {join_some(names, _MAX_OF_BLOCK)}"
     if len(places) > _MAX_LISTED:
         yield f"and {len(places) - _MAX_LISTED} more likewise"
     if layout.by_order:
@@ -155,8 +155,7 @@ def _list_tensors(users: Mapping[str, tuple[int, ...]], layout: Layout) -> str:
         number = _NUMBER.search(name)
         groups.setdefault((_NUMBER.sub(r"\1\2.#", name), index), []).append(int(number[3]) if number else 0)
     words = [name.replace("#", _format_ranges(numbers)) + index for (name, index), numbers in groups.items()]
-    more = f" and {len(words) - _MAX_LISTED} more" if len(words) > _MAX_LISTED else ""
-    return ", ".join(words[:_MAX_LISTED]) + more
+    return join_some(words, _MAX_LISTED)
 
 
 def _format_ranges(numbers: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetfit.errors import ModelError
+from fleetfit.errors import ModelError, join_some
 from fleetfit.layout import (
     Architecture,
     HasSegments,
@@ -33,7 +33,6 @@ from fleetfit.submodel import Channels, Submodel, find_spans
 TOLERANCE = 1e-9
 """Largest difference of outputs, relative to the largest output, that counts as equal."""
 _ROUGH = 1e-5  # the same where an operation of the model gives less than float64
-_MAX_LISTED = 4
 
 
 class FullModel:
@@ -192,8 +191,7 @@ def describe_level(level: Submodel) -> str:
 
 def list_names(names: Sequence[str]) -> str:
     """Return the first names in quotes, and how many more there are."""
-    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return ", ".join(f'"{name}"' for name in names[:_MAX_LISTED]) + more
+    return join_some([f'"{name}"' for name in names], 4)
 
 
 # ---- the places of each dimension that a choice of channels keeps, and full states cut or masked by them -----------

@@ -19,7 +19,7 @@ from fleetfit.derivation.observe import list_aliases
 from fleetfit.derivation.outputs import get_logits
 from fleetfit.derivation.plan import DerivedPlan, ExitPoint, Segments
 from fleetfit.derivation.units import CLASSES, get_length
-from fleetfit.errors import ModelError, quote_some, truncate
+from fleetfit.errors import ModelError, join_some, quote_some, truncate
 from fleetfit.layout import (
     Architecture,
     Axis,
@@ -90,10 +90,9 @@ class DerivedArchitecture(Architecture):
             sizes = sorted({self.axes[axis].size for axis in axes})
             units = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
             listed = list(dict.fromkeys(f"{name}[{d}]" for name, d, _ in places))
-            more = f" and {len(listed) - _MAX_LISTED} more" if len(listed) > _MAX_LISTED else ""
             name = axes[0] if len(axes) == 1 else pattern
             cut = "never cut" if axes == [CLASSES] else "first ones" if axes[0] in self.plan.ordered else "any"
-            rows.append((name, str(len(axes)), units, str(places[0][2]), cut, ", ".join(listed[:_MAX_LISTED]) + more))
+            rows.append((name, str(len(axes)), units, str(places[0][2]), cut, join_some(listed, _MAX_LISTED)))
         return rows
 
     def describe_exits(self) -> list[str]:

@@ -18,12 +18,11 @@ from fleetfit.derivation.labels import LabelledPass, Labels, Reason, list_tensor
 from fleetfit.derivation.masks import InputMask
 from fleetfit.derivation.outputs import get_logits
 from fleetfit.derivation.units import Units
-from fleetfit.errors import ModelError, format_cause
+from fleetfit.errors import ModelError, format_cause, join_some
 from fleetfit.seeds import isolate_rng
 
 _CHANNELS = {2: 1, 3: 2, 4: 1, 5: 1}
 """The usual dimension of channels, by the number of dimensions."""
-_MAX_LISTED = 4
 
 
 @dataclass
@@ -146,9 +145,8 @@ def observe(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> O
     _check_branches(labelled.branches)
     unused = [name for name, p in net.named_parameters() if p.requires_grad and name not in labelled.first_use]
     if unused:
-        more = f" and {len(unused) - _MAX_LISTED} more" if len(unused) > _MAX_LISTED else ""
         raise ModelError(
-            f"the samples did not use {', '.join(unused[:_MAX_LISTED])}{more}: nothing is known of these parameters. "
+            f"the samples did not use {join_some(unused, 4)}: nothing is known of these parameters. "
             "Remove them from the module, use them in forward, or set requires_grad = False for them.",
             key="model",
         )

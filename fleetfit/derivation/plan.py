@@ -71,10 +71,8 @@ class DerivedPlan:
         next_tokens: Whether it gives logits at each place.
         ordered: Axes of which only the first units can be kept.
         whole: What stays whole: by the name that an axis would have, its size and the reason.
-        has_stages: Whether axes begin in the block of the first tensor that has them. In plans that do not say so, of
-            runs that began earlier, all begin in the first block.
-        kept: Norms that compute with their own running statistics, which are frozen; none in earlier plans.
-        mask: Its mask for padding; None in earlier plans.
+        kept: Norms that compute with their own running statistics, which are frozen.
+        mask: Its mask for padding.
     """
 
     tensors: Mapping[str, tuple[int, ...]]
@@ -88,7 +86,6 @@ class DerivedPlan:
     next_tokens: bool = False
     ordered: frozenset[str] = frozenset()
     whole: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    has_stages: bool = True
     kept: frozenset[str] = frozenset()
     mask: InputMask | None = None
 
@@ -114,8 +111,6 @@ class DerivedPlan:
 
     def find_first_blocks(self) -> dict[str, int]:
         """Return the first block with each axis: the least number of exits before a tensor that has it."""
-        if not self.has_stages:
-            return dict.fromkeys(self.axes, 0)
         first = dict.fromkeys(self.axes, len(self.exits))
         for (name, _), segments in self.segments.items():
             for segment in segments:
@@ -150,7 +145,6 @@ class DerivedPlan:
             "next_tokens": self.next_tokens,
             "ordered": sorted(self.ordered),
             "whole": [[name, size, reason] for name, (size, reason) in self.whole.items()],
-            "has_stages": self.has_stages,
             "kept": sorted(self.kept),
             "mask": None if self.mask is None else self.mask.to_payload(),
         }
@@ -194,7 +188,6 @@ class DerivedPlan:
                 _read(bool, payload["next_tokens"]),
                 frozenset(_read(str, axis) for axis in payload["ordered"]),
                 {_read(str, name): (_read_size(size), _read(str, reason)) for name, size, reason in payload["whole"]},
-                _read(bool, payload["has_stages"]),
                 frozenset(_read(str, name) for name in payload["kept"]),
                 InputMask.from_payload(payload["mask"]),
             )

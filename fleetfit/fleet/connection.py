@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from fleetfit.errors import ConfigError, one_line
+from fleetfit.errors import ConfigError, join_some, one_line
 
 _TIMEOUT_S = 10.0
 _GATEWAY = range(502, 505)  # HTTP status of a gateway that cannot reach the SuperLink
@@ -234,8 +234,7 @@ def _read_certificate(host: str, port: int) -> tuple[str, datetime.datetime | No
     except (OSError, ValueError, x509.ExtensionNotFound):
         return "other names", None, None
     names = [str(each.value) for each in alternatives]
-    text = ", ".join(one_line(name, 60) for name in names[:_MAX_NAMES]) or "no name"
-    text += f" and {len(names) - _MAX_NAMES} more" * (len(names) > _MAX_NAMES)
+    text = join_some([one_line(name, 60) for name in names], _MAX_NAMES) or "no name"
     return text, certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
 

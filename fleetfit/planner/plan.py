@@ -41,7 +41,6 @@ from fleetfit.submodel import Submodel
 # ---- the plan ------------------------------------------------------------------------------------------------------
 
 FORMAT = 3
-_READ = (1, 2, 3)
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ class Plan:
         """Read what `to_toml` wrote.
 
         Raises:
-            ConfigError: The text is not TOML or not a plan, or a newer FleetFit wrote it.
+            ConfigError: The text is not TOML or not a plan, or of another format.
         """
         try:
             values = tomllib.loads(text)
@@ -164,12 +163,11 @@ class Plan:
         """Read the tables of what `to_toml` wrote.
 
         Raises:
-            ConfigError: They are not a plan, or a newer FleetFit wrote them.
+            ConfigError: They are not a plan, or of another format.
         """
-        if values.get("format") not in _READ:
+        if values.get("format") != FORMAT:
             raise ConfigError(
-                f"a plan of format {values.get('format')!r} cannot be read; this FleetFit knows formats "
-                f"{' and '.join(map(str, _READ))}.",
+                f"a plan of format {values.get('format')!r} cannot be read; this FleetFit reads format {FORMAT}.",
                 key="format",
             )
         keys = ("format", "cost", "mode", "blocks", "batch_size", "left_out", "early_heads", "level", "measured")
@@ -182,9 +180,8 @@ class Plan:
             heads = Cost(**_check_fields(Cost, values["early_heads"]))
             left_out = tuple(str(name) for name in values["left_out"])
             measured = {str(what): [float(n) for n in numbers] for what, numbers in values.get("measured", {}).items()}
-            batch_size = int(values.get("batch_size", BATCH_SIZE))
             return Plan(str(values["cost"]), str(values["mode"]), int(values["blocks"]), levels, heads, left_out,
-                        batch_size, measured)  # fmt: skip
+                        int(values["batch_size"]), measured)  # fmt: skip
         except ConfigError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

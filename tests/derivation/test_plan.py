@@ -48,13 +48,6 @@ def test_a_plan_gives_other_instances_the_same_levels(name: str) -> None:
     assert_same_bits(*states)
 
 
-def test_axes_begin_in_the_first_block() -> None:
-    payload = make_payload("resnet_cifar_option_a")
-    assert any(DerivedPlan.from_payload(payload).find_first_blocks().values())
-    plan = DerivedPlan.from_payload({**payload, "has_stages": False})
-    assert set(plan.find_first_blocks().values()) == {0} and not plan.to_payload()["has_stages"]
-
-
 @pytest.mark.parametrize("version", [FORMAT + 1, FORMAT - 1, None, "1", [FORMAT], -1, True, torch.ones(2)])
 def test_another_version_is_refused_with_both_versions(version: Any) -> None:
     with raises(ModelError, repr(version), FORMAT, key="derive.format"):

@@ -496,7 +496,7 @@ def test_tables_say_how_many_rows_they_leave_out(copied: Path, monkeypatch: pyte
     for module in (participants, provenance):
         monkeypatch.setattr(module, "_MAX_RUNS", 2)
     for name in ("REASONS", "GROUPS", "PARTITIONS"):
-        monkeypatch.setattr(participants, f"_MOST_{name}", 1)
+        monkeypatch.setattr(participants, f"_MAX_{name}", 1)
     monkeypatch.setattr(provenance, "_MAX_MACHINES", 1)
     undone = {"reason": "a", "clients": 1}
     undo = RoundRecord.load({**run.rounds[0].dump(), "undone": undone})

@@ -44,7 +44,15 @@ from fleetfit.config import Experiment, to_table
 from fleetfit.config.dump import find_object_sections, make_plain
 from fleetfit.config.merge import flatten
 from fleetfit.config.records import restore_records
-from fleetfit.errors import ConfigError, FleetFitError, NoUsableUpdates, RunError, refuse_on_windows, truncate
+from fleetfit.errors import (
+    ConfigError,
+    FleetFitError,
+    NoUsableUpdates,
+    RunError,
+    join_some,
+    refuse_on_windows,
+    truncate,
+)
 from fleetfit.machine import PARENT
 from fleetfit.report.columns import ROUNDS, find_rounds_to, keep_best, make_accuracy_curve
 from fleetfit.runs.data import CHANGED, format_difference
@@ -152,9 +160,8 @@ class _DataCheck:
     def notes(self) -> list[str]:
         notes = list(dict.fromkeys(self._resumed))
         for changes, titles in self._changes.items():
-            more = f" and {len(titles) - _MAX_TITLES} more" if len(titles) > _MAX_TITLES else ""
             notes.append(
-                f"{changes}, in {'; '.join(titles[:_MAX_TITLES])}{more}. Numbers on different data do not rank "
+                f"{changes}, in {join_some(titles, _MAX_TITLES, '; ')}. Numbers on different data do not rank "
                 "methods. Compare again in another folder, with --out."
             )
         return notes

@@ -39,7 +39,7 @@ from fleetfit.data.files import parquet
 from fleetfit.data.files.folders import convert_saved_dataset, find_tables, resolve_folder
 from fleetfit.data.rows import Rows, make_new_data
 from fleetfit.data.splits import fill_missing_splits, hold_out
-from fleetfit.errors import DataError, did_you_mean, escape_controls, format_cause, truncate
+from fleetfit.errors import DataError, did_you_mean, escape_controls, format_cause, join_some, truncate
 from fleetfit.files import parse_json
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a table in CSV or Parquet")
@@ -200,10 +200,9 @@ class TableSheet:
         """
         names = self.table.column_names
         if name not in names:
-            more = f" and {len(names) - 30} more" if len(names) > 30 else ""
             raise DataError(
                 f'{self.path} has no column "{truncate(name)}"{purpose}. Its columns are '
-                f"{', '.join(map(truncate, names[:30]))}{more}.{did_you_mean(name, names)}",
+                f"{join_some(list(map(truncate, names)), 30)}.{did_you_mean(name, names)}",
                 path=self.path,
                 column=name,
             )
@@ -1221,8 +1220,7 @@ def _is_row_number(column: Column) -> bool:
 
 
 def _list_some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(truncate(name) for name in names[:_SHOWN]) + more
+    return join_some([truncate(name) for name in names], _SHOWN)
 
 
 # ---- labels and groups -----------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from fleetfit.errors import truncate
+from fleetfit.errors import join_some, truncate
 from fleetfit.report.curves import MAX_CLIENTS
 from fleetfit.report.page.blocks import Block, PageSection, Paragraph, Plot, Plots, Sheet
 from fleetfit.report.page.plots import (
@@ -128,11 +128,10 @@ def _make_failure_table(reasons: Sequence[FailureReason]) -> Block:
     rows = []
     for one in reasons[:_MAX_REASONS]:
         counts = Counter(str(client) for client in one.clients if client is not None).most_common()
-        names = ", ".join(f"{client} ({n})" if n > 1 else client for client, n in counts[:_MAX_NAMES])
-        more = f" and {len(counts) - _MAX_NAMES} more" if len(counts) > _MAX_NAMES else ""
+        names = join_some([f"{client} ({n})" if n > 1 else client for client, n in counts], _MAX_NAMES)
         low, high = min(one.rounds), max(one.rounds)
         rounds = str(low) if low == high else f"{low} to {high}"
-        rows.append((one.reason, one.job, str(one.count), names + more, rounds))
+        rows.append((one.reason, one.job, str(one.count), names, rounds))
     others = reasons[_MAX_REASONS:]
     jobs = sum(one.count for one in others)
     notes = (f"{jobs} more jobs failed, for {len(others)} other reasons.",) if others else ()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from fleetfit.errors import join_some
 from fleetfit.report.page.blocks import Block, LevelRectangle, LevelRectangles, PageSection, Paragraph, Sheet
 from fleetfit.report.page.plots import get_level_color
 from fleetfit.report.tables import make_level_table, make_plan_table
@@ -42,8 +43,7 @@ def make_plans_section(rows: Sequence[RowRecord]) -> PageSection | None:
             rectangles.setdefault(key, _make_rectangles(levels, color=names.index(row.row)))
     blocks: list[Block] = []
     for key, titles in labels.items():
-        more = f"; and {len(titles) - _MAX_TITLES} more" if len(titles) > _MAX_TITLES else ""
-        blocks.append(LevelRectangles(rectangles[key], "; ".join(titles[:_MAX_TITLES]) + more))
+        blocks.append(LevelRectangles(rectangles[key], join_some(titles, _MAX_TITLES, "; ")))
     return PageSection("plans", "The plans: sub-models by level", [*blocks, _LEGEND]) if blocks else None
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from fleetfit.errors import truncate
+from fleetfit.errors import join_some, truncate
 from fleetfit.report.page.blocks import Block, Fact, FactList, Fold, Link, Listing, PageSection, Sheet
 from fleetfit.report.text import Table
 from fleetfit.runs import RUN_FILES
@@ -94,8 +94,7 @@ def make_runs_provenance_section(rows: Sequence[RowRecord]) -> PageSection:
     for key in ("machine", "versions", "commit of FleetFit", "commit of the working folder"):
         values = list(dict.fromkeys(machine[key] for machine in machines if key in machine))
         if values:
-            more = f"; and {len(values) - _MAX_MACHINES} more" if len(values) > _MAX_MACHINES else ""
-            facts.append((key, "; ".join(values[:_MAX_MACHINES]) + more))
+            facts.append((key, join_some(values, _MAX_MACHINES, "; ")))
     cells = [
         (label, str(run.path), machine.get("begun", ""), machine.get("command", ""))
         for label, run, machine in zip(labels, runs, machines, strict=True)
