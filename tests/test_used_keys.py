@@ -24,9 +24,9 @@ from fleetfit import names
 from fleetfit.api.run import prepare
 from fleetfit.config import Assembly, Experiment, load_experiment
 from fleetfit.config.assemble.run import assemble
+from fleetfit.config.keys import dump_section
 from fleetfit.config.schema import LevelSection, ProfileSection
 from fleetfit.core.local import Cosine, Exponential, Step
-from fleetfit.core.section import dump_section
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.fleet.settings import read_settings
 from fleetfit.hooks import FEDAVG, HOOKS, CoverageMean, Method, find_unused_parts

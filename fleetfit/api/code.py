@@ -11,7 +11,7 @@ import torch
 
 from fleetfit import names
 from fleetfit.config import Experiment
-from fleetfit.core.section import dump_section
+from fleetfit.config.keys import dump_section
 from fleetfit.errors import one_line
 from fleetfit.runs.folder import RunFolder
 

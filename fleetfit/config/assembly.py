@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from fleetfit.attacks.base import Attackers
 from fleetfit.config.assemble.fleet import DeviceBudgets
 from fleetfit.config.components import build_component
+from fleetfit.config.keys import format_key
 from fleetfit.config.schema import Experiment
 from fleetfit.core import DataDescription, Federation, Simulation
-from fleetfit.core.section import format_key
 from fleetfit.data import AbsentData, Data
 from fleetfit.engines.secure import SecureEngine
 from fleetfit.errors import ConfigError

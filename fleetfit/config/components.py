@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from fleetfit import names
+from fleetfit.config.keys import get_value
 from fleetfit.config.schema import Experiment
-from fleetfit.core.section import OpenSection, get_value
+from fleetfit.core.section import OpenSection
 from fleetfit.data import DataInMemory
 from fleetfit.errors import ConfigError, FleetFitError, truncate
 from fleetfit.factories import bind_keys, call_factory, list_parameters

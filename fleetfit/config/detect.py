@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from fleetfit import names
+from fleetfit.config.keys import format_key
 from fleetfit.config.merge import Table
 from fleetfit.config.schema import DataSection
 from fleetfit.config.toml import path_exists
-from fleetfit.core.section import format_key
 from fleetfit.data import Data, DataInMemory
 from fleetfit.data.transform import Transform
 from fleetfit.errors import ConfigError, DataError, truncate

@@ -6,9 +6,9 @@ from typing import Any
 import tomli_w
 
 from fleetfit import names
+from fleetfit.config.keys import dump_section
 from fleetfit.config.merge import Table, flatten
 from fleetfit.config.schema import Experiment
-from fleetfit.core.section import dump_section
 from fleetfit.errors import escape_controls
 
 _EMPTY = {"method": ("hooks", "plus"), "evaluate": ("metrics",), "recorded": ("latencies", "computing")}

@@ -20,6 +20,7 @@ from fleetfit.config.assemble.method import build_method_spec
 from fleetfit.config.components import list_components
 from fleetfit.config.detect import choose_training, complete_data, is_path, sets_client_count, wrap_in_memory_data
 from fleetfit.config.dump import make_plain
+from fleetfit.config.keys import dump_section, format_key, replace_key
 from fleetfit.config.merge import CHOOSERS, Table, deep_merge, flatten, merge_tables
 from fleetfit.config.parse import check_callbacks, parse_experiment, parse_section
 from fleetfit.config.schema import CLIENTS, FRACTION, Experiment, Request
@@ -31,7 +32,7 @@ from fleetfit.config.toml import (
     resolve_path,
 )
 from fleetfit.core.local import OPTIMISERS
-from fleetfit.core.section import NotNegative, Positive, Section, Unit, dump_section, format_key, replace_key
+from fleetfit.core.section import NotNegative, Positive, Section, Unit
 from fleetfit.errors import COMMAND, ConfigError, truncate
 from fleetfit.factories import list_parameters
 from fleetfit.hooks import build, find_replaced_parameters

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fleetfit import names
+from fleetfit.config.keys import get_value
 from fleetfit.config.schema import Experiment
 from fleetfit.core.local import OPTIMISER_KEYS, LocalSection
-from fleetfit.core.section import get_value
 
 Table = dict[str, Any]
 

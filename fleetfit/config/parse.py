@@ -12,10 +12,11 @@ import pydantic
 from fleetfit import names
 from fleetfit.config.assemble.fleet import check_profiles
 from fleetfit.config.components import list_components
+from fleetfit.config.keys import format_key
 from fleetfit.config.merge import flatten
 from fleetfit.config.schema import Experiment, GroupSection, ProfileSection, Request
 from fleetfit.core.local import OPTIMISERS, Constant, Cosine, Exponential, LocalSection, Step
-from fleetfit.core.section import Section, format_key
+from fleetfit.core.section import Section
 from fleetfit.errors import ConfigError, did_you_mean, format_expected, truncate
 
 S = TypeVar("S", bound=Section)

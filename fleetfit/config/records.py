@@ -7,8 +7,8 @@ from fleetfit.config.assemble.data import has_data_sized_clients, has_data_sized
 from fleetfit.config.assemble.engine import Computing
 from fleetfit.config.assemble.local import restore_training
 from fleetfit.config.assemble.rounds import compute_cohort_size
+from fleetfit.config.keys import replace_key
 from fleetfit.config.schema import CLIENTS, FRACTION, EvaluationPartSection, Experiment
-from fleetfit.core.section import replace_key
 from fleetfit.rounds import Settings
 
 

@@ -12,9 +12,10 @@ from typing import Any
 from fleetfit.config.assemble.engine import build_level
 from fleetfit.config.assembly import Assembly, UnusedKey
 from fleetfit.config.components import find_function, is_factory, list_components
+from fleetfit.config.keys import get_value
 from fleetfit.config.schema import Experiment
 from fleetfit.core.local import LocalSection
-from fleetfit.core.section import OpenSection, Section, get_value
+from fleetfit.core.section import OpenSection, Section
 from fleetfit.factories import find_unused_parameters, is_default
 from fleetfit.hooks import find_unused_parts
 from fleetfit.training.runtime import has_convolutions

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
+from fleetfit.config.keys import dump_section
 from fleetfit.core.arithmetic import MemoryFormat, Precision
 from fleetfit.core.local import Late, LocalSection
 from fleetfit.core.section import (
@@ -20,7 +21,6 @@ from fleetfit.core.section import (
     Probability,
     Section,
     Unit,
-    dump_section,
 )
 
 # ---- `[compare]` ---------------------------------------------------------------------------------------------------

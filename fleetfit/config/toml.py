@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import files
-from fleetfit.core.section import format_key
+from fleetfit.config.keys import format_key
 from fleetfit.errors import ConfigError, truncate
 
 DEEPEST = 32

@@ -38,11 +38,11 @@ from fleetfit.config import Assembly, Experiment
 from fleetfit.config.assemble.data import share_data
 from fleetfit.config.assemble.run import assemble
 from fleetfit.config.assembly import UnusedKey
+from fleetfit.config.keys import replace_key
 from fleetfit.config.load import complete_experiment, parse_overrides, read_run_file, resolve_tables
 from fleetfit.config.merge import deep_merge, flatten, merge_tables
 from fleetfit.config.parse import parse_experiment
 from fleetfit.config.schema import CompareSection, MethodSection
-from fleetfit.core.section import replace_key
 from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, truncate
 from fleetfit.files import make_slug
 from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, PERSONAL, ROUNDS, expand_columns

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from fleetfit.config.assemble.model import find_derived
+from fleetfit.config.keys import replace_key
 from fleetfit.config.schema import Experiment
 from fleetfit.core.local import OPTIMISER_KEYS, OPTIMISERS, LocalSection
-from fleetfit.core.section import replace_key
 from fleetfit.hooks import Method
 from fleetfit.layout import Architecture
 

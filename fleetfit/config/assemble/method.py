@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from fleetfit.config.keys import replace_key
 from fleetfit.config.schema import Experiment
 from fleetfit.core import DataDescription, Federation, Problem
-from fleetfit.core.section import replace_key
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
 from fleetfit.hooks import Method, build, find_replaced_parameters
