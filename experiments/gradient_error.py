@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 import fleetfit as ff
 from fleetfit.core.arithmetic import PLAIN, Arithmetic
-from fleetfit.evaluate import build_level_module
+from fleetfit.evaluation import build_level_module
 from fleetfit.training.runtime import choose_arithmetic, prepare_model
 
 

@@ -7,7 +7,7 @@ import torch
 from tiny import tiny_federation
 
 from fleetfit.core import Evaluation, Federation, Local, Simulation
-from fleetfit.evaluate import EvaluationScope
+from fleetfit.evaluation import EvaluationScope
 from fleetfit.messages import pack
 from fleetfit.rounds import Engine, Round, Settings, run, start
 

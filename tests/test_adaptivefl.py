@@ -34,7 +34,7 @@ from fleetfit.core import (
 from fleetfit.core.tasks import classification
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
-from fleetfit.evaluate import EvaluationScope, build_level_module, evaluate
+from fleetfit.evaluation import EvaluationScope, build_level_module, evaluate
 from fleetfit.hooks import build
 from fleetfit.layout import outputs
 from fleetfit.messages import pack

@@ -19,7 +19,7 @@ from fleetfit.core import Availability, DeviceResources, Evaluation, Federation,
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError, NoUsableUpdates
-from fleetfit.evaluate import EvaluationScope
+from fleetfit.evaluation import EvaluationScope
 from fleetfit.hooks import Method
 from fleetfit.messages import pack, unpack
 from fleetfit.rounds import Round, Settings, run, run_round, start

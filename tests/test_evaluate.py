@@ -20,7 +20,7 @@ from torch import Tensor
 from fleetfit.core import Device, Evaluation, Failure, Federation, Job, Problem, Server, Simulation, Update
 from fleetfit.core.tasks import classification
 from fleetfit.engines.local import local as local_engine
-from fleetfit.evaluate import (
+from fleetfit.evaluation import (
     EvaluationScope,
     build_level_module,
     compute_moments,

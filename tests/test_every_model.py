@@ -16,7 +16,7 @@ from fleetfit.core import Clients, DeviceResources, Evaluation, Federation, Leve
 from fleetfit.data import Data
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
-from fleetfit.evaluate import EvaluationScope
+from fleetfit.evaluation import EvaluationScope
 from fleetfit.hooks import build
 from fleetfit.layout import infer_layout, make_input, outputs
 from fleetfit.rounds import Engine, Round, Settings, run, start

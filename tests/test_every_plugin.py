@@ -23,7 +23,7 @@ from fleetfit.core import Clients, DeviceResources, Evaluation, Federation, Job,
 from fleetfit.data import Data, partition
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError, FleetFitError
-from fleetfit.evaluate import EvaluationScope, build_level_module
+from fleetfit.evaluation import EvaluationScope, build_level_module
 from fleetfit.factories import call_factory
 from fleetfit.hooks import FEDAVG, apply_model_hook, build, is_portable
 from fleetfit.layout import outputs

@@ -15,7 +15,7 @@ from fleetfit.core import Evaluation, Federation, Job, Local, Problem
 from fleetfit.core.arithmetic import Arithmetic, ShapeArithmetic
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
-from fleetfit.evaluate import EvaluationScope
+from fleetfit.evaluation import EvaluationScope
 from fleetfit.rounds import Engine, Round, Settings, run, start
 from fleetfit.training import run_job
 from fleetfit.training.local_model import LocalModel

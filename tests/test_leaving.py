@@ -10,7 +10,7 @@ from tiny import plain, spec_of, tiny_federation
 
 from fleetfit import names
 from fleetfit.core import Evaluation, Federation, Update
-from fleetfit.evaluate import EvaluationScope
+from fleetfit.evaluation import EvaluationScope
 from fleetfit.messages import dump_reply
 from fleetfit.rounds import Settings, run, start
 

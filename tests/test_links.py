@@ -20,7 +20,7 @@ from fleetfit.core.resources import Speed
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError, NoUsableUpdates
-from fleetfit.evaluate import EvaluationScope
+from fleetfit.evaluation import EvaluationScope
 from fleetfit.messages import pack, reply_size
 from fleetfit.rounds import Round, Settings, run, run_round, start
 from fleetfit.rounds.links import AFTER_QUORUM, LinkFaults

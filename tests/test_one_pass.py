@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fleetfit.core import Evaluation, Failure, Federation, Job, Server, Simulation, Update
 from fleetfit.engines.local import local as local_engine
-from fleetfit.evaluate import EvaluationScope, evaluate
+from fleetfit.evaluation import EvaluationScope, evaluate
 from fleetfit.rounds import Settings, run_round, start
 
 CLIENTS = 24

@@ -12,7 +12,7 @@ from torch import Tensor
 import fleetfit as ff
 from fleetfit.core import Evaluation, Failure, Update
 from fleetfit.errors import ConfigError
-from fleetfit.evaluate import make_job
+from fleetfit.evaluation import make_job
 from fleetfit.messages import dump_job
 from fleetfit.messages import load_job as job_again
 from fleetfit.validation import validate_reply

@@ -28,7 +28,7 @@ from fleetfit.core import Evaluation, Federation, Server, Simulation, Update
 from fleetfit.data import Data
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
-from fleetfit.evaluate import EvaluationScope, build_level_module, evaluate
+from fleetfit.evaluation import EvaluationScope, build_level_module, evaluate
 from fleetfit.layout import outputs
 from fleetfit.messages import dump_job, load_job, pack, unpack
 from fleetfit.rounds import Settings, run, run_round, start

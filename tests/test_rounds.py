@@ -20,7 +20,7 @@ from fleetfit.core.local import Step
 from fleetfit.engines.local import InProcess as LocalEngine
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import NoUsableUpdates, RunError
-from fleetfit.evaluate import EvaluationScope
+from fleetfit.evaluation import EvaluationScope
 from fleetfit.hooks import Loss
 from fleetfit.layout import outputs
 from fleetfit.messages import dump_job, dump_reply, pack

@@ -19,7 +19,7 @@ from fleetfit.core.tasks import get_task, multi_label, next_token, regression
 from fleetfit.data import Data, drop_labels
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
-from fleetfit.evaluate import EvaluationScope
+from fleetfit.evaluation import EvaluationScope
 from fleetfit.hooks import build
 from fleetfit.hooks.losses import self_distillation
 from fleetfit.layout import Architecture, Axis, ExitModel

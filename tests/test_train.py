@@ -29,7 +29,7 @@ from fleetfit.core import Device, Evaluation, Failure, Job, Local, Simulation, U
 from fleetfit.data import Data
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
-from fleetfit.evaluate import EvaluationScope, build_level_module, estimate_statistics
+from fleetfit.evaluation import EvaluationScope, build_level_module, estimate_statistics
 from fleetfit.hooks import Method
 from fleetfit.layout import outputs
 from fleetfit.rounds import Settings, run_round, start

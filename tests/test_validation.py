@@ -33,7 +33,7 @@ from fleetfit.core.tasks import get_task
 from fleetfit.data import Data
 from fleetfit.engines.local import local
 from fleetfit.errors import RunError
-from fleetfit.evaluate import evaluate
+from fleetfit.evaluation import evaluate
 from fleetfit.hooks import build
 from fleetfit.messages import dump_job, load_job
 from fleetfit.rounds import run, run_round, start

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from fleetfit import evaluate, inference, names
+from fleetfit import evaluation, inference, names
 from fleetfit.config import Assembly, Experiment
 from fleetfit.config.assemble.data import build_data
 from fleetfit.config.assemble.levels import find_counted_submodel
@@ -109,13 +109,13 @@ def build_level_module(run: TrainedRun, level: LevelName) -> nn.Module:
     assembly, name = run.assembly, find_level(run, level).name
     index = [entry.name for entry in assembly.federation.levels].index(name)
     statistics = run.checkpoint["statistics"] or {}
-    if index not in statistics and evaluate.has_batch_norm(assembly.federation):
+    if index not in statistics and evaluation.has_batch_norm(assembly.federation):
         with contextlib.closing(assembly.engine()) as engine:
-            evaluation = assembly.settings.scope
-            statistics, _ = evaluate.estimate_statistics(assembly.federation, engine, run.server, evaluation, [index])
+            scope = assembly.settings.scope
+            statistics, _ = evaluation.estimate_statistics(assembly.federation, engine, run.server, scope, [index])
         if index not in statistics:
             raise RunError(f"level {name} has no batch-norm statistics: no client could measure them.")
-    return evaluate.build_level_module(assembly.federation, run.server, index, statistics)
+    return evaluation.build_level_module(assembly.federation, run.server, index, statistics)
 
 
 def load_model(run: TrainedRun, level: LevelName) -> nn.Module:
@@ -307,7 +307,7 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
     if sections:
         assembly = assemble(_change_experiment(run, sections), run.files.load_base() or None)
         if isinstance(assembly.data, Data):
-            evaluate.check_samples(assembly.data, assembly.settings.scope.evaluation.split)
+            evaluation.check_samples(assembly.data, assembly.settings.scope.evaluation.split)
     layout, other_layout = (one.federation.problem.layout for one in (run.assembly, assembly))
     if layout.shapes({}, layout.exits) != other_layout.shapes({}, other_layout.exits):
         raise ModelError(
@@ -316,7 +316,7 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
         )
     with contextlib.closing(assembly.engine()) as engine:
         engine.load(run.checkpoint["clients"])
-        columns, _ = evaluate.evaluate(assembly.federation, engine, run.server, assembly.settings.scope)
+        columns, _ = evaluation.evaluate(assembly.federation, engine, run.server, assembly.settings.scope)
     return columns
 
 
@@ -343,7 +343,7 @@ def _evaluate_on(run: TrainedRun, experiment: Experiment, data: Any) -> dict[str
     federation = run.assembly.federation
     device = Device(federation.problem, check_other_data(run, data), accelerator=torch.device("cpu"))
     statistics = run.checkpoint["statistics"] or {}
-    return evaluate.evaluate_on_device(federation, run.server, build_settings(experiment).scope, device, statistics)
+    return evaluation.evaluate_on_device(federation, run.server, build_settings(experiment).scope, device, statistics)
 
 
 def compute_scores(

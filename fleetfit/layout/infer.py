@@ -162,7 +162,7 @@ def _make_error(
 def build_module(
     architecture: Architecture, sizes: Mapping[str, int], exits: tuple[int, ...], larger: str | None = None
 ) -> nn.Module:
-    """Build a module without running statistics (see `fleetfit.evaluate`), and without the vectors of spectral norms.
+    """Build a module without running statistics (see `fleetfit.evaluation`), and without the vectors of spectral norms.
 
     Args:
         architecture: The model family.

@@ -4,7 +4,7 @@ Each technique has its switch: `split` ("both", "width", "depth"), `beta = 0` fo
 channels with `method.hooks.channels` ("prefix", "window", "rolling", "random").
 
 Differs from the paper: see `fleetfit.hooks.losses` (weights of the exits sum to one), `fleetfit.planner` (levels are
-solved together and no client gets more than it affords) and `fleetfit.evaluate` (static batch-norm statistics).
+solved together and no client gets more than it affords) and `fleetfit.evaluation` (static batch-norm statistics).
 """
 
 from functools import partial

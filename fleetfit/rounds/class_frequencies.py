@@ -19,7 +19,7 @@ from torch import Tensor
 from fleetfit import messages
 from fleetfit.core import FREQUENCIES, Evaluation, Failure, Federation, Job, RoundSums, Server
 from fleetfit.engines.secure import LABEL_GRID
-from fleetfit.evaluate import EvaluationScope, JobRunner, make_failure_record, make_job
+from fleetfit.evaluation import EvaluationScope, JobRunner, make_failure_record, make_job
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.validation import find_sums_error, pair_jobs_with_replies, validate_reply
 

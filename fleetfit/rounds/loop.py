@@ -7,7 +7,7 @@ from typing import Any
 
 from fleetfit.core import Federation, Server
 from fleetfit.errors import NoUsableUpdates, RunError
-from fleetfit.evaluate import Statistics, evaluate
+from fleetfit.evaluation import Statistics, evaluate
 from fleetfit.rounds.class_frequencies import (
     ClassFrequencies,
     ask_class_frequencies,

@@ -23,7 +23,7 @@ from fleetfit.errors import (
     format_exception,
     one_line,
 )
-from fleetfit.evaluate import EvaluationPart, EvaluationScope, JobRunner, find_trained_levels
+from fleetfit.evaluation import EvaluationPart, EvaluationScope, JobRunner, find_trained_levels
 from fleetfit.hooks import Slot
 from fleetfit.layout import State
 from fleetfit.privacy import Privacy

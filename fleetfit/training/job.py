@@ -1,7 +1,7 @@
 """Run a client's job: local SGD with its deadline and early stopping, or a measurement; then the reply.
 
 `run_job` is called by every engine. A training job goes through `_train`, whose loop is `train_locally`; evaluation and
-statistics jobs go to `fleetfit.training.evaluation`.
+statistics jobs go to `fleetfit.training.scoring`.
 """
 
 import contextlib
@@ -36,10 +36,10 @@ from fleetfit.training.clock import (
     stamp_time,
     start_clock,
 )
-from fleetfit.training.evaluation import evaluate, sum_batch_norm_inputs
 from fleetfit.training.features import BatchLoader, make_batch_loader
 from fleetfit.training.labels import report_class_frequencies
 from fleetfit.training.local_model import LocalModel, get_local_model
+from fleetfit.training.scoring import score_jobs, sum_batch_norm_inputs
 from fleetfit.validation import find_extra_error
 
 DIVERGED = "its training diverged: the loss or the weights are not finite (a smaller local.lr may help)"
@@ -86,7 +86,7 @@ def _execute(job: Job, device: Device) -> tuple[Update | Failure, Any]:
             if adapted.kind == "train":
                 return _train(adapted, device, method)
             is_evaluation = adapted.kind == "evaluate"
-            update = evaluate([adapted], [device])[0] if is_evaluation else sum_batch_norm_inputs(adapted, device)
+            update = score_jobs([adapted], [device])[0] if is_evaluation else sum_batch_norm_inputs(adapted, device)
             return replace(update, dispatched=job.submodel), device.memory
     except FleetFitError as error:
         return Failure.of(job, str(error)), device.memory
@@ -399,7 +399,7 @@ def run_group(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update | F
                 for new, job in zip(adapted, jobs, strict=True)
             ):
                 with isolate_rng(devices[0].accelerator):
-                    return list(evaluate(jobs, devices))
+                    return list(score_jobs(jobs, devices))
     return [run_job(job, device)[0] for job, device in zip(jobs, devices, strict=True)]
 
 

@@ -25,7 +25,7 @@ from fleetfit.aggregate import Mean, apply_mean
 from fleetfit.core import Failure, Job, Server, Update
 from fleetfit.core.nodes import parse_node_description
 from fleetfit.errors import FleetFitError
-from fleetfit.evaluate import evaluate
+from fleetfit.evaluation import evaluate
 from fleetfit.fleet.node import answer
 from fleetfit.fleet.protocol import read_answer
 from fleetfit.layout import Layout, State

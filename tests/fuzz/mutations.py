@@ -17,7 +17,7 @@ from tiny import plain, tiny_federation
 from fleetfit.core import Evaluation, Failure, Federation, Job, Server, Update
 from fleetfit.engines.local import local
 from fleetfit.errors import RunError
-from fleetfit.evaluate import EvaluationScope, evaluate
+from fleetfit.evaluation import EvaluationScope, evaluate
 from fleetfit.fleet.protocol import pack_message
 from fleetfit.messages import (
     compress,

@@ -22,7 +22,7 @@ from tiny import spec_of, tiny_federation
 from fleetfit import names
 from fleetfit.core import Evaluation, Local
 from fleetfit.engines.local import local as local_engine
-from fleetfit.evaluate import EvaluationScope
+from fleetfit.evaluation import EvaluationScope
 from fleetfit.rounds import Settings, run, start
 
 FILE = Path(__file__).parent / "losses.json"

@@ -10,7 +10,7 @@ from torch import nn
 
 import fleetfit as ff
 from fleetfit.errors import ConfigError, ModelError
-from fleetfit.evaluate import build_level_module
+from fleetfit.evaluation import build_level_module
 from fleetfit.layout import predictions
 from fleetfit.rounds import start
 

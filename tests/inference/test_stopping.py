@@ -15,7 +15,7 @@ from tiny import tiny_federation
 from torch import Tensor, nn
 
 from fleetfit.errors import ConfigError
-from fleetfit.evaluate import build_level_module
+from fleetfit.evaluation import build_level_module
 from fleetfit.inference import (
     Policy,
     Scores,

@@ -11,7 +11,7 @@ from fleetfit.config.schema import FRACTION, MIN_COHORT, CohortSection, Experime
 from fleetfit.core import DataDescription, Evaluation, Federation, Local, Simulation
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
-from fleetfit.evaluate import EvaluationPart, EvaluationScope, has_batch_norm
+from fleetfit.evaluation import EvaluationPart, EvaluationScope, has_batch_norm
 from fleetfit.rounds import Settings
 from fleetfit.rounds.links import LinkFaults
 from fleetfit.training.clock import count_planned_passes, forward_work

@@ -15,7 +15,7 @@ from fleetfit.config.components import build_component
 from fleetfit.config.schema import FRACTION, Experiment
 from fleetfit.core import Federation, Simulation
 from fleetfit.errors import ConfigError, RunError, truncate
-from fleetfit.evaluate import has_batch_norm
+from fleetfit.evaluation import has_batch_norm
 from fleetfit.hooks import get_round_submodel, keep_prefix, weigh_equally
 from fleetfit.options import fedadam, fedavgm
 from fleetfit.privacy import Ledger, Privacy, count_registered, find_noise, max_rounds

@@ -1,4 +1,7 @@
-"""Evaluation jobs, which score every exit in one forward pass, and statistics jobs, which sum batch norm's inputs."""
+"""What a device does in an evaluation: it scores every exit in one forward pass, or sums the inputs of batch norm.
+
+The server's side, which makes these jobs and the columns of their replies, is `fleetfit.evaluation`.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +26,7 @@ from fleetfit.training.shared_pass import SampleScores, score_in_shared_pass
 
 
 @torch.no_grad()
-def evaluate(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update]:
+def score_jobs(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update]:
     """Run evaluation jobs that differ in client and seed only; the model is loaded once.
 
     Metrics: n, the units that the task scores (samples, tokens, labels); the sum of their hits per exit ("correct"),
