@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -411,8 +412,8 @@ def secured(drop: secure_engine.Dropout = secure_engine.drop_none) -> tuple[Fede
     assembly = assemble(load_experiment(SECURE))
     engine, secure, layout = assembly.engine(), assembly.settings.secure, assembly.federation.problem.layout
     assert isinstance(engine, SecureEngine) and secure is not None
-    parties = secure_engine.SimulatedParties(engine.engine, secure_engine.BlockLayout(layout), secure, drop)
-    return assembly.federation, SecureEngine(engine.engine, layout, secure, parties)
+    make_parties = partial(secure_engine.SimulatedParties, engine.engine, dropout=drop)
+    return assembly.federation, SecureEngine(engine.engine, layout, secure, make_parties)
 
 
 def test_a_secure_sum_is_nearly_the_mean() -> None:
@@ -551,7 +552,8 @@ def test_a_resumed_run_has_equal_bits(after: int, tmp_path: Any, monkeypatch: An
     stop_before_round(table, tmp_path / "broken", after)
     calls: list[int] = []
     monkeypatch.setattr(
-        "fleetfit.rounds.loop.ask_class_frequencies", lambda *a: calls.append(1) or ask_class_frequencies(*a)
+        "fleetfit.rounds.class_frequencies.ask_class_frequencies",
+        lambda *a: calls.append(1) or ask_class_frequencies(*a),
     )
     resumed = ff.resume(tmp_path / "broken")
     assert have_same_state(base, resumed)

@@ -5,6 +5,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def round_of(
         watched,
         layout,
         secure,
-        secure_engine.SimulatedParties(watched, secure_engine.BlockLayout(layout), secure, away),
+        partial(secure_engine.SimulatedParties, watched, dropout=away),
     )
     server = replace(start(assembly.federation), round=round)
     after, report = run_round(assembly.federation, engine, assembly.settings, server)
@@ -277,8 +278,9 @@ def test_a_server_that_shrinks_the_cohort_gets_no_sum(monkeypatch: pytest.Monkey
     greedy = replace(members, rules=replace(members.rules, minimum=1))
     watched = WatchedEngine(replace(assembly, settings=replace(assembly.settings, secure=None)).engine())
     layout = federation.problem.layout
-    parties = secure_engine.SimulatedParties(watched, secure_engine.BlockLayout(layout), members)
-    engine = SecureEngine(watched, layout, greedy, parties)
+    engine = SecureEngine(
+        watched, layout, greedy, lambda blocks, _: secure_engine.SimulatedParties(watched, blocks, members)
+    )
     server = start(federation)
     settings = replace(assembly.settings, secure=greedy)
     after, report = run_round(assembly.federation, engine, settings, server)

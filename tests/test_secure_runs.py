@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,8 @@ def round_of(
     watched = WatchedEngine(plain)
     assert assembly.settings.secure is not None
     layout, secure = assembly.federation.problem.layout, assembly.settings.secure
-    parties = secure_engine.SimulatedParties(watched, secure_engine.BlockLayout(layout), secure, away)
-    engine = SecureEngine(watched, layout, secure, parties)
+    make_parties = partial(secure_engine.SimulatedParties, watched, dropout=away)
+    engine = SecureEngine(watched, layout, secure, make_parties)
     server = start(assembly.federation)
     after, report = run_round(assembly.federation, engine, assembly.settings, server)
     return assembly, server, after, report, watched

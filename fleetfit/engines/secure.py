@@ -16,7 +16,7 @@ under a run's name of their own, since journals count rounds.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -231,9 +231,9 @@ class Parties(Protocol):
         """Ask clients in a phase: "keys", "shares", "train", "sign" or "unmask"; yield each one's answer, once."""
         ...
 
-    def rebuild(self, blocks: BlockLayout, secure: SecureRun) -> "Parties":
-        """Return the same clients for sums of other blocks, with other settings."""
-        ...
+
+MakeParties = Callable[[BlockLayout, SecureRun], Parties]
+"""Makes the clients of sums of some blocks: of the model's, or of class frequencies."""
 
 
 class SimulatedParties:
@@ -271,10 +271,6 @@ class SimulatedParties:
                 yield index, PhaseAnswer(message)
             except RunError as error:
                 yield index, Failure.of(job, one_line(str(error), 500))
-
-    def rebuild(self, blocks: BlockLayout, secure: SecureRun) -> "SimulatedParties":
-        """Return the same clients for sums of other blocks, with other settings."""
-        return SimulatedParties(self._engine, blocks, secure, self._dropout)
 
     def _make_member(self, job: Job) -> SecureClient:
         assert job.client is not None
@@ -332,7 +328,7 @@ class SecureEngine:
     """An engine that gives the server sums of training jobs, and runs all other jobs as they are."""
 
     def __init__(
-        self, engine: Any, layout: Layout, secure: SecureRun, parties: Parties | None = None, setting: str = ""
+        self, engine: Any, layout: Layout, secure: SecureRun, make_parties: MakeParties | None = None, setting: str = ""
     ) -> None:
         """Wrap an engine.
 
@@ -340,12 +336,13 @@ class SecureEngine:
             engine: Runs the jobs.
             layout: The model's.
             secure: The run's settings of a secure round.
-            parties: The clients; None: simulated ones.
+            make_parties: Makes the clients; None: simulated ones.
             setting: Anything else that must be the same for all members.
         """
         self.engine, self.layout, self.secure, self._setting = engine, layout, secure, setting
         self.blocks = BlockLayout(layout, setting)
-        self.parties = SimulatedParties(engine, self.blocks, secure) if parties is None else parties
+        self._make_parties = make_parties or partial(SimulatedParties, engine)
+        self.parties = self._make_parties(self.blocks, secure)
 
     def sums(self, jobs: Iterator[Job], state: State) -> RoundSums:
         """Run a round's jobs of training.
@@ -362,8 +359,8 @@ class SecureEngine:
     def sum_labels(self, jobs: Iterator[Job], classes: int) -> RoundSums:
         """Run jobs "labels", and return the sum of the clients' class frequencies, or the reason why there is none."""
         layout = make_label_layout(self.layout, classes)
-        secure, blocks = SecureRun(self.secure.rules, LABEL_GRID, f"{self.secure.run}-labels"), BlockLayout(layout)
-        engine = SecureEngine(self.engine, layout, secure, self.parties.rebuild(blocks, secure), self._setting)
+        secure = SecureRun(self.secure.rules, LABEL_GRID, f"{self.secure.run}-labels")
+        engine = SecureEngine(self.engine, layout, secure, self._make_parties, self._setting)
         return engine.sums(jobs, {FREQUENCIES: torch.zeros(classes)})
 
     def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:

@@ -59,14 +59,10 @@ Header = Mapping[str, Any]
 
 
 class NodeParties:
-    """The clients of secure rounds on a fleet: its nodes."""
+    """The clients of secure rounds on a fleet: its nodes, of which each makes the blocks itself."""
 
-    def __init__(self, engine: "FleetEngine", secure: SecureRun) -> None:
+    def __init__(self, engine: "FleetEngine", blocks: BlockLayout, secure: SecureRun) -> None:
         self._engine, self._secure = engine, secure
-
-    def rebuild(self, blocks: BlockLayout, secure: SecureRun) -> "NodeParties":
-        """Return the same nodes for other sums; each node makes the blocks itself."""
-        return NodeParties(self._engine, secure)
 
     def ask(self, phase: str, requests: Requests) -> Iterator[tuple[int, PhaseAnswer | Failure]]:
         """Send a phase's messages to the nodes; yield each one's answer."""

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -381,8 +382,8 @@ class _FleetRun:
         secure = assembly.settings.secure
         engine: Engine = flower_engine
         if secure is not None:
-            parties = NodeParties(flower_engine, secure)
-            engine = SecureEngine(flower_engine, problem.layout, secure, parties, make_model_key(header))
+            make_parties = partial(NodeParties, flower_engine)
+            engine = SecureEngine(flower_engine, problem.layout, secure, make_parties, make_model_key(header))
         run = Run(run.files, run.experiment, assembly, engine)
         return _FleetRun(run, assembly, manager, flower_engine, rules, key, planned, say)
 

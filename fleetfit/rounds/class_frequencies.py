@@ -10,23 +10,23 @@ answer. It cannot validate one, so that a client that lies moves p(c) by about 2
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fleetfit import messages
-from fleetfit.core import FREQUENCIES, Evaluation, Failure, Federation, Job, RoundSums, Server
+from fleetfit.core import FREQUENCIES, Evaluation, Failure, Federation, Job, RoundSums, Server, Update
 from fleetfit.engines.secure import LABEL_GRID
-from fleetfit.evaluation import EvaluationScope, JobRunner, make_failure_record, make_job
+from fleetfit.evaluation import JobRunner, make_failure_record, make_job
+from fleetfit.rounds.round import Settings
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.validation import find_sums_error, pair_jobs_with_replies, validate_reply
 
 MAX_CLIENTS = 1000
 MAX_SECURE_CLIENTS = 50
 """With secure aggregation, whose work grows with the square of the clients."""
-_WHAT = "class frequencies"
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +43,8 @@ class ClassFrequencies:
     prior: tuple[float, ...]
     clients: int
     failures: Sequence[dict[str, Any]]
-    bytes_down: int = 0
-    bytes_up: int = 0
+    bytes_down: int
+    bytes_up: int
 
     def add_to_report(self, report: dict[str, Any]) -> dict[str, Any]:
         """Return the report of the first round with the answers and the bytes."""
@@ -55,42 +55,45 @@ class ClassFrequencies:
         }
 
 
-def needs_class_frequencies(federation: Federation, server: Server, scope: EvaluationScope) -> bool:
-    """Return whether method or evaluation need them, the server has not asked yet, and a client can be reached."""
-    is_needed = federation.method.needs_prior or scope.evaluation.personal
-    return is_needed and federation.classes > 0 and not server.prior and len(federation.reachable(server.round)) > 0
+def learn_prior(
+    federation: Federation, engine: Any, settings: Settings, server: Server
+) -> tuple[Server, ClassFrequencies | None]:
+    """Return the server with the fleet's class frequencies, and these if it had to ask for them.
+
+    It asks once, in the first round in which a client can be reached, if method or evaluation need the frequencies;
+    with `[privacy]` it asks no client.
+    """
+    is_needed = federation.method.needs_prior or settings.scope.evaluation.personal
+    if server.prior or not is_needed or settings.privacy is not None or not federation.classes:
+        return server, None
+    if not len(federation.reachable(server.round)):
+        return server, None
+    ask = ask_class_frequencies if settings.secure is None else sum_class_frequencies
+    frequencies = ask(federation, engine, server)
+    return replace(server, prior=frequencies.prior), frequencies
 
 
 def ask_class_frequencies(federation: Federation, engine: JobRunner, server: Server) -> ClassFrequencies:
     """Ask clients for their class frequencies, and return the mean."""
-    total = torch.zeros(federation.classes, dtype=torch.float64)
-    clients, bytes_down, bytes_up, failures = 0, 0, 0, []
-    layout = federation.problem.layout
+    total, layout = torch.zeros(federation.classes, dtype=torch.float64), federation.problem.layout
+    replies: list[Update | Failure] = []
     for job, reply in pair_jobs_with_replies(engine.run, iter_label_jobs(federation, server)):
-        bytes_down += messages.job_size(job, layout)
-        reply = validate_reply(reply, job, federation)
-        if isinstance(reply, Failure):
-            failures.append(make_failure_record(_WHAT, reply))
-            continue
-        bytes_up += messages.reply_size(reply, layout)
-        total += reply.state[FREQUENCIES]
-        clients += 1
-    reason = failures[0]["reason"] if failures else ""
-    return ClassFrequencies(_make_prior(total, clients, reason), clients, failures, bytes_down, bytes_up)
+        reply = replace(validate_reply(reply, job, federation), bytes_down=messages.job_size(job, layout), bytes_up=0)
+        if isinstance(reply, Update):
+            total += reply.state[FREQUENCIES]
+            reply = replace(reply, state={}, bytes_up=messages.reply_size(reply, layout))
+        replies.append(reply)
+    return _summarise(total, replies)
 
 
 def sum_class_frequencies(federation: Federation, engine: Any, server: Server) -> ClassFrequencies:
     """Have clients add up their class frequencies by secure aggregation, and return the mean."""
-    jobs = list(iter_label_jobs(federation, server, MAX_SECURE_CLIENTS))
-    summed: RoundSums = engine.sum_labels(iter(jobs), federation.classes)
+    summed: RoundSums = engine.sum_labels(iter_label_jobs(federation, server, MAX_SECURE_CLIENTS), federation.classes)
     lost = summed.lost or find_sums_error(summed, federation.classes, LABEL_GRID.most)
-    total, clients = torch.zeros(federation.classes, dtype=torch.float64), 0
+    total = torch.zeros(federation.classes, dtype=torch.float64)
     for block in () if lost else summed.blocks:  # one, which all clients have
-        total, clients = block.sums.clamp_min(1).double(), block.clients
-    failures = [make_failure_record(_WHAT, report) for report in summed.reports if isinstance(report, Failure)]
-    bytes_down = sum(report.bytes_down for report in summed.reports)
-    bytes_up = sum(report.bytes_up for report in summed.reports)
-    return ClassFrequencies(_make_prior(total, clients, lost or ""), clients, failures, bytes_down, bytes_up)
+        total += block.sums.clamp_min(1)
+    return _summarise(total, summed.reports, lost)
 
 
 def iter_label_jobs(federation: Federation, server: Server, most: int = MAX_CLIENTS) -> Iterator[Job]:
@@ -102,12 +105,15 @@ def iter_label_jobs(federation: Federation, server: Server, most: int = MAX_CLIE
         yield make_job("labels", federation, server, index, client, 0, {}, Evaluation(split="train"))
 
 
-def _make_prior(total: Tensor, clients: int, reason: str) -> tuple[float, ...]:
-    """Return the mean of some clients' frequencies; a uniform one, and the reason as a warning, without any."""
-    if not clients:
+def _summarise(total: Tensor, replies: Sequence[Update | Failure], lost: str | None = None) -> ClassFrequencies:
+    """Return the mean of the clients' frequencies from their sum; a uniform one, with a warning, if it has none."""
+    failures = [make_failure_record("class frequencies", reply) for reply in replies if isinstance(reply, Failure)]
+    clients = len(replies) - len(failures)
+    if not total.any():
+        clients, total = 0, torch.ones_like(total)
         logging.getLogger("fleetfit").warning(
             "The class prior is relative to a uniform one, since no client has reported its class frequencies: %s",
-            reason,
+            lost or "".join(failure["reason"] for failure in failures[:1]),
         )
-        return (1 / len(total),) * len(total)
-    return tuple((total / total.sum()).tolist())
+    down, up = (sum(getattr(reply, name) for reply in replies) for name in ("bytes_down", "bytes_up"))
+    return ClassFrequencies(tuple((total / total.sum()).tolist()), clients, failures, down, up)

@@ -8,12 +8,7 @@ from typing import Any
 from fleetfit.core import Federation, Server
 from fleetfit.errors import NoUsableUpdates, RunError
 from fleetfit.evaluation import Statistics, evaluate
-from fleetfit.rounds.class_frequencies import (
-    ClassFrequencies,
-    ask_class_frequencies,
-    needs_class_frequencies,
-    sum_class_frequencies,
-)
+from fleetfit.rounds.class_frequencies import learn_prior
 from fleetfit.rounds.report import explain_empty_rounds, make_rollback_record, make_round_report
 from fleetfit.rounds.round import Engine, Settings, run_round
 from fleetfit.rounds.timekeeper import Timekeeper
@@ -73,7 +68,8 @@ def run(
     while server.round < settings.rounds:
         federation = renew(federation)
         began = time.perf_counter()
-        server, frequencies = _ask_for_prior(federation, engine, settings, server, timer)
+        with timer.on("training"):
+            server, frequencies = learn_prior(federation, engine, settings, server)
         if settings.secure is not None and settings.secure.has_begun(server.round):
             server, report = _skip_round(federation, settings, server)
         else:
@@ -136,18 +132,6 @@ class StallDetector:
         """Raise `NoUsableUpdates` if no round had a usable update."""
         if self.has_failed:
             raise NoUsableUpdates(explain_empty_rounds(self._empty or self._away, in_a_row=False))
-
-
-def _ask_for_prior(
-    federation: Federation, engine: Engine, settings: Settings, server: Server, timer: Timekeeper
-) -> tuple[Server, ClassFrequencies | None]:
-    """Return the server with the fleet's class frequencies, and these if they are new."""
-    if settings.privacy is not None or not needs_class_frequencies(federation, server, settings.scope):
-        return server, None
-    ask = ask_class_frequencies if settings.secure is None else sum_class_frequencies
-    with timer.on("training"):
-        frequencies = ask(federation, engine, server)
-    return replace(server, prior=frequencies.prior), frequencies
 
 
 def _has_update(report: Mapping[str, Any]) -> bool:
