@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fleetfit import core as values
-from fleetfit import names
+from fleetfit import core as values, names
 from fleetfit.cli import listing
 from fleetfit.hooks import FEDAVG, HOOKS, Method
 from fleetfit.hooks.build import DECLARED

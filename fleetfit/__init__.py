@@ -9,68 +9,60 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fleetfit.aggregate import Aggregate as Aggregate
-    from fleetfit.api.comparison import Comparison as Comparison
-    from fleetfit.api.comparison import compare as compare
-    from fleetfit.api.comparison import load_comparison as load_comparison
-    from fleetfit.api.profiling import Machine as Machine
-    from fleetfit.api.profiling import Wishes as Wishes
-    from fleetfit.api.profiling import profile as profile
-    from fleetfit.api.results import Run as Run
-    from fleetfit.api.results import load as load
-    from fleetfit.api.run import derive as derive
-    from fleetfit.api.run import plan as plan
-    from fleetfit.api.run import resume as resume
-    from fleetfit.api.run import run as run
-    from fleetfit.callbacks import Callback as Callback
-    from fleetfit.callbacks import RunStart as RunStart
-    from fleetfit.callbacks import scalars as scalars
+    from fleetfit.api.comparison import Comparison as Comparison, compare as compare, load_comparison as load_comparison
+    from fleetfit.api.profiling import Machine as Machine, Wishes as Wishes, profile as profile
+    from fleetfit.api.results import Run as Run, load as load
+    from fleetfit.api.run import derive as derive, plan as plan, resume as resume, run as run
+    from fleetfit.callbacks import Callback as Callback, RunStart as RunStart, scalars as scalars
     from fleetfit.check import check_layout as check_layout
     from fleetfit.config import Experiment as Experiment
-    from fleetfit.core import Device as Device
-    from fleetfit.core import Failure as Failure
-    from fleetfit.core import Federation as Federation
-    from fleetfit.core import Job as Job
-    from fleetfit.core import Level as Level
-    from fleetfit.core import LocalResult as LocalResult
-    from fleetfit.core import Problem as Problem
-    from fleetfit.core import Server as Server
-    from fleetfit.core import Update as Update
+    from fleetfit.core import (
+        Device as Device,
+        Failure as Failure,
+        Federation as Federation,
+        Job as Job,
+        Level as Level,
+        LocalResult as LocalResult,
+        Problem as Problem,
+        Server as Server,
+        Update as Update,
+    )
     from fleetfit.data import Data as Data
-    from fleetfit.errors import ConfigError as ConfigError
-    from fleetfit.errors import DataError as DataError
-    from fleetfit.errors import FleetFitError as FleetFitError
-    from fleetfit.errors import MissingExtra as MissingExtra
-    from fleetfit.errors import ModelError as ModelError
-    from fleetfit.errors import PlanError as PlanError
-    from fleetfit.errors import RunError as RunError
-    from fleetfit.hooks import ExtraShapes as ExtraShapes
-    from fleetfit.hooks import Loss as Loss
-    from fleetfit.hooks import Method as Method
-    from fleetfit.hooks import take_mean as take_mean
+    from fleetfit.errors import (
+        ConfigError as ConfigError,
+        DataError as DataError,
+        FleetFitError as FleetFitError,
+        MissingExtra as MissingExtra,
+        ModelError as ModelError,
+        PlanError as PlanError,
+        RunError as RunError,
+    )
+    from fleetfit.hooks import ExtraShapes as ExtraShapes, Loss as Loss, Method as Method, take_mean as take_mean
     from fleetfit.hooks.levels import split_levels as split_levels
-    from fleetfit.hooks.movements import ServerStep as ServerStep
-    from fleetfit.hooks.movements import get_movement as get_movement
-    from fleetfit.layout import Architecture as Architecture
-    from fleetfit.layout import Axis as Axis
-    from fleetfit.layout import ExitModel as ExitModel
-    from fleetfit.layout import State as State
-    from fleetfit.layout import alias as alias
-    from fleetfit.layout import block as block
-    from fleetfit.layout import blocked as blocked
-    from fleetfit.layout import exit_after as exit_after
-    from fleetfit.layout import interleaved as interleaved
-    from fleetfit.layout import outputs as outputs
-    from fleetfit.layout import product as product
-    from fleetfit.layout import segments as segments
-    from fleetfit.planner import Plan as Plan
-    from fleetfit.planner import Targets as Targets
+    from fleetfit.hooks.movements import ServerStep as ServerStep, get_movement as get_movement
+    from fleetfit.layout import (
+        Architecture as Architecture,
+        Axis as Axis,
+        ExitModel as ExitModel,
+        State as State,
+        alias as alias,
+        block as block,
+        blocked as blocked,
+        exit_after as exit_after,
+        interleaved as interleaved,
+        outputs as outputs,
+        product as product,
+        segments as segments,
+    )
+    from fleetfit.planner import Plan as Plan, Targets as Targets
     from fleetfit.report.page import write_report as write_report
-    from fleetfit.runs.listing import RemovedCheckpoints as RemovedCheckpoints
-    from fleetfit.runs.listing import RunInfo as RunInfo
-    from fleetfit.runs.listing import clear_checkpoints as clear_checkpoints
-    from fleetfit.runs.listing import list_runs as list_runs
-    from fleetfit.submodel import Submodel as Submodel
-    from fleetfit.submodel import extract as extract
+    from fleetfit.runs.listing import (
+        RemovedCheckpoints as RemovedCheckpoints,
+        RunInfo as RunInfo,
+        clear_checkpoints as clear_checkpoints,
+        list_runs as list_runs,
+    )
+    from fleetfit.submodel import Submodel as Submodel, extract as extract
 
 _HOMES = {
     "Aggregate": "aggregate",

@@ -15,8 +15,7 @@ from support import Expected, raises
 from tiny import plain, tiny_data, tiny_federation, tiny_parts
 
 from fleetfit.aggregate import Aggregate
-from fleetfit.api.run import resume
-from fleetfit.api.run import run as run_file
+from fleetfit.api.run import resume, run as run_file
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
 from fleetfit.core import (

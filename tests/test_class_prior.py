@@ -16,8 +16,7 @@ from support import raises
 from support.attacks import TINY
 from support.bits import have_same_state
 from support.engines import MeddlingEngine, RecordingEngine
-from support.secure import TINY as SECURE_TINY
-from support.secure import merge_tables
+from support.secure import TINY as SECURE_TINY, merge_tables
 from support.training import assert_close, make_job, plain_outputs, plain_sgd, train_job
 from tiny import plain, tiny_data, tiny_federation
 from torch import Tensor
@@ -56,8 +55,7 @@ from fleetfit.rounds.class_frequencies import (
 from fleetfit.rounds.rollback import check_checkpoint
 from fleetfit.runs.checkpoints import CheckpointError
 from fleetfit.secure import keys, pack_message
-from fleetfit.training import compute_class_frequencies, run_job
-from fleetfit.training import job as jobs
+from fleetfit.training import compute_class_frequencies, job as jobs, run_job
 from fleetfit.validation import find_job_error
 
 PRIOR = {"class_prior": {}}

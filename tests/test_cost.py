@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support import raises
 from torch import Tensor, nn
 from zoo import Attention, Deep

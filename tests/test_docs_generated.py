@@ -11,8 +11,7 @@ import pytest
 import fleetfit
 from fleetfit.cli import listing
 from fleetfit.core.section import Fraction, Section
-from fleetfit.hooks import FEDAVG, HOOKS, Method
-from fleetfit.hooks import fedavg as hooks
+from fleetfit.hooks import FEDAVG, HOOKS, Method, fedavg as hooks
 from fleetfit.hooks.build import DECLARED
 
 DOCS = Path(__file__).parents[1] / "docs"

@@ -13,8 +13,7 @@ import fleetfit as ff
 from fleetfit.core import Evaluation, Failure, Update
 from fleetfit.errors import ConfigError
 from fleetfit.evaluation import make_job
-from fleetfit.messages import dump_job
-from fleetfit.messages import load_job as job_again
+from fleetfit.messages import dump_job, load_job as job_again
 from fleetfit.validation import validate_reply
 
 METRICS = """

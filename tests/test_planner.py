@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support import Expected, check_error, raises
 
 from fleetfit.cost import WIDTHS, Conditions, Grid, compute_cost, cost_grid

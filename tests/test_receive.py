@@ -16,8 +16,7 @@ from tiny import plain, tiny_federation
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
 from fleetfit.core import Federation, Server, Update
-from fleetfit.engines.local import InProcess as LocalEngine
-from fleetfit.engines.local import local as local_engine
+from fleetfit.engines.local import InProcess as LocalEngine, local as local_engine
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
 from fleetfit.hooks import CoverageMean, Method, build

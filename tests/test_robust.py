@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support import Expected, aggregate_updates, raises
-from support.attacks import CORE, FULL, LAYOUT, MIDDLE, PROBLEM, SENT, elements, make_job, make_update
-from support.attacks import TINY as ATTACKED
+from support.attacks import CORE, FULL, LAYOUT, MIDDLE, PROBLEM, SENT, TINY as ATTACKED, elements, make_job, make_update
 from tiny import tiny_federation
 from torch import Tensor
 

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from fleetfit.core import Device, Evaluation, Failure, Job, Local, Update
 from fleetfit.core.local import Step
-from fleetfit.engines.local import InProcess as LocalEngine
-from fleetfit.engines.local import local as local_engine
+from fleetfit.engines.local import InProcess as LocalEngine, local as local_engine
 from fleetfit.errors import NoUsableUpdates, RunError
 from fleetfit.evaluation import EvaluationScope
 from fleetfit.hooks import Loss

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support import Expected, raises
 
 from fleetfit.errors import RunError
@@ -36,12 +35,12 @@ from fleetfit.secure import (
     Signer,
     Survivors,
     digest,
+    keys as primitives,
     make_identity,
     message_size,
     pack_message,
     read_message,
 )
-from fleetfit.secure import keys as primitives
 from fleetfit.secure.client import derive_own_key, derive_pair_key
 from fleetfit.secure.messages import encode_survivors
 from fleetfit.secure.shamir import join, split

@@ -26,7 +26,12 @@ import torch
 from torch import Tensor
 
 from fleetfit.check.derived import check_derived_state, settle_derived_state
-from fleetfit.check.full import TOLERANCE, FullModel, describe_level, format_architecture
+from fleetfit.check.full import (
+    TOLERANCE as TOLERANCE,
+    FullModel,
+    describe_level,
+    format_architecture as format_architecture,
+)
 from fleetfit.check.levels import check_depths, load_level
 from fleetfit.check.masked import (
     WAYS,
@@ -45,17 +50,6 @@ from fleetfit.layout import Architecture, Layout, infer_layout, make_input
 from fleetfit.machine import isolate_torch_state
 from fleetfit.seeds import isolate_rng, make_torch_rng
 from fleetfit.submodel import Submodel
-
-__all__ = [
-    "TOLERANCE",
-    "WIDTHS",
-    "LayoutReport",
-    "check_layout",
-    "check_levels",
-    "format_architecture",
-    "make_sample_levels",
-    "select_exits",
-]
 
 _BATCH = 4
 WIDTHS = (0.3, 0.5, 0.8, 1.0)

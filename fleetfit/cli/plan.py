@@ -459,8 +459,7 @@ def profile(
     level within your limits. Name the file as the budget of a node or of a group in a run file. If no level fits, it
     writes no file and exits with code 2.
     """
-    from fleetfit.api.profiling import Machine, parse_wishes
-    from fleetfit.api.profiling import profile as measure_levels
+    from fleetfit.api.profiling import Machine, parse_wishes, profile as measure_levels
 
     source: Path | dict[str, Any] | None = file
     if model is not None:

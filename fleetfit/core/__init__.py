@@ -5,55 +5,32 @@ knowledge of a client, a `Device` is the client's own; no function gets both.
 """
 
 from fleetfit.core.fleet import (
-    Aggregator,
-    Client,
-    Clients,
-    DataDescription,
-    Device,
-    Federation,
-    NodeDescription,
-    Simulation,
+    Aggregator as Aggregator,
+    Client as Client,
+    Clients as Clients,
+    DataDescription as DataDescription,
+    Device as Device,
+    Federation as Federation,
+    NodeDescription as NodeDescription,
+    Simulation as Simulation,
 )
-from fleetfit.core.local import Local
-from fleetfit.core.problem import Level, Problem, apply_peft
-from fleetfit.core.resources import Availability, Clock, DeviceResources, Drift, Speed
+from fleetfit.core.local import Local as Local
+from fleetfit.core.problem import Level as Level, Problem as Problem, apply_peft as apply_peft
+from fleetfit.core.resources import (
+    Availability as Availability,
+    Clock as Clock,
+    DeviceResources as DeviceResources,
+    Drift as Drift,
+    Speed as Speed,
+)
 from fleetfit.core.work import (
-    FREQUENCIES,
-    ClientMemory,
-    Evaluation,
-    Failure,
-    Job,
-    LocalResult,
-    RoundSums,
-    Server,
-    Update,
+    FREQUENCIES as FREQUENCIES,
+    ClientMemory as ClientMemory,
+    Evaluation as Evaluation,
+    Failure as Failure,
+    Job as Job,
+    LocalResult as LocalResult,
+    RoundSums as RoundSums,
+    Server as Server,
+    Update as Update,
 )
-
-__all__ = [
-    "FREQUENCIES",
-    "Aggregator",
-    "Availability",
-    "Client",
-    "ClientMemory",
-    "Clients",
-    "Clock",
-    "DataDescription",
-    "Device",
-    "DeviceResources",
-    "Drift",
-    "Evaluation",
-    "Failure",
-    "Federation",
-    "Job",
-    "Level",
-    "Local",
-    "LocalResult",
-    "NodeDescription",
-    "Problem",
-    "RoundSums",
-    "Server",
-    "Simulation",
-    "Speed",
-    "Update",
-    "apply_peft",
-]

@@ -19,44 +19,28 @@ first three add up exactly. Memory and latency do not: their grid is an estimate
 """
 
 from fleetfit.cost.count import (
-    BATCH_SIZE,
-    Conditions,
-    Cost,
-    Piece,
-    call_once,
-    full_cost,
-    get_layout,
-    submodel_cost,
+    BATCH_SIZE as BATCH_SIZE,
+    Conditions as Conditions,
+    Cost as Cost,
+    Piece as Piece,
+    call_once as call_once,
+    full_cost as full_cost,
+    get_layout as get_layout,
+    submodel_cost as submodel_cost,
 )
-from fleetfit.cost.grid import WIDTHS, Grid, cost_grid
-from fleetfit.cost.kinds import COSTS, CostKind, compute_cost, get_cost_kind
-from fleetfit.cost.latency import Latency, TimedModel, get_latency, measure_latencies, measure_latency
-from fleetfit.cost.memory import training_memory
-from fleetfit.cost.parts import Measure, Profile, message_size
-
-__all__ = [
-    "BATCH_SIZE",
-    "COSTS",
-    "WIDTHS",
-    "Conditions",
-    "Cost",
-    "CostKind",
-    "Grid",
-    "Latency",
-    "Measure",
-    "Piece",
-    "Profile",
-    "TimedModel",
-    "call_once",
-    "compute_cost",
-    "cost_grid",
-    "full_cost",
-    "get_cost_kind",
-    "get_latency",
-    "get_layout",
-    "measure_latencies",
-    "measure_latency",
-    "message_size",
-    "submodel_cost",
-    "training_memory",
-]
+from fleetfit.cost.grid import WIDTHS as WIDTHS, Grid as Grid, cost_grid as cost_grid
+from fleetfit.cost.kinds import (
+    COSTS as COSTS,
+    CostKind as CostKind,
+    compute_cost as compute_cost,
+    get_cost_kind as get_cost_kind,
+)
+from fleetfit.cost.latency import (
+    Latency as Latency,
+    TimedModel as TimedModel,
+    get_latency as get_latency,
+    measure_latencies as measure_latencies,
+    measure_latency as measure_latency,
+)
+from fleetfit.cost.memory import training_memory as training_memory
+from fleetfit.cost.parts import Measure as Measure, Profile as Profile, message_size as message_size

@@ -17,20 +17,18 @@ Sets import files, and files import dataset and the modules below it. A new publ
 a file's table), a new format one in `files`.
 """
 
-from fleetfit.data.dataset import AbsentData, Data, DataInMemory, Facts, drop_labels
-from fleetfit.data.image_reader import EncodedImages
-from fleetfit.data.partition import Parts, class_counts, count_samples, find_unassigned, partition
-
-__all__ = [
-    "AbsentData",
-    "Data",
-    "DataInMemory",
-    "EncodedImages",
-    "Facts",
-    "Parts",
-    "class_counts",
-    "count_samples",
-    "drop_labels",
-    "find_unassigned",
-    "partition",
-]
+from fleetfit.data.dataset import (
+    AbsentData as AbsentData,
+    Data as Data,
+    DataInMemory as DataInMemory,
+    Facts as Facts,
+    drop_labels as drop_labels,
+)
+from fleetfit.data.image_reader import EncodedImages as EncodedImages
+from fleetfit.data.partition import (
+    Parts as Parts,
+    class_counts as class_counts,
+    count_samples as count_samples,
+    find_unassigned as find_unassigned,
+    partition as partition,
+)

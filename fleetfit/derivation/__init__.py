@@ -16,36 +16,30 @@ from typing import Any
 from torch import Tensor, nn
 
 from fleetfit.check import LayoutReport, check_layout, check_levels
-from fleetfit.derivation.architecture import DerivedArchitecture, check_same_as_instance, find_mismatch
+from fleetfit.derivation.architecture import (
+    DerivedArchitecture as DerivedArchitecture,
+    check_same_as_instance,
+    find_mismatch,
+)
 from fleetfit.derivation.copies import copy_instance
 from fleetfit.derivation.exits import find_exits
-from fleetfit.derivation.fitting import SampleFacts, find_facts, fit_instance
+from fleetfit.derivation.fitting import (
+    SampleFacts as SampleFacts,
+    find_facts as find_facts,
+    fit_instance as fit_instance,
+)
 from fleetfit.derivation.labels import Reason, list_tensors
-from fleetfit.derivation.masks import InputMask
+from fleetfit.derivation.masks import InputMask as InputMask
 from fleetfit.derivation.norms import find_kept_norms
 from fleetfit.derivation.numbers import Trials
 from fleetfit.derivation.observe import Observation, list_aliases, observe
-from fleetfit.derivation.padding import list_masks
-from fleetfit.derivation.plan import DerivedPlan
+from fleetfit.derivation.padding import list_masks as list_masks
+from fleetfit.derivation.plan import DerivedPlan as DerivedPlan
 from fleetfit.derivation.units import CLASSES, Units
 from fleetfit.errors import ModelError, did_you_mean
 from fleetfit.layout import Architecture, Layout
 from fleetfit.machine import isolate_torch_state
 from fleetfit.submodel import Submodel
-
-__all__ = [
-    "WHOLE",
-    "DerivedArchitecture",
-    "DerivedPlan",
-    "InputMask",
-    "SampleFacts",
-    "derive_architecture",
-    "find_facts",
-    "fit_instance",
-    "list_masks",
-    "prove_layout",
-    "restore_architecture",
-]
 
 WHOLE = "whole"
 """In the place of an axis's name: it is not cut."""

@@ -17,32 +17,25 @@ labels, p the fleet's (`fleetfit.rounds.class_frequencies`): what the client's o
 classes it sees often. It has the logits of `local`, and is no part of it.
 """
 
-from fleetfit.evaluation.collect import check_samples, evaluate, evaluate_on_device
-from fleetfit.evaluation.jobs import JobRunner, make_failure_record, make_job
-from fleetfit.evaluation.levels import (
-    Statistics,
-    build_level_module,
-    find_trained_levels,
-    get_level_state,
-    has_batch_norm,
+from fleetfit.evaluation.collect import (
+    check_samples as check_samples,
+    evaluate as evaluate,
+    evaluate_on_device as evaluate_on_device,
 )
-from fleetfit.evaluation.scope import EvaluationPart, EvaluationScope
-from fleetfit.evaluation.statistics import compute_moments, estimate_statistics
-
-__all__ = [
-    "EvaluationPart",
-    "EvaluationScope",
-    "JobRunner",
-    "Statistics",
-    "build_level_module",
-    "check_samples",
-    "compute_moments",
-    "estimate_statistics",
-    "evaluate",
-    "evaluate_on_device",
-    "find_trained_levels",
-    "get_level_state",
-    "has_batch_norm",
-    "make_failure_record",
-    "make_job",
-]
+from fleetfit.evaluation.jobs import (
+    JobRunner as JobRunner,
+    make_failure_record as make_failure_record,
+    make_job as make_job,
+)
+from fleetfit.evaluation.levels import (
+    Statistics as Statistics,
+    build_level_module as build_level_module,
+    find_trained_levels as find_trained_levels,
+    get_level_state as get_level_state,
+    has_batch_norm as has_batch_norm,
+)
+from fleetfit.evaluation.scope import EvaluationPart as EvaluationPart, EvaluationScope as EvaluationScope
+from fleetfit.evaluation.statistics import (
+    compute_moments as compute_moments,
+    estimate_statistics as estimate_statistics,
+)

@@ -38,8 +38,7 @@ from fleetfit.config.assemble.run import assemble_fleet
 from fleetfit.config.components import build_component
 from fleetfit.config.schema import EngineSection, GroupSection
 from fleetfit.core import DataDescription, Federation, NodeDescription
-from fleetfit.data.transform import FILE as TRANSFORM
-from fleetfit.data.transform import Transform
+from fleetfit.data.transform import FILE as TRANSFORM, Transform
 from fleetfit.engines.flower import Rules
 from fleetfit.engines.secure import SecureEngine
 from fleetfit.errors import ConfigError, FleetFitError, RunError, make_printable

@@ -1,40 +1,28 @@
 """Inference with trained models: the logits of each exit, and early stopping."""
 
-from fleetfit.inference.calibration import Calibration, calibrate, check_calibration, read_policy
-from fleetfit.inference.scores import COSTS, Scores, compute_scores, exit_costs, measure_exit_latencies
-from fleetfit.inference.stopping import (
-    EarlyPredictions,
-    Measure,
-    Mode,
-    Outcome,
-    Policy,
-    apply_policy,
-    calibration_error,
-    choose_policy,
-    confidence,
-    fit_temperature,
-    stop_early,
+from fleetfit.inference.calibration import (
+    Calibration as Calibration,
+    calibrate as calibrate,
+    check_calibration as check_calibration,
+    read_policy as read_policy,
 )
-
-__all__ = [
-    "COSTS",
-    "Calibration",
-    "EarlyPredictions",
-    "Measure",
-    "Mode",
-    "Outcome",
-    "Policy",
-    "Scores",
-    "apply_policy",
-    "calibrate",
-    "calibration_error",
-    "check_calibration",
-    "choose_policy",
-    "compute_scores",
-    "confidence",
-    "exit_costs",
-    "fit_temperature",
-    "measure_exit_latencies",
-    "read_policy",
-    "stop_early",
-]
+from fleetfit.inference.scores import (
+    COSTS as COSTS,
+    Scores as Scores,
+    compute_scores as compute_scores,
+    exit_costs as exit_costs,
+    measure_exit_latencies as measure_exit_latencies,
+)
+from fleetfit.inference.stopping import (
+    EarlyPredictions as EarlyPredictions,
+    Measure as Measure,
+    Mode as Mode,
+    Outcome as Outcome,
+    Policy as Policy,
+    apply_policy as apply_policy,
+    calibration_error as calibration_error,
+    choose_policy as choose_policy,
+    confidence as confidence,
+    fit_temperature as fit_temperature,
+    stop_early as stop_early,
+)

@@ -23,49 +23,32 @@ Differs from the paper:
 """
 
 from fleetfit.planner.budgets import (
-    Amount,
-    Budget,
-    LevelShape,
-    Mode,
-    Targets,
-    affords,
-    as_fractions,
-    assign,
-    convert_budgets,
-    find_budget_error,
-    make_fixed_targets,
-    make_targets,
-    parse_amount,
+    Amount as Amount,
+    Budget as Budget,
+    LevelShape as LevelShape,
+    Mode as Mode,
+    Targets as Targets,
+    affords as affords,
+    as_fractions as as_fractions,
+    assign as assign,
+    convert_budgets as convert_budgets,
+    find_budget_error as find_budget_error,
+    make_fixed_targets as make_fixed_targets,
+    make_targets as make_targets,
+    parse_amount as parse_amount,
 )
-from fleetfit.planner.plan import Plan, PlannedLevel, SplitLevel, compute_further_costs, find_mode, make_plan
-from fleetfit.planner.search import find_one_level, make_grids, search
-from fleetfit.planner.split import choose_split, find_shapes, get_sizes, may_keep_shapes
-
-__all__ = [
-    "Amount",
-    "Budget",
-    "LevelShape",
-    "Mode",
-    "Plan",
-    "PlannedLevel",
-    "SplitLevel",
-    "Targets",
-    "affords",
-    "as_fractions",
-    "assign",
-    "choose_split",
-    "compute_further_costs",
-    "convert_budgets",
-    "find_budget_error",
-    "find_mode",
-    "find_one_level",
-    "find_shapes",
-    "get_sizes",
-    "make_fixed_targets",
-    "make_grids",
-    "make_plan",
-    "make_targets",
-    "may_keep_shapes",
-    "parse_amount",
-    "search",
-]
+from fleetfit.planner.plan import (
+    Plan as Plan,
+    PlannedLevel as PlannedLevel,
+    SplitLevel as SplitLevel,
+    compute_further_costs as compute_further_costs,
+    find_mode as find_mode,
+    make_plan as make_plan,
+)
+from fleetfit.planner.search import find_one_level as find_one_level, make_grids as make_grids, search as search
+from fleetfit.planner.split import (
+    choose_split as choose_split,
+    find_shapes as find_shapes,
+    get_sizes as get_sizes,
+    may_keep_shapes as may_keep_shapes,
+)

@@ -5,20 +5,16 @@ in advance for each element, since clients train different sub-models. Adjacency
 or zeros in its place; the registered clients and their levels are public.
 """
 
-from fleetfit.privacy.accountant import compute_epsilon, find_noise, max_rounds
-from fleetfit.privacy.ledger import Ledger
-from fleetfit.privacy.mechanism import Privacy, count_registered
-from fleetfit.privacy.randomness import Randomness, check_key_place, load_key, load_or_create_key
-
-__all__ = [
-    "Ledger",
-    "Privacy",
-    "Randomness",
-    "check_key_place",
-    "compute_epsilon",
-    "count_registered",
-    "find_noise",
-    "load_key",
-    "load_or_create_key",
-    "max_rounds",
-]
+from fleetfit.privacy.accountant import (
+    compute_epsilon as compute_epsilon,
+    find_noise as find_noise,
+    max_rounds as max_rounds,
+)
+from fleetfit.privacy.ledger import Ledger as Ledger
+from fleetfit.privacy.mechanism import Privacy as Privacy, count_registered as count_registered
+from fleetfit.privacy.randomness import (
+    Randomness as Randomness,
+    check_key_place as check_key_place,
+    load_key as load_key,
+    load_or_create_key as load_or_create_key,
+)

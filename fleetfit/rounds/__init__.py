@@ -1,18 +1,17 @@
 """Rounds of training: one round, the loop over them, what is reported, and what undoes a round."""
 
-from fleetfit.rounds.loop import Renew, Round, keep_federation, run, start
-from fleetfit.rounds.round import Engine, Settings, iter_jobs, run_round, sort_by_cost, validate_and_measure
-
-__all__ = [
-    "Engine",
-    "Renew",
-    "Round",
-    "Settings",
-    "iter_jobs",
-    "keep_federation",
-    "run",
-    "run_round",
-    "sort_by_cost",
-    "start",
-    "validate_and_measure",
-]
+from fleetfit.rounds.loop import (
+    Renew as Renew,
+    Round as Round,
+    keep_federation as keep_federation,
+    run as run,
+    start as start,
+)
+from fleetfit.rounds.round import (
+    Engine as Engine,
+    Settings as Settings,
+    iter_jobs as iter_jobs,
+    run_round as run_round,
+    sort_by_cost as sort_by_cost,
+    validate_and_measure as validate_and_measure,
+)

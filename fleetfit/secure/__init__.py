@@ -16,58 +16,32 @@ them.
 from dataclasses import dataclass, field
 from secrets import token_hex
 
-from fleetfit.secure.client import Journal, Lengths, SecureClient
-from fleetfit.secure.keys import Identity, Signer, check_installed, digest, make_identity
-from fleetfit.secure.messages import (
-    Keys,
-    MaskedUpdate,
-    Message,
-    OpenedShares,
-    Roster,
-    SealedShares,
-    SentDigests,
-    Shares,
-    Signature,
-    Signatures,
-    Survivors,
-    message_size,
-    pack_message,
-    read_message,
+from fleetfit.secure.client import Journal as Journal, Lengths as Lengths, SecureClient as SecureClient
+from fleetfit.secure.keys import (
+    Identity as Identity,
+    Signer as Signer,
+    check_installed as check_installed,
+    digest as digest,
+    make_identity as make_identity,
 )
-from fleetfit.secure.quantise import Quantiser
-from fleetfit.secure.server import BlockSum, SecureRules, SecureServer
-
-__all__ = [
-    "SKIPPED",
-    "TOO_FEW",
-    "BlockSum",
-    "Identity",
-    "Journal",
-    "Keys",
-    "Lengths",
-    "MaskedUpdate",
-    "Message",
-    "OpenedShares",
-    "Quantiser",
-    "Roster",
-    "SealedShares",
-    "SecureClient",
-    "SecureRules",
-    "SecureRun",
-    "SecureServer",
-    "SentDigests",
-    "Shares",
-    "Signature",
-    "Signatures",
-    "Signer",
-    "Survivors",
-    "check_installed",
-    "digest",
-    "make_identity",
-    "message_size",
-    "pack_message",
-    "read_message",
-]  # fmt: skip
+from fleetfit.secure.messages import (
+    Keys as Keys,
+    MaskedUpdate as MaskedUpdate,
+    Message as Message,
+    OpenedShares as OpenedShares,
+    Roster as Roster,
+    SealedShares as SealedShares,
+    SentDigests as SentDigests,
+    Shares as Shares,
+    Signature as Signature,
+    Signatures as Signatures,
+    Survivors as Survivors,
+    message_size as message_size,
+    pack_message as pack_message,
+    read_message as read_message,
+)
+from fleetfit.secure.quantise import Quantiser as Quantiser
+from fleetfit.secure.server import BlockSum as BlockSum, SecureRules as SecureRules, SecureServer as SecureServer
 
 SKIPPED = "it was begun before the run was stopped, and a secure round is never done twice"
 """The reason of a round that a resumed run leaves out."""

@@ -8,32 +8,28 @@ also with weight decay, and the update names it, so that the average leaves it o
 parameters at every step, also those that the step's batch does not use.
 """
 
-from fleetfit.training.batch_norm import set_statistics
-from fleetfit.training.batches import iter_batches
-from fleetfit.training.clock import fits_deadline
-from fleetfit.training.job import group_jobs, run_group, run_job, run_on_server
-from fleetfit.training.labels import compute_class_frequencies, compute_offset
-from fleetfit.training.local_model import LocalModel, get_local_model, initial_base, initial_state
-from fleetfit.training.runtime import resolve_device
-from fleetfit.training.shared_submodels import SharedSubmodel, make_shared_submodels
-from fleetfit.training.start import describe_start
-
-__all__ = [
-    "LocalModel",
-    "SharedSubmodel",
-    "compute_class_frequencies",
-    "compute_offset",
-    "describe_start",
-    "fits_deadline",
-    "get_local_model",
-    "group_jobs",
-    "initial_base",
-    "initial_state",
-    "iter_batches",
-    "make_shared_submodels",
-    "resolve_device",
-    "run_group",
-    "run_job",
-    "run_on_server",
-    "set_statistics",
-]
+from fleetfit.training.batch_norm import set_statistics as set_statistics
+from fleetfit.training.batches import iter_batches as iter_batches
+from fleetfit.training.clock import fits_deadline as fits_deadline
+from fleetfit.training.job import (
+    group_jobs as group_jobs,
+    run_group as run_group,
+    run_job as run_job,
+    run_on_server as run_on_server,
+)
+from fleetfit.training.labels import (
+    compute_class_frequencies as compute_class_frequencies,
+    compute_offset as compute_offset,
+)
+from fleetfit.training.local_model import (
+    LocalModel as LocalModel,
+    get_local_model as get_local_model,
+    initial_base as initial_base,
+    initial_state as initial_state,
+)
+from fleetfit.training.runtime import resolve_device as resolve_device
+from fleetfit.training.shared_submodels import (
+    SharedSubmodel as SharedSubmodel,
+    make_shared_submodels as make_shared_submodels,
+)
+from fleetfit.training.start import describe_start as describe_start

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support import raises
 
 from fleetfit.data.augment import AUGMENTATIONS, augment_batch, check_augmentation

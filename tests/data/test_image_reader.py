@@ -13,16 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support import Expected, raises
 
 import fleetfit as ff
 from fleetfit.data import Data, EncodedImages, image_reader
 from fleetfit.data.augment import augment_batch, draw_crop_numbers, find_crop
 from fleetfit.data.dataset import load_data, save_data
-from fleetfit.data.files import images as images_module
-from fleetfit.data.files import labelled
+from fleetfit.data.files import images as images_module, labelled
 from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.images import images
 from fleetfit.data.image_reader import ImageFiles

@@ -10,8 +10,7 @@ import torch
 from support import Expected, raises
 
 from fleetfit.data import image_reader
-from fleetfit.data.files import folders, parquet
-from fleetfit.data.files import images as images_module
+from fleetfit.data.files import folders, images as images_module, parquet
 from fleetfit.data.files.images import images
 from fleetfit.data.sets.images import FACTS, cifar10, cifar100, fashion_mnist, mnist
 from fleetfit.errors import DataError

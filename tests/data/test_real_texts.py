@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from fleetfit.data import partition
-from fleetfit.data.sets.shakespeare import FACTS as SHAKESPEARE
-from fleetfit.data.sets.shakespeare import shakespeare
+from fleetfit.data.sets.shakespeare import FACTS as SHAKESPEARE, shakespeare
 from fleetfit.data.sets.short_texts import FACTS, ag_news, sst2
 
 ROOT = Path(os.environ.get("FLEETFIT_DATA") or Path(__file__).parents[2].parent / "shared" / "data")

@@ -15,16 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support import Expected, raises
 
 import fleetfit as ff
 from fleetfit.api.inference import load_other_data
 from fleetfit.config import load_experiment
 from fleetfit.data import Data, partition
-from fleetfit.data.files import text as text_module
-from fleetfit.data.files import tokens
+from fleetfit.data.files import text as text_module, tokens
 from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.text import read_rows, text
 from fleetfit.data.files.tokens import learn_word_pieces

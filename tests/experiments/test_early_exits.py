@@ -10,8 +10,7 @@ import torch
 from support import Expected, raises
 from torch import Tensor
 
-from experiments.figures import costs as figures
-from experiments.figures import samples_by_exit as exits
+from experiments.figures import costs as figures, samples_by_exit as exits
 from experiments.figures.samples_by_exit import LOST, RIGHT, WRONG
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError

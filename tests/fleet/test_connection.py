@@ -19,8 +19,7 @@ from deployment import free_port
 from tls_servers import DAY, Authority, serving
 
 from fleetfit.errors import ConfigError
-from fleetfit.fleet import connection as module
-from fleetfit.fleet import launcher
+from fleetfit.fleet import connection as module, launcher
 from fleetfit.fleet.certificates import load_node_key, make_certificates, make_node_key
 from fleetfit.fleet.connection import (
     CLOCK_REFUSED,

@@ -28,8 +28,7 @@ from local_fleet import ALLOW, CLIENTS, Lab, described
 from local_grid import LocalGrid
 
 from fleetfit.engines.flower import flower
-from fleetfit.fleet import node as nodes_side
-from fleetfit.fleet import transport
+from fleetfit.fleet import node as nodes_side, transport
 from fleetfit.fleet.server_app import ServerAppConfig, serve
 from fleetfit.fleet.transport import Transport
 from fleetfit.hooks import build

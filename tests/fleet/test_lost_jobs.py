@@ -16,8 +16,7 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from flwr.app import Error, Message
 from local_fleet import Lab, described
 
-from fleetfit.fleet import node as nodes_side
-from fleetfit.fleet import transport
+from fleetfit.fleet import node as nodes_side, transport
 from fleetfit.messages import unpack
 
 FEDDYN = {"name": "scalefl", "plus": {"feddyn": {}}}  # its nodes remember

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import tomli_w
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from support import Expected, check_error, raises, run_verb
 from tiny import plain, tiny_federation
 

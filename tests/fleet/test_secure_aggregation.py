@@ -29,8 +29,7 @@ from flwr.app import Message
 from local_fleet import CLIENTS, Lab, described
 from open_updates import needles
 
-from fleetfit.fleet import node as nodes_side
-from fleetfit.fleet import transport
+from fleetfit.fleet import node as nodes_side, transport
 from fleetfit.fleet.certificates import make_member
 from fleetfit.fleet.secure_aggregation import read_member
 

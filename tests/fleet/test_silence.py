@@ -14,8 +14,7 @@ from flwr.app import Message
 from local_fleet import CLIENTS, Lab, described
 
 from fleetfit.core import Update
-from fleetfit.fleet import node as nodes_side
-from fleetfit.fleet import transport
+from fleetfit.fleet import node as nodes_side, transport
 from fleetfit.messages import load_job, load_reply, unpack
 
 SILENT = {"name": "adaptivefl"}

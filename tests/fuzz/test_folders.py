@@ -24,10 +24,8 @@ from typing import Any
 import pytest
 import tomli_w
 from folder_damage import Step, damage
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
-from run_folders import settings as tables
-from run_folders import stopped_run
+from hypothesis import HealthCheck, Phase, given, seed, settings, strategies as st
+from run_folders import settings as tables, stopped_run
 
 import fleetfit as ff
 from fleetfit.api import profiling

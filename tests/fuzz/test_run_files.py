@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from fleetfit.api.comparison import check_rows, plan_comparison
 from fleetfit.config import Experiment, load_experiment, to_toml

@@ -25,8 +25,7 @@ from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, FleetFitError, MissingExtra, ModelError, RunError
 from fleetfit.hooks import apply_model_hook
 from fleetfit.inference import Policy, stop_early
-from fleetfit.inference.export import FORMS, LevelModel, export
-from fleetfit.inference.export import onnx as onnx_form
+from fleetfit.inference.export import FORMS, LevelModel, export, onnx as onnx_form
 from fleetfit.inference.export.folder import BASE_FORMS
 from fleetfit.inference.export.level import Preprocessing
 from fleetfit.inference.export.on_device import Model as Loader

@@ -7,8 +7,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume, given, settings, strategies as st
 from torch import nn
 from zoo import Made
 

@@ -4,8 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from fleetfit.report import columns, tables
 from fleetfit.runs.schema import EvaluationRecord, RoundRecord, SummaryRecord

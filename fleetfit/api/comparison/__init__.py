@@ -10,34 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import files, names
-from fleetfit.api.comparison.execute import (
-    ComparisonOutcome,
-    OnProgress,
-    OnRun,
-    check_jobs,
-    run_comparison,
-)
+from fleetfit.api.comparison.execute import ComparisonOutcome, OnProgress, OnRun, check_jobs, run_comparison
 from fleetfit.api.comparison.plan import (
-    ComparisonPlan,
+    ComparisonPlan as ComparisonPlan,
     DryRun,
     check_folder,
-    check_rows,
-    format_label,
+    check_rows as check_rows,
+    format_label as format_label,
     hold_folder,
-    list_plans,
-    plan_comparison,
+    list_plans as list_plans,
+    plan_comparison as plan_comparison,
 )
 from fleetfit.api.comparison.results import (
-    Comparison,
+    Comparison as Comparison,
     ResultsFile,
     find_record_path,
-    load_comparison,
+    load_comparison as load_comparison,
     open_comparison,
     write_record,
 )
 from fleetfit.api.progress import (
     ComparisonDisplay,
-    ComparisonProgress,
+    ComparisonProgress as ComparisonProgress,
     ProgressOption,
     explain_interrupt,
     make_comparison_display,
@@ -48,23 +42,9 @@ from fleetfit.errors import COMMAND, NoUsableUpdates
 from fleetfit.files import make_slug
 from fleetfit.machine import isolate_torch_state
 from fleetfit.runs import RUNS
-from fleetfit.runs.comparison import read_results
-from fleetfit.runs.schema import ComparisonResults
+from fleetfit.runs.comparison import read_results as read_results
+from fleetfit.runs.schema import ComparisonResults as ComparisonResults
 from fleetfit.training.runtime import trim_heap
-
-__all__ = [
-    "Comparison",
-    "ComparisonPlan",
-    "ComparisonProgress",
-    "ComparisonResults",
-    "check_rows",
-    "compare",
-    "format_label",
-    "list_plans",
-    "load_comparison",
-    "plan_comparison",
-    "read_results",
-]
 
 _LONGEST_NAME = 200  # bytes of a comparison's name in its folder's name
 

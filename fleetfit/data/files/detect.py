@@ -27,8 +27,7 @@ from fleetfit.data.files.labelled import (
     find_file_table,
     find_labelled_files,
 )
-from fleetfit.data.files.sounds import RATE, read_header
-from fleetfit.data.files.sounds import SUFFIXES as SOUNDS
+from fleetfit.data.files.sounds import RATE, SUFFIXES as SOUNDS, read_header
 from fleetfit.data.files.text import FILE_SUFFIXES, TEXT_COLUMNS, text
 from fleetfit.errors import DataError
 

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from fleetfit.data import cache
 from fleetfit.data.dataset import Data
-from fleetfit.data.files import folders as listings
-from fleetfit.data.files import table
+from fleetfit.data.files import folders as listings, table
 from fleetfit.data.files.folders import ListFolder, find_tables, is_saved_dataset, list_sample_files
 from fleetfit.data.rows import Rows
 from fleetfit.data.splits import find_splits

@@ -25,8 +25,6 @@ from fleetfit.report.page.run_set import group_runs
 from fleetfit.runs.comparison import ComparisonRecord, RowRecord, is_comparison, read_comparison
 from fleetfit.runs.folder import RunFolder
 
-__all__ = ["NAME", "write_comparison_page", "write_report", "write_run_page"]
-
 NAME = "report.html"
 """The file name of a page in its folder."""
 _LOGGER = logging.getLogger("fleetfit")

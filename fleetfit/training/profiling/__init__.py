@@ -4,14 +4,10 @@ Each level is measured in a process of its own (`process`), so a process that is
 else. That process measures time, peak memory and energy, and prints each result at once.
 """
 
-from fleetfit.training.profiling.energy import EnergyMeter, find_energy_meter
-from fleetfit.training.profiling.level import Measurement, ProfileRequest, Timing, profile_level
-
-__all__ = [
-    "EnergyMeter",
-    "Measurement",
-    "ProfileRequest",
-    "Timing",
-    "find_energy_meter",
-    "profile_level",
-]
+from fleetfit.training.profiling.energy import EnergyMeter as EnergyMeter, find_energy_meter as find_energy_meter
+from fleetfit.training.profiling.level import (
+    Measurement as Measurement,
+    ProfileRequest as ProfileRequest,
+    Timing as Timing,
+    profile_level as profile_level,
+)
