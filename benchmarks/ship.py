@@ -65,9 +65,9 @@ def ship(folder: str) -> None:
 
 def _exported(run: ff.Run, name: str, out: Path) -> Any:
     if len(run.model(name).exits) > 1:
-        costs = run.calibrate(name, 1.0).costs
-        run.calibrate(name, max(BUDGET, 1.02 * costs[0] / costs[-1]), temperature=True)
-    return run.export(name, out, ["int8", "static-int8"])
+        costs = run.calibrate(name, budget=1.0).costs
+        run.calibrate(name, budget=max(BUDGET, 1.02 * costs[0] / costs[-1]), temperature=True)
+    return run.export(out, name, ["int8", "static-int8"])
 
 
 def _works(run: ff.Run, name: str, out: Path) -> dict[tuple[str, str], Work]:

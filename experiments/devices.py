@@ -66,8 +66,8 @@ def measured(run: ff.Run, row: str, setting: str, turns: int) -> RunResult:
         folders = {name: Path(place) / name for name in names}
         for name in names:
             if name == full and len(run.model(name).exits) > 1:
-                run.calibrate(name, EARLY, temperature=True)
-            run.export(name, folders[name])
+                run.calibrate(name, budget=EARLY, temperature=True)
+            run.export(folders[name], name)
         x, y = (each.numpy() for each in prepare_export(run, full, None).samples("test", 10**6))
         for name in names:
             final[f"accuracy of level {name}"], early, _ = stopping(folders[name], x, y)

@@ -188,7 +188,7 @@ def test_an_export_needs_no_data(tmp_path: Path) -> None:
     x = torch.tensor(rng.normal(7, 3, (5, 4)), dtype=torch.float32)
     logits = []
     for folder in (tmp_path / "with", tmp_path / "without"):
-        ff.load(run.folder).export(1, folder, ())
+        ff.load(run.folder).export(folder, 1, ())
         logits.append(torch.export.load(folder / "model.pt2").module()(x)[-1])
         (tmp_path / "a.npz").unlink(missing_ok=True)
     assert torch.equal(*logits)

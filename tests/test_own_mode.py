@@ -117,7 +117,7 @@ def test_other_calls(compared: ff.Comparison, tmp_path: Path, kind: str) -> None
         own = mlp(2, (5,), hidden=16)
         tensors = (torch.tensor(x, device="cpu"), torch.tensor(y, device="cpu"))  # perhaps inference tensors
         run = ff.run(data=tensors, model=own, rounds=1, fleet={"tolerance": 0.3}, out=tmp_path / "own")
-        run.export(1, tmp_path / "device", forms=())
+        run.export(tmp_path / "device", 1, forms=())
     assert run.accuracy("local") >= 0
 
 

@@ -203,9 +203,9 @@ def test_derivations_and_exports_of_a_script_name_their_steps(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = ff.run(QUICK, out=tmp_path / "run", progress=False)
-    run.export(1, tmp_path / "silent", forms=(), progress=False)
+    run.export(tmp_path / "silent", 1, forms=(), progress=False)
     assert capfd.readouterr() == ("", "")
-    run.export(1, tmp_path / "shown", forms=())
+    run.export(tmp_path / "shown", 1, forms=())
     out, err = capfd.readouterr()
     assert out == "" and "safetensors" in err
 

@@ -267,6 +267,7 @@ class Run:
     def calibrate(
         self,
         level: int | str | None = None,
+        *,
         budget: float | str = 0.75,
         cost: str = "multiply_adds",
         mode: "Mode" = "budgeted",
@@ -303,9 +304,10 @@ class Run:
     @explain_plug_ins()
     def export(
         self,
-        level: int | str | None,
         out: str | Path,
+        level: int | str | None = None,
         forms: Sequence[str] = ("onnx",),
+        *,
         data: Data | None = None,
         progress: ProgressOption | RunDisplay = "auto",
         prior: "Counts | str | Path | None" = None,
@@ -316,8 +318,8 @@ class Run:
         the files have its thresholds of early stopping.
 
         Args:
-            level: 1..L, or its name; None for the largest.
             out: A new or empty folder.
+            level: 1..L, or its name; the largest by default.
             forms: Forms besides safetensors and the `torch.export` program: "onnx", "int8", "static-int8" (ONNX both),
                 "transformers", "executorch"; `fleetfit.inference.export.FORMS` describes them.
             data: Source of preprocessing and samples; the run's data by default.

@@ -177,7 +177,10 @@ def calibrate(
     with output.redirect_stdout() if as_json else contextlib.nullcontext():
         run = load(folder)
         other = None if data is None else load_other_data(run, data, halves=True)
-        calibration = run.calibrate(level, amount, unit, mode, measure.value, temperature, client, other)
+        calibration = run.calibrate(
+            level, budget=amount, cost=unit, mode=mode, measure=measure.value, temperature=temperature, client=client,
+            data=other,
+        )  # fmt: skip
     if as_json:
         output.print_json({**calibration.numbers(), "file": calibration.file and str(calibration.file)})
         return
@@ -287,7 +290,7 @@ def export(
     forms = [form for form, is_requested in options.items() if is_requested]
     run = load(folder)
     other = None if data is None else check_other_data(run, load_other_data(run, data, halves=True))
-    exported = run.export(level, out, forms, other, make_display(quiet=False), prior)
+    exported = run.export(out, level, forms, data=other, progress=make_display(quiet=False), prior=prior)
     output.print_table(make_export_table(exported))
     output.print_line(f"Written: {out}")
     if push is not None:

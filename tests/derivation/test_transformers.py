@@ -104,7 +104,7 @@ def test_every_level_is_exported(name: str, folder: Path, tmp_path: Path) -> Non
     x = make_data(CLASSES[name]).x[:7]
     for level in (1, 2, 3, 4):
         out = tmp_path / str(level)
-        run.export(level, out, forms=())
+        run.export(out, level, forms=())
         program, module = torch.export.load(out / "model.pt2"), run.model(level)
         assert sum(p.numel() for p in program.parameters()) <= sum(p.numel() for p in module.parameters())
         for samples in (x, x[:1]):

@@ -224,7 +224,7 @@ def test_train_calibrate_export_run(name: str, tmp_path: Path) -> None:
     level = 2
     costs = run.calibrate(level, budget=1.0).costs
     calibration = run.calibrate(level, budget=(costs[0] + costs[-1]) / 2, temperature=True)
-    result = run.export(level, tmp_path / "out", ["int8", "static-int8"])
+    result = run.export(tmp_path / "out", level, ["int8", "static-int8"])
     level_model = ff.api.inference.prepare_export(run, level, None)
     x, y = level_model.samples("test", 10**6)
     expected = stop_early(level_model.module, Preprocessing(level_model.data)(x), calibration.policy)
@@ -367,7 +367,7 @@ def test_an_own_models_export_has_no_path(tmp_path: Path) -> None:
     for level in (1, 2):
         x = torch.rand(3, 1, 4, 4)
         assert torch.allclose(run.predict(x, level)[:1], run.predict(x[:1], level), atol=1e-6)
-        out = run.export(level, tmp_path / f"out{level}").folder
+        out = run.export(tmp_path / f"out{level}", level).folder
         assert any("running_mean" in name for name in load_file(out / "model.safetensors"))
         assert json.loads((out / "config.json").read_text())["model"] == "tiny"
         for path in out.iterdir():
@@ -384,13 +384,13 @@ def test_a_calibration_of_another_round_is_not_followed(tmp_path: Path) -> None:
          "model": {"name": "tiny:tiny"}, "fleet": {"groups": [{"budget": 0.3}, {"budget": 1.0}]},
          "evaluate": {"every": 0}}, out=tmp_path / "run",
     )  # fmt: skip
-    run.calibrate(2, 1.0)
+    run.calibrate(2, budget=1.0)
     path = tmp_path / "run" / "inference" / "level-2.json"
     payload = json.loads(path.read_text())
     assert payload["round"] == 1 and ff.api.inference.load_calibration(run, 2) == payload
     path.write_text(json.dumps({**payload, "round": 0}))
     with raises(ConfigError, "level-2.json", 0, 1):
-        run.export(2, tmp_path / "out")
+        run.export(tmp_path / "out", 2)
 
 
 @pytest.mark.parametrize("name", ["mlp_2nn", pytest.param("bert", marks=pytest.mark.slow)])

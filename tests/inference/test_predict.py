@@ -117,4 +117,4 @@ def test_a_run_predicts_at_every_level(tmp_path: Any) -> None:
         (None, "None"),
     ):
         with raises(ConfigError, mention):
-            run.calibrate(2, budget)  # type: ignore[arg-type]
+            run.calibrate(2, budget=budget)  # type: ignore[arg-type]

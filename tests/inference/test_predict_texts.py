@@ -118,7 +118,7 @@ def test_wrong_tables_are_refused(
 
 def test_an_exported_model_has_the_tokeniser(trained: ff.Run, tmp_path: Path) -> None:
     """`tokenizers` alone makes the ids that the model was trained on, cut and padded to their length."""
-    trained.export(1, tmp_path / "device", forms=())
+    trained.export(tmp_path / "device", 1, forms=())
     tokeniser = tokenizers.Tokenizer.from_file(str(tmp_path / "device" / "tokenizer.json"))
     (tmp_path / "lines.txt").write_text("\n".join([*NEW, " ".join(NEW * 5)]))
     expected = load_other_data(trained, str(tmp_path / "lines.txt")).x

@@ -106,7 +106,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
 
 def test_an_exports_offset_is_relative_to_the_fleet(run: ff.Run, tmp_path: Path) -> None:
     counts, level = [40, 0, 0, 5], 2
-    run.export(level, tmp_path / "out", forms=(), prior=counts)
+    run.export(tmp_path / "out", level, forms=(), prior=counts)
     data = tiny_data()
     x = data.stored(data.split("test"))
     logits = torch.export.load(tmp_path / "out" / "model.pt2").module()(x)
@@ -122,7 +122,7 @@ def test_the_prior_comes_from_a_file_or_own_data(run: ff.Run, tmp_path: Path) ->
     common = ["export", run.folder, "--level", "1", "--no-onnx", "--out"]
     printed = run_verb(*common, tmp_path / "file", "--prior", tmp_path / "counts.json", code=0).out
     assert "reveal" in printed
-    run.export(1, tmp_path / "same", forms=(), prior=[40, 0, 0, 5])
+    run.export(tmp_path / "same", 1, forms=(), prior=[40, 0, 0, 5])
     configs = [json.loads((tmp_path / name / "config.json").read_text()) for name in ("file", "same")]
     assert configs[0] == configs[1]
     own = ["--prior", "own", "--data", "tiny:tiny_data"]
