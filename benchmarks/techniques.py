@@ -176,5 +176,5 @@ class Jobs:
             self.jobs.append(job)
             yield Failure.of(job, "it is done later")
 
-    def accept(self, update: Update) -> None:
+    def commit_memory(self, update: Update) -> None:
         """Nothing comes back."""

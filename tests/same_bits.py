@@ -7,9 +7,10 @@ import torch
 from tiny import tiny_federation
 
 from fleetfit.core import Evaluation, Federation, Local, Simulation
+from fleetfit.engines.base import Engine
 from fleetfit.evaluation import EvaluationScope
 from fleetfit.messages import pack
-from fleetfit.rounds import Engine, Round, Settings, run, start
+from fleetfit.rounds import Round, Settings, run, start
 
 SETTINGS = Settings(
     3,
@@ -20,7 +21,7 @@ SETTINGS = Settings(
 
 
 def finished(federation: Federation, engine: Engine, settings: Settings = SETTINGS) -> Round:
-    engine.load({})  # as a new run: nobody remembers anything
+    engine.load_memories({})  # as a new run: nobody remembers anything
     *_, last = run(federation, engine, settings, start(federation))
     return last
 

@@ -137,7 +137,7 @@ def test_leaving_clients_remember_nothing() -> None:
     assert 0 < len(left) < 6
     assert sorted(f["client"] for f in report["failures"]) == left
     assert all(f["absent"] and "away" in f["reason"] for f in report["failures"])
-    memory = engine.save()
+    memory = engine.dump_memories()
     assert sorted(map(int, memory)) == [c for c in range(6) if c not in left]
     alone, alone_simulation = tiny_federation({"name": "scalefl", "plus": {"feddyn": {}}}, 6, 6)
     _, whole = run_round(alone, local(alone_simulation), SETTINGS, start(alone))
@@ -146,9 +146,9 @@ def test_leaving_clients_remember_nothing() -> None:
     always = Availability(6, leave=0.999999)
     simulation = replace(simulation, resources=replace(simulation.resources, availability=always))
     engine = local(simulation)
-    engine.load(unpack(before))
+    engine.load_memories(unpack(before))
     after, report = run_round(federation, engine, SETTINGS, server)
-    assert pack(engine.save()) == before and report["bytes_up"] == 0
+    assert pack(engine.dump_memories()) == before and report["bytes_up"] == 0
     assert pack(dict(after.state)) == pack(dict(server.state))
 
 
@@ -251,7 +251,7 @@ def test_both_engines_see_the_same_clients_come_and_go(two: Any) -> None:
             k: v for k, v in y.report.items() if k not in ("seconds", "seconds_of")
         }
         assert pack(dict(x.server.state)) == pack(dict(y.server.state))
-    assert pack(here.save()) == pack(there.save())
+    assert pack(here.dump_memories()) == pack(there.dump_memories())
 
 
 # ---- run files and traces -------------------------------------------------

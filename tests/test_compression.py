@@ -196,7 +196,7 @@ def test_compression_leaves_a_methods_memory() -> None:
         settings = replace(SETTINGS, local=SETTINGS.local.replace(compress=kind))
         server, report = run_round(federation, engine, settings, server)
         assert not report["failures"]
-    memories = engine.save()
+    memories = engine.dump_memories()
     assert {stored["memory"]["rounds"] for stored in memories.values()} == {4}
 
 

@@ -455,9 +455,9 @@ def test_evaluation_changes_no_server_and_no_memory() -> None:
     federation, simulation = tiny_federation({"name": "plugin_method:counting"})
     engine = local_engine(simulation)
     server, _ = run_round(federation, engine, Settings(2, plain(lr=0.1)), start(federation))
-    before, state = engine.save(), {n: t.clone() for n, t in server.state.items()}
+    before, state = engine.dump_memories(), {n: t.clone() for n, t in server.state.items()}
     evaluate(federation, engine, server, WANTED)
-    assert str(engine.save()) == str(before) and before
+    assert str(engine.dump_memories()) == str(before) and before
     assert all(torch.equal(server.state[n], t) for n, t in state.items())
 
 

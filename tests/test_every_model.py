@@ -14,12 +14,13 @@ from fleetfit import names
 from fleetfit.check import check_layout
 from fleetfit.core import Clients, DeviceResources, Evaluation, Federation, Level, Problem, Simulation
 from fleetfit.data import Data
+from fleetfit.engines.base import Engine
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.evaluation import EvaluationScope
 from fleetfit.hooks import build
 from fleetfit.layout import infer_layout, make_input, outputs
-from fleetfit.rounds import Engine, Round, Settings, run, start
+from fleetfit.rounds import Round, Settings, run, start
 from fleetfit.training import initial_state
 
 MODELS = names.list_names("models")

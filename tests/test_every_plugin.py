@@ -215,7 +215,7 @@ def test_engines_answer_in_order(name: str) -> None:
 
         assert [(r.index, r.client) for r in engine.run(jobs())] == pairs
         assert list(engine.run(iter(()))) == []
-        engine.load(engine.save())
+        engine.load_memories(engine.dump_memories())
     finally:
         engine.close()
     engine.close()

@@ -130,7 +130,7 @@ def test_controls_of_other_channels_are_kept() -> None:
     for _ in range(9):
         server, report = run_round(federation, engine, Settings(9, LOCAL), server)
         assert not report["failures"]
-    memories = [entry["memory"]["control"] for entry in engine.save().values()]
+    memories = [entry["memory"]["control"] for entry in engine.dump_memories().values()]
     whole = full_submodel(federation.problem.layout)
     sums = zeros_like(server.state)
     for memory in memories:

@@ -13,10 +13,11 @@ from tiny import spec_of, tiny_federation
 import fleetfit as ff
 from fleetfit.core import Evaluation, Federation, Job, Local, Problem
 from fleetfit.core.arithmetic import Arithmetic, ShapeArithmetic
+from fleetfit.engines.base import Engine
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
 from fleetfit.evaluation import EvaluationScope
-from fleetfit.rounds import Engine, Round, Settings, run, start
+from fleetfit.rounds import Round, Settings, run, start
 from fleetfit.training import run_job
 from fleetfit.training.local_model import LocalModel
 

@@ -106,7 +106,8 @@ def test_lost_messages_cost_bytes_only() -> None:
     without = {(0, c) for c in (*down, *up)}
     [honest], whole = rounds_of(federation, simulation, SETTINGS, without)
     assert bits(lossy) == bits(honest)
-    assert pack(engine.save()) == pack(whole.save()) and set(map(int, engine.save())) == set(range(30)) - {*down, *up}
+    memories = engine.dump_memories()
+    assert pack(memories) == pack(whole.dump_memories()) and set(map(int, memories)) == set(range(30)) - {*down, *up}
 
     report = lossy.report
     assert report["links"] == {"lost_down": len(down), "lost_up": len(up), "repeated": 0}
@@ -166,7 +167,7 @@ def test_the_same_is_lost_on_every_engine() -> None:
     workers = processes(simulation, workers=2)
     try:
         there = list(run(federation, workers, settings, start(federation)))
-        assert pack(engine.save()) == pack(workers.save())
+        assert pack(engine.dump_memories()) == pack(workers.dump_memories())
     finally:
         workers.close()
     assert [bits(r) for r in here] == [bits(r) for r in there]
@@ -190,7 +191,7 @@ def test_a_round_ends_with_the_last_of_its_quorum() -> None:
     [done], engine = rounds_of(federation, simulation, replace(SETTINGS, quorum=4))
     slow = [c for c in range(10) if latencies[c] > 4]
     [honest], whole = rounds_of(federation, simulation, SETTINGS, {(0, c) for c in slow})
-    assert bits(done) == bits(honest) and pack(engine.save()) == pack(whole.save())
+    assert bits(done) == bits(honest) and pack(engine.dump_memories()) == pack(whole.dump_memories())
     assert {f["client"]: f["reason"] for f in done.report["failures"]} == dict.fromkeys(slow, AFTER_QUORUM)
     assert done.report["simulated_s"] == pytest.approx(4.0, abs=1e-3)
     assert done.report["multiply_adds"] == sum(r.multiply_adds for r in engine.replies.values())  # they did work

@@ -331,7 +331,7 @@ def test_both_parts_remember_and_find_their_own_again() -> None:
     federation, simulation = tiny_federation(spec, clients=3, cohort=3)
     engine = local_engine(simulation)
     *_, _ = run(federation, engine, Settings(3, plain(lr=0.1, batch_size=8)), start(federation))
-    memories = [memories["memory"] for memories in engine.save().values()]
+    memories = [memories["memory"] for memories in engine.dump_memories().values()]
     assert len(memories) == 3 and all(memory == {"a": 3, "b": 3} for memory in memories)
 
 
@@ -343,7 +343,7 @@ def test_feddyn_and_reefl_remember_side_by_side() -> None:
     stored = []
     for done in run(federation, engine, settings, start(federation)):
         assert not done.report["failures"]
-        stored.append({client: one["memory"] for client, one in engine.save().items()})
+        stored.append({client: one["memory"] for client, one in engine.dump_memories().items()})
     for client in ("0", "1", "2"):
         first, second = (memories[client] for memories in stored)
         assert first.keys() == second.keys() == {"exit_losses", "gradient"}

@@ -86,7 +86,7 @@ def test_a_left_out_update_is_a_failure_without_memory() -> None:
     assert [(f["client"], f["level"]) for f in report["failures"]] == [(2, 3), (4, 2)]
     assert all("(receive)" in f["reason"] for f in report["failures"])
     assert report["train"]["clients"] == 4 and not any(f["absent"] for f in report["failures"])
-    assert set(engine.save()) == {"0", "1", "3", "5"}
+    assert set(engine.dump_memories()) == {"0", "1", "3", "5"}
     assert server.memory["updates"] == 4
     _, full = run_round(everybody, local_engine(simulation), Settings(1, LOCAL), start(everybody))
     for key in ("bytes_down", "bytes_up", "multiply_adds"):
@@ -233,7 +233,7 @@ def test_errors_of_receive_undo_the_round() -> None:
         reason = report["undone"]["reason"]
         assert "(receive)" in reason and "ZeroDivisionError: no median" in reason
         assert len(report["undone"]["reported"]) == 6 and all(one["norm"] > 0 for one in report["undone"]["reported"])
-        assert has_same_bits(before.state, after.state) and not engine.save() and not report["failures"]
+        assert has_same_bits(before.state, after.state) and not engine.dump_memories() and not report["failures"]
 
 
 @pytest.mark.parametrize("receive", [None, one_by_one], ids=["streaming", "with receive"])
@@ -343,6 +343,6 @@ def test_workers_leave_out_with_the_same_bits() -> None:
         *_, expected = run(federation, ours, Settings(3, plain(lr=0.1, batch_size=8)), start(federation))
         *_, rounds = run(federation, theirs, Settings(3, plain(lr=0.1, batch_size=8)), start(federation))
         assert_same_bits(expected.server.state, rounds.server.state)
-        assert set(ours.save()) == set(theirs.save()) == {"0", "1", "2", "3", "5"}
+        assert set(ours.dump_memories()) == set(theirs.dump_memories()) == {"0", "1", "2", "3", "5"}
     finally:
         theirs.close()

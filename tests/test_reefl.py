@@ -436,7 +436,7 @@ def job_and_device(spec: Mapping[str, Any], client: int = 2) -> Any:
                 seen.append(job)
                 yield from local_engine(simulation).run(iter([job]))
 
-        def accept(self, update: Any) -> None:
+        def commit_memory(self, update: Any) -> None:
             pass
 
     run_round(federation, Engine(), Settings(1, plain(lr=0.1, batch_size=8)), server)  # type: ignore[arg-type]
@@ -593,8 +593,8 @@ def test_ree_belongs_to_every_sub_model() -> None:
                 seen.append(reply)
                 yield reply
 
-        def accept(self, update: Any) -> None:
-            engine.accept(update)
+        def commit_memory(self, update: Any) -> None:
+            engine.commit_memory(update)
 
     server = start(federation)
     after, _ = run_round(federation, Watching(), Settings(1, plain(lr=0.1, batch_size=8)), server)  # type: ignore[arg-type]

@@ -370,12 +370,12 @@ def test_the_memory_of_a_refused_update_is_not_kept() -> None:
     engine = MeddlingEngine(simulation, lambda i, r: broken(i, r) if r.client == 5 and r.round == 0 else r)
     server, report = run_round(federation, engine, Settings(3, LOCAL), start(federation))
     assert [f["client"] for f in report["failures"]] == [5]
-    memory = engine.save()
+    memory = engine.dump_memories()
     assert set(memory) == {"0", "1", "2", "3", "4"}
     assert all(k["version"] == 0 and k["memory"]["rounds"] == 1 for k in memory.values())
     server, report = run_round(federation, engine, Settings(3, LOCAL), server)
     assert not report["failures"]
-    memory = engine.save()
+    memory = engine.dump_memories()
     assert {c: (k["version"], k["memory"]["rounds"]) for c, k in memory.items()} == {
         **{str(c): (1, 2) for c in range(5)},
         "5": (1, 1),
@@ -388,7 +388,7 @@ def test_saved_memories_continue_bit_for_bit() -> None:
     engine = local_engine(simulation)
     server, _ = run_round(federation, engine, Settings(3, LOCAL), start(federation))
     other = local_engine(simulation)
-    other.load(engine.save())
+    other.load_memories(engine.dump_memories())
     a, b = (run_round(federation, e, Settings(3, LOCAL), server)[0] for e in (engine, other))
     fresh, _ = run_round(federation, local_engine(simulation), Settings(3, LOCAL), server)
     assert has_same_bits(a.state, b.state) and not has_same_bits(a.state, fresh.state)

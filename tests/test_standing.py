@@ -102,7 +102,7 @@ def test_an_invalid_state_rolls_the_round_back(where: str, value: float) -> None
     assert ("stem.bias" if where != "table" else "table") in taken["reason"] and "finite" in taken["reason"]
     assert second.report["train"] == {"loss": None, "clients": 0, "samples": 0, "by_level": {}}
     assert abs(second.report["bytes_up"] - first.report["bytes_up"]) < 100 < first.report["bytes_up"]
-    memory = engine.save()
+    memory = engine.dump_memories()
     assert {(k["version"], k["memory"]["rounds"]) for k in memory.values()} == {(2, 2)}  # of rounds 0 and 2
 
 
@@ -128,7 +128,7 @@ def test_errors_of_hooks_undo_their_round(hook: str) -> None:
     assert "KeyError" in reason and "test_standing.py, line" in reason and "\x1b" not in reason
     assert len(first.report["undone"]["reported"]) == 6 and second.report["train"]["clients"] == 6
     assert_same_bits(first.server.state, start(federation).state)
-    assert {k["version"] for k in engine.save().values()} == {1}
+    assert {k["version"] for k in engine.dump_memories().values()} == {1}
 
 
 def test_a_rollback_reports_costs_and_no_training() -> None:
@@ -180,7 +180,7 @@ def test_processes_undo_with_the_same_bits() -> None:
         expected = list(run(federation, ours, Settings(3, LOCAL), start(federation)))
         rounds = list(run(federation, theirs, Settings(3, LOCAL), start(federation)))
         assert "undone" in expected[1].report and has_same_bits(expected[-1].server.state, rounds[-1].server.state)
-        versions = [{c: k["version"] for c, k in engine.save().items()} for engine in (ours, theirs)]
+        versions = [{c: k["version"] for c, k in engine.dump_memories().items()} for engine in (ours, theirs)]
         assert versions[0] == versions[1] and 1 not in versions[0].values()
     finally:
         theirs.close()
@@ -229,7 +229,7 @@ def test_errors_of_note_and_weight_fail_one_update(hook: str) -> None:
         quoted in failure["reason"] for quoted in (hook, "ZeroDivisionError: of its metrics")
     )
     assert "test_standing.py" in failure["reason"] and report["train"]["clients"] == 5
-    assert report["bytes_up"] > 0 and set(engine.save()) == {"0", "1", "2", "3", "4"}
+    assert report["bytes_up"] > 0 and set(engine.dump_memories()) == {"0", "1", "2", "3", "4"}
 
 
 @pytest.mark.parametrize("weight", [float("nan"), -1.0, float("inf")])
@@ -241,17 +241,17 @@ def test_a_weight_that_is_none_is_that_updates_failure(weight: float) -> None:
 
 def test_a_memory_that_cannot_be_kept_ends_nothing() -> None:
     class Forgetful(MeddlingEngine):
-        def accept(self, update: Update) -> None:
+        def commit_memory(self, update: Update) -> None:
             if update.client == 2:
                 raise OSError("no space left on device")
-            super().accept(update)
+            super().commit_memory(update)
 
     federation, simulation = make_fleet("plugin_method:counting")
     engine = Forgetful(simulation)
     _, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     assert report["train"]["clients"] == 6
     assert [f["client"] for f in report["failures"]] == [2] and "OSError" in report["failures"][0]["reason"]
-    assert "2" not in engine.save() and len(engine.save()) == 5
+    assert "2" not in engine.dump_memories() and len(engine.dump_memories()) == 5
 
 
 def test_a_statistics_reply_of_another_level_is_refused() -> None:

@@ -160,8 +160,8 @@ def test_mean_skips_parameters_without_gradient() -> None:
                 seen[reply.level] = reply
                 yield reply
 
-        def accept(self, update: Update) -> None:
-            engine.accept(update)
+        def commit_memory(self, update: Update) -> None:
+            engine.commit_memory(update)
 
     after, _ = run_round(federation, Watching(), settings, server)  # type: ignore[arg-type]
     layout, small = federation.problem.layout, federation.levels[0].submodel

@@ -434,8 +434,8 @@ class Lying:
             else:
                 yield reply
 
-    def accept(self, update: Update) -> None:
-        self.inner.accept(update)
+    def commit_memory(self, update: Update) -> None:
+        self.inner.commit_memory(update)
 
 
 def test_a_liar_changes_nothing_and_the_round_goes_on() -> None:

@@ -315,7 +315,7 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
             f"fit {assembly.data.name}, {_describe_shape(assembly.data)}: shapes of its tensors differ."
         )
     with contextlib.closing(assembly.engine()) as engine:
-        engine.load(run.checkpoint["clients"])
+        engine.load_memories(run.checkpoint["clients"])
         columns, _ = evaluation.evaluate(assembly.federation, engine, run.server, assembly.settings.scope)
     return columns
 

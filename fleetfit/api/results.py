@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
-from fleetfit import rounds
 from fleetfit.api.callbacks import NamedCallback, make_callbacks
 from fleetfit.api.code import find_code_changes
 from fleetfit.api.commands import format_resume
@@ -24,6 +23,7 @@ from fleetfit.core import Server
 from fleetfit.data import AbsentData, Data
 from fleetfit.data.files.folders import resolve_folder
 from fleetfit.data.transform import FILE
+from fleetfit.engines.base import Engine
 from fleetfit.errors import COMMAND, ConfigError, FleetFitError, RunError, did_you_mean
 from fleetfit.layout import predictions
 from fleetfit.machine import isolate_torch_state
@@ -60,7 +60,7 @@ class Run:
         folder: RunFolder,
         experiment: Experiment,
         assembly: Assembly | None = None,
-        engine: rounds.Engine | None = None,
+        engine: Engine | None = None,
     ) -> None:
         self.files, self.experiment, self._engine = folder, experiment, engine
         self._models: dict[str, nn.Module] = {}  # of levels, for predictions
@@ -368,7 +368,7 @@ class Run:
         callbacks, self._callbacks = self._callbacks, None
         return make_callbacks(self.experiment.callbacks) if callbacks is None else callbacks
 
-    def _take_engine(self) -> rounds.Engine:
+    def _take_engine(self) -> Engine:
         """Return an engine for this run. The caller closes it."""
         engine, self._engine = self._engine or self.assembly.engine(), None
         return engine

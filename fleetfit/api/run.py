@@ -39,6 +39,7 @@ from fleetfit.core import Server
 from fleetfit.data import AbsentData, Data, class_counts
 from fleetfit.data.transform import Transform
 from fleetfit.derivation import DerivedArchitecture, prove_layout
+from fleetfit.engines.base import Engine
 from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.machine import isolate_torch_state
 from fleetfit.planner import Plan
@@ -448,7 +449,7 @@ def run_remaining_rounds(
         server: Server = checkpoint["server"]
         for problem in files.find_problems("fleet.json"):  # only the page needs it
             logging.getLogger("fleetfit").warning("%s: %s", target.folder, problem)
-        engine.load(checkpoint["clients"])
+        engine.load_memories(checkpoint["clients"])
         if target.assembly.settings.secure is not None:
             resume_secure_run(target.assembly.settings.secure, files)
         _load_ledger(target)
@@ -508,7 +509,7 @@ def _load_ledger(target: Run) -> None:
 
 
 def _write_rounds(
-    target: Run, engine: rounds.Engine, server: Server, renew: rounds.Renew, saving: Timekeeper
+    target: Run, engine: Engine, server: Server, renew: rounds.Renew, saving: Timekeeper
 ) -> Iterator[dict[str, Any]]:
     """Yield the reports of the remaining rounds. Each is written before its checkpoint; the next has its seconds."""
     files, assembly, often = target.files, target.assembly, target.experiment.checkpoint
@@ -526,7 +527,7 @@ def _write_rounds(
                 "server": {"state": after.state, "round": after.round, "memory": after.memory}
                 | ({"trained": after.trained} if after.trained else {})
                 | ({"prior": list(after.prior)} if after.prior else {}),
-                "clients": engine.save(),
+                "clients": engine.dump_memories(),
                 "statistics": outcome.statistics,
             }
             with saving.on("checkpoints"):

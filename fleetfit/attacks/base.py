@@ -21,6 +21,7 @@ from torch import Tensor
 from fleetfit.core import Clients, Device, Failure, Job, Update
 from fleetfit.data import Data
 from fleetfit.data.image_reader import EncodedImages
+from fleetfit.engines.base import Engine, WrappedEngine
 from fleetfit.errors import ConfigError
 from fleetfit.layout import Layout
 from fleetfit.seeds import make_numpy_rng, make_torch_rng
@@ -313,7 +314,7 @@ class Attackers:
         """Return the clients as the server sees them."""
         return clients if self.attack.tell is None else self.attack.tell(clients, np.array(self.clients))
 
-    def wrap_engine(self, engine: Any, layout: Layout) -> Any:
+    def wrap_engine(self, engine: Engine, layout: Layout) -> Engine:
         """Return an engine that replaces these clients' updates."""
         return engine if self.attack.forge is None else _ForgingEngine(engine, self, layout)
 
@@ -325,14 +326,13 @@ class Attackers:
         return self.attack.forge(update, scene, make_torch_rng(self.seed, "forge", job.round, job.client))
 
 
-@dataclass(eq=False)
-class _ForgingEngine:
+class _ForgingEngine(WrappedEngine):
     """An engine that replaces the updates of hostile clients as they come in."""
 
-    engine: Any
-    attackers: Attackers
-    layout: Layout
-    _jobs: dict[int, Job] = field(default_factory=dict)
+    def __init__(self, engine: Engine, attackers: Attackers, layout: Layout) -> None:
+        super().__init__(engine)
+        self.attackers, self.layout = attackers, layout
+        self._jobs: dict[int, Job] = {}
 
     def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
         """Run jobs; replies of clients that collude are yielded after the last one of the round."""
@@ -368,23 +368,6 @@ class _ForgingEngine:
         if isinstance(reply, Failure) or job.client not in self.attackers.own:
             return reply
         return self.attackers.forge(reply, job, self.layout, knowledge)
-
-    def accept(self, update: Update) -> None:
-        """Let the client keep its memory."""
-        self.engine.accept(update)
-
-    def save(self) -> dict[str, Any]:
-        """Return the clients' memories."""
-        memories: dict[str, Any] = self.engine.save()
-        return memories
-
-    def load(self, memories: Mapping[str, Any]) -> None:
-        """Restore the memories that `save` returned."""
-        self.engine.load(memories)
-
-    def close(self) -> None:
-        """End what the engine started."""
-        self.engine.close()
 
 
 Factory = Callable[..., Attack]

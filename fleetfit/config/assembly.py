@@ -9,11 +9,12 @@ from fleetfit.config.keys import format_key
 from fleetfit.config.schema import Experiment
 from fleetfit.core import DataDescription, Federation, Simulation
 from fleetfit.data import AbsentData, Data
+from fleetfit.engines.base import Engine
 from fleetfit.engines.secure import SecureEngine
 from fleetfit.errors import ConfigError
 from fleetfit.hooks import Method, build
 from fleetfit.planner import Plan
-from fleetfit.rounds import Engine, Settings
+from fleetfit.rounds import Settings
 
 
 @dataclass(frozen=True)

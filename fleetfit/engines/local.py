@@ -54,18 +54,18 @@ class ClientMemories:
         """Drop the memories that were not accepted."""
         self._pending.clear()
 
-    def accept(self, update: Update) -> None:
+    def commit_memory(self, update: Update) -> None:
         """Make the pending memory of an accepted update the client's."""
         memory = self._pending.pop((update.round, update.index), None)
         if memory is not None and update.client is not None:
             self._accepted[update.client] = (update.round, memory)
 
-    def save(self) -> dict[str, Any]:
+    def dump_memories(self) -> dict[str, Any]:
         """Return the clients' memories as a table."""
         return {str(client): {"version": v, "memory": m} for client, (v, m) in sorted(self._accepted.items())}
 
-    def load(self, memories: Mapping[str, Any]) -> None:
-        """Replace the memories by those that `save` returned."""
+    def load_memories(self, memories: Mapping[str, Any]) -> None:
+        """Replace the memories by those that `dump_memories` returned."""
         self._accepted = {int(client): (int(row["version"]), row["memory"]) for client, row in memories.items()}
         self._pending.clear()
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from fleetfit.aggregate import SummedBlock
 from fleetfit.core import FREQUENCIES, Failure, Job, RoundSums, Update
+from fleetfit.engines.base import Engine, WrappedEngine
 from fleetfit.errors import FleetFitError, RunError, format_exception, one_line
 from fleetfit.layout import Layout, Segment, State, TensorLayout
 from fleetfit.messages import job_size
@@ -239,7 +240,7 @@ MakeParties = Callable[[BlockLayout, SecureRun], Parties]
 class SimulatedParties:
     """Simulated clients: each is a `SecureClient` in this process, which trains on an engine."""
 
-    def __init__(self, engine: Any, blocks: BlockLayout, secure: SecureRun, dropout: Dropout = drop_none) -> None:
+    def __init__(self, engine: Engine, blocks: BlockLayout, secure: SecureRun, dropout: Dropout = drop_none) -> None:
         """Prepare the clients.
 
         Args:
@@ -324,11 +325,16 @@ def mask_update(
     return PhaseAnswer(message, replace(update, state={}, scales={}, metrics={}, untrained=(), extra={}))
 
 
-class SecureEngine:
+class SecureEngine(WrappedEngine):
     """An engine that gives the server sums of training jobs, and runs all other jobs as they are."""
 
     def __init__(
-        self, engine: Any, layout: Layout, secure: SecureRun, make_parties: MakeParties | None = None, setting: str = ""
+        self,
+        engine: Engine,
+        layout: Layout,
+        secure: SecureRun,
+        make_parties: MakeParties | None = None,
+        setting: str = "",
     ) -> None:
         """Wrap an engine.
 
@@ -339,7 +345,8 @@ class SecureEngine:
             make_parties: Makes the clients; None: simulated ones.
             setting: Anything else that must be the same for all members.
         """
-        self.engine, self.layout, self.secure, self._setting = engine, layout, secure, setting
+        super().__init__(engine)
+        self.layout, self.secure, self._setting = layout, secure, setting
         self.blocks = BlockLayout(layout, setting)
         self._make_parties = make_parties or partial(SimulatedParties, engine)
         self.parties = self._make_parties(self.blocks, secure)
@@ -366,23 +373,6 @@ class SecureEngine:
     def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
         """Run other jobs."""
         return iter(self.engine.run(jobs))
-
-    def accept(self, update: Update) -> None:
-        """Have the client keep its memory."""
-        self.engine.accept(update)
-
-    def save(self) -> dict[str, Any]:
-        """Return the clients' memories."""
-        memories: dict[str, Any] = self.engine.save()
-        return memories
-
-    def load(self, memories: Mapping[str, Any]) -> None:
-        """Replace the memories by those that `save` returned."""
-        self.engine.load(memories)
-
-    def close(self) -> None:
-        """Close the engine."""
-        self.engine.close()
 
 
 class _NoSums(Exception):

@@ -23,7 +23,6 @@ from fleetfit.evaluation.collect import (
     evaluate_on_device as evaluate_on_device,
 )
 from fleetfit.evaluation.jobs import (
-    JobRunner as JobRunner,
     make_failure_record as make_failure_record,
     make_job as make_job,
 )

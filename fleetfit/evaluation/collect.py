@@ -8,9 +8,10 @@ from fleetfit.core import Device, Failure, Federation, Server
 from fleetfit.core.section import Norm
 from fleetfit.core.work import Split
 from fleetfit.data import Data
+from fleetfit.engines.base import Engine
 from fleetfit.errors import DataError, ModelError
 from fleetfit.evaluation.columns import get_accuracy, make_columns, make_device_columns
-from fleetfit.evaluation.jobs import OWN, JobRunner, Tag, iter_jobs, iter_tags, make_failure_record
+from fleetfit.evaluation.jobs import OWN, Tag, iter_jobs, iter_tags, make_failure_record
 from fleetfit.evaluation.levels import Statistics, find_known_levels, find_top_level, has_batch_norm
 from fleetfit.evaluation.scope import EvaluationScope
 from fleetfit.evaluation.statistics import estimate_statistics
@@ -20,7 +21,7 @@ from fleetfit.validation import pair_jobs_with_replies, validate_reply
 
 
 def evaluate(
-    federation: Federation, engine: JobRunner, server: Server, scope: EvaluationScope
+    federation: Federation, engine: Engine, server: Server, scope: EvaluationScope
 ) -> tuple[dict[str, Any], Statistics]:
     """Run the evaluation jobs and return the columns and the statistics they used.
 

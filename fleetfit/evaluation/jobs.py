@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fleetfit.core import Evaluation, Failure, Federation, Job, Server, Update
+from fleetfit.core import Evaluation, Failure, Federation, Job, Server
 from fleetfit.core.section import Norm
 from fleetfit.core.work import Kind, Split
 from fleetfit.evaluation.levels import Statistics, find_top_level, get_level_state
@@ -16,14 +16,6 @@ from fleetfit.seeds import derive_seed, make_numpy_rng
 
 OWN = -1
 """In a tag: the level that the device itself chooses, if the server does not know it."""
-
-
-class JobRunner(Protocol):
-    """The part of an engine that evaluation uses."""
-
-    def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
-        """Run jobs and yield their replies in the jobs' order."""
-        ...
 
 
 class Tag(NamedTuple):

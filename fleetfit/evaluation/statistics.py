@@ -9,7 +9,8 @@ import numpy as np
 from torch import Tensor
 
 from fleetfit.core import Failure, Federation, Job, Server
-from fleetfit.evaluation.jobs import JobRunner, make_failure_record, make_job
+from fleetfit.engines.base import Engine
+from fleetfit.evaluation.jobs import make_failure_record, make_job
 from fleetfit.evaluation.levels import Statistics, find_known_levels, find_top_level, get_level_state
 from fleetfit.evaluation.scope import EvaluationScope
 from fleetfit.layout import State
@@ -24,7 +25,7 @@ _PART_SAMPLES = 32
 
 def estimate_statistics(
     federation: Federation,
-    engine: JobRunner,
+    engine: Engine,
     server: Server,
     scope: EvaluationScope,
     levels: Sequence[int] | None = None,

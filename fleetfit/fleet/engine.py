@@ -90,17 +90,17 @@ class FleetEngine:
             for message, (_, job, _) in state.sent.items():
                 self._late[message] = job.client if job.client is not None else -1
 
-    def accept(self, update: Update) -> None:
+    def commit_memory(self, update: Update) -> None:
         """Make this round's memory of the client its newest version."""
         if (update.round, update.index) in self._new_memories and update.client is not None:
             self._versions[update.client] = update.round
 
-    def save(self) -> dict[str, Any]:
+    def dump_memories(self) -> dict[str, Any]:
         """Return the versions of the clients' memories, which never leave the nodes."""
         return {"versions": {str(client): version for client, version in sorted(self._versions.items())}}
 
-    def load(self, memories: Mapping[str, Any]) -> None:
-        """Replace the versions by those that `save` returned."""
+    def load_memories(self, memories: Mapping[str, Any]) -> None:
+        """Replace the versions by those that `dump_memories` returned."""
         self._versions = {int(client): int(version) for client, version in memories.get("versions", {}).items()}
 
     def close(self) -> None:

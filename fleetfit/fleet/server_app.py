@@ -39,6 +39,7 @@ from fleetfit.config.components import build_component
 from fleetfit.config.schema import EngineSection, GroupSection
 from fleetfit.core import DataDescription, Federation, NodeDescription
 from fleetfit.data.transform import FILE as TRANSFORM, Transform
+from fleetfit.engines.base import Engine
 from fleetfit.engines.flower import Rules
 from fleetfit.engines.secure import SecureEngine
 from fleetfit.errors import ConfigError, FleetFitError, RunError, make_printable
@@ -53,7 +54,6 @@ from fleetfit.hooks import build
 from fleetfit.messages import pack
 from fleetfit.planner import find_budget_error
 from fleetfit.report.text import format_percent, format_privacy
-from fleetfit.rounds import Engine
 from fleetfit.rounds.report import format_rollback
 from fleetfit.runs.data import load_transform
 from fleetfit.runs.folder import NODES, RunFolder

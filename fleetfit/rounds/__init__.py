@@ -8,7 +8,6 @@ from fleetfit.rounds.loop import (
     start as start,
 )
 from fleetfit.rounds.round import (
-    Engine as Engine,
     Settings as Settings,
     iter_jobs as iter_jobs,
     run_round as run_round,

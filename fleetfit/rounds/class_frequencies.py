@@ -18,8 +18,9 @@ from torch import Tensor
 
 from fleetfit import messages
 from fleetfit.core import FREQUENCIES, Evaluation, Failure, Federation, Job, RoundSums, Server, Update
+from fleetfit.engines.base import Engine
 from fleetfit.engines.secure import LABEL_GRID
-from fleetfit.evaluation import JobRunner, make_failure_record, make_job
+from fleetfit.evaluation import make_failure_record, make_job
 from fleetfit.rounds.round import Settings
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.validation import find_sums_error, pair_jobs_with_replies, validate_reply
@@ -73,7 +74,7 @@ def learn_prior(
     return replace(server, prior=frequencies.prior), frequencies
 
 
-def ask_class_frequencies(federation: Federation, engine: JobRunner, server: Server) -> ClassFrequencies:
+def ask_class_frequencies(federation: Federation, engine: Engine, server: Server) -> ClassFrequencies:
     """Ask clients for their class frequencies, and return the mean."""
     total, layout = torch.zeros(federation.classes, dtype=torch.float64), federation.problem.layout
     replies: list[Update | Failure] = []

@@ -60,7 +60,7 @@ class LinkFaults:
         return Fate(down < self.lost_down, up < self.lost_up, again < self.repeated)
 
 
-class LossyNetwork:
+class LossyLinks:
     """Carries the jobs of one round to the engine and the replies back.
 
     Attributes:
@@ -69,7 +69,7 @@ class LossyNetwork:
     """
 
     def __init__(self, faults: LinkFaults | None, quorum: int | None, seed: int, layout: Layout) -> None:
-        """Configure the network.
+        """Configure the links.
 
         Args:
             faults: None for reliable links.
@@ -82,10 +82,7 @@ class LossyNetwork:
 
     def exchange(self, run: RunJobs, jobs: Iterable[Job]) -> Exchange:
         """Yield each job with the one reply that counts, in job order."""
-        if self._faults is None:
-            replies = pair_jobs_with_replies(run, jobs)
-        else:
-            replies = self._drop_duplicates(self._deliver(self._faults, run, jobs))
+        replies = pair_jobs_with_replies(run, jobs) if self._faults is None else self._deliver(self._faults, run, jobs)
         return replies if self._quorum is None else first_k_updates(replies, self._quorum, self._seed)
 
     def add_to_report(self, report: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +93,7 @@ class LossyNetwork:
         return report | {"bytes_up": report["bytes_up"] + self.extra_bytes_up, "links": counts}
 
     def _deliver(self, faults: LinkFaults, run: RunJobs, jobs: Iterable[Job]) -> Exchange:
-        """Yield what reaches the server, in job order: losses as failures, duplicates twice."""
+        """Yield what reaches the server, in job order: losses as failures, and the first of duplicates."""
         pending = deque[tuple[Job, Fate]]()
 
         def arriving_jobs() -> Iterator[Job]:
@@ -122,19 +119,11 @@ class LossyNetwork:
                 self._add_bytes(reply)
                 yield job, _make_loss(faults, job, "what it sent back was lost on the way", reply.multiply_adds)
             else:
-                yield from [(job, reply)] * (2 if fate.repeated else 1)
-        yield from lost_jobs()
-
-    def _drop_duplicates(self, replies: Exchange) -> Exchange:
-        """Yield the first reply to each job."""
-        answered = set[int]()
-        for job, reply in replies:
-            if job.index in answered:
-                self.counts["repeated"] += 1
-                self._add_bytes(reply)
-            else:
-                answered.add(job.index)
+                if fate.repeated:
+                    self.counts["repeated"] += 1
+                    self._add_bytes(reply)
                 yield job, reply
+        yield from lost_jobs()
 
     def _add_bytes(self, reply: Reply) -> None:
         with contextlib.suppress(Exception):  # validation refuses replies that cannot be serialised

@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fleetfit.core import Federation, Server
+from fleetfit.engines.base import Engine
 from fleetfit.errors import NoUsableUpdates, RunError
 from fleetfit.evaluation import Statistics, evaluate
 from fleetfit.rounds.class_frequencies import learn_prior
 from fleetfit.rounds.report import explain_empty_rounds, make_rollback_record, make_round_report
-from fleetfit.rounds.round import Engine, Settings, run_round
+from fleetfit.rounds.round import Settings, run_round
 from fleetfit.rounds.timekeeper import Timekeeper
 from fleetfit.secure import SKIPPED, TOO_FEW
 from fleetfit.training import initial_state

@@ -10,11 +10,12 @@ hook raise or because the new state would not be finite (`fleetfit.rounds.rollba
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from fleetfit import messages
 from fleetfit.aggregate import Aggregate, average_sums
 from fleetfit.core import Aggregator, Failure, Federation, Job, Local, RoundSums, Server, Update
+from fleetfit.engines.base import Engine
 from fleetfit.errors import (
     ConfigError,
     FleetFitError,
@@ -23,11 +24,11 @@ from fleetfit.errors import (
     format_exception,
     one_line,
 )
-from fleetfit.evaluation import EvaluationPart, EvaluationScope, JobRunner, find_trained_levels
+from fleetfit.evaluation import EvaluationPart, EvaluationScope, find_trained_levels
 from fleetfit.hooks import Slot
 from fleetfit.layout import State
 from fleetfit.privacy import Privacy
-from fleetfit.rounds.links import LinkFaults, LossyNetwork
+from fleetfit.rounds.links import LinkFaults, LossyLinks
 from fleetfit.rounds.report import (
     LEFT_OUT,
     ElementCounter,
@@ -42,26 +43,6 @@ from fleetfit.secure import TOO_FEW, SecureRun
 from fleetfit.seeds import derive_seed, make_numpy_rng
 from fleetfit.submodel import Submodel, concat_state, make_flat_state
 from fleetfit.validation import find_extra_error, find_sums_error, reject, validate_reply
-
-
-class Engine(JobRunner, Protocol):
-    """Where jobs run, as they are drawn; it knows nothing of methods."""
-
-    def accept(self, update: Update) -> None:
-        """Keep the client's memory of an update that the server accepted."""
-        ...
-
-    def save(self) -> dict[str, Any]:
-        """Return the clients' memories as plain values and tensors."""
-        ...
-
-    def load(self, memories: Mapping[str, Any]) -> None:
-        """Restore the memories that `save` returned."""
-        ...
-
-    def close(self) -> None:
-        """End what the engine started."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -212,13 +193,13 @@ def collect_updates(
     federation: Federation, engine: Engine, settings: Settings, server: Server, jobs: Iterator[Job], timer: Timekeeper
 ) -> Collection:
     """Run the jobs of a round, and average their updates."""
-    network = LossyNetwork(settings.links, settings.quorum, federation.seed, federation.problem.layout)
+    links = LossyLinks(settings.links, settings.quorum, federation.seed, federation.problem.layout)
     updates = RoundUpdates(federation, server, timer)
-    for job, reply in timer.iterate("training", network.exchange(engine.run, jobs)):
+    for job, reply in timer.iterate("training", links.exchange(engine.run, jobs)):
         updates.take(job, reply)
     with timer.on("averaging"):
         aggregate = updates.average()
-    return Collection(updates.replies, aggregate, updates.error, network.add_to_report, updates.norms, updates.levels)
+    return Collection(updates.replies, aggregate, updates.error, links.add_to_report, updates.norms, updates.levels)
 
 
 class RoundUpdates:
@@ -416,7 +397,7 @@ def commit_memories(engine: Engine, replies: Sequence[Update | Failure]) -> list
     for update in replies:
         if isinstance(update, Update):
             try:
-                engine.accept(update)
+                engine.commit_memory(update)
             except Exception as error:
                 reason = f"its update counts, but its memory could not be kept: {format_exception(error)}"
                 failures.append({"client": update.client, "level": update.level + 1, "reason": reason, "absent": False})

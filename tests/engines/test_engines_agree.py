@@ -16,11 +16,12 @@ from tiny import plain, spec_of
 
 from fleetfit import names
 from fleetfit.core import Update
+from fleetfit.engines.base import Engine
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
 from fleetfit.hooks import FEDAVG, build
-from fleetfit.rounds import Engine, Settings, iter_jobs, run, sort_by_cost, start
+from fleetfit.rounds import Settings, iter_jobs, run, sort_by_cost, start
 
 SPECS: list[Mapping[str, Any]] = [
     *(spec_of(name) for name in names.list_names("methods")),

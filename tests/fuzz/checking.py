@@ -51,7 +51,7 @@ class Given:
         for job in jobs:
             yield self.replies[(job.kind, job.index)]
 
-    def accept(self, update: Update) -> None:
+    def commit_memory(self, update: Update) -> None:
         """Nobody remembers anything."""
 
 

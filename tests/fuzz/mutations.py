@@ -83,8 +83,8 @@ class Listening:
             self.seen.append((waiting.pop(0), reply))
             yield reply
 
-    def accept(self, update: Update) -> None:
-        self.inner.accept(update)
+    def commit_memory(self, update: Update) -> None:
+        self.inner.commit_memory(update)
 
 
 @cache

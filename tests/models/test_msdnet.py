@@ -216,8 +216,8 @@ def test_unused_scales_of_the_last_layer_stay(compress: str | None) -> None:
                 states[reply.client] = reply
                 yield reply
 
-        def accept(self, update: Any) -> None:
-            engine.accept(update)
+        def commit_memory(self, update: Any) -> None:
+            engine.commit_memory(update)
 
     before = start(federation)
     local = Local(lr=0.05, momentum=0.9, weight_decay=0.1, epochs=2, batch_size=6, compress=compress)
