@@ -16,12 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleetfit.errors import RunError
 from fleetfit.layout import Layout, State
 from fleetfit.submodel import FlatState, Submodel, concat_state, full_submodel, get_shapes, get_slice_plan
 from fleetfit.submodel.buffers import empty_like
 
-_LEAST_WEIGHT = torch.finfo(torch.float32).tiny  # above it a weight is above 0 in float32, too
 _BLOCK = 1 << 16  # elements
 
 
@@ -35,7 +33,6 @@ class Aggregate:
         extra: Values that a method's own aggregator adds.
         before: The tensors that the mean replaces, if not the server's whole state (Decoupled: some levels' models).
         metrics: The server's own metrics, plain values; the round's report has them under "server".
-        everywhere: The coverage's buffer and its version when all its elements were above 0; None if unknown.
     """
 
     mean: State
@@ -43,7 +40,6 @@ class Aggregate:
     extra: Any = None
     before: State | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    everywhere: tuple[Tensor, int] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +91,6 @@ class Mean:
         self._first: tuple[Tensor, float] | None = None  # of a group of one update: it, and its weight
         self._sum = self._room = torch.empty(0)
         self._weight = 0.0
-        self._everywhere = False  # whether a client trained the whole model
 
     def add(self, submodel: Submodel, state: State, weight: float, untrained: tuple[str, ...] = ()) -> None:
         """Add an update.
@@ -105,12 +100,7 @@ class Mean:
             state: Its tensors, in canonical order; they must not change before the next update is added.
             weight: Its aggregation weight, finite and at least 0.
             untrained: Names of the tensors that do not count.
-
-        Raises:
-            RunError: The weight is negative or not finite.
         """
-        if not 0 <= weight < float("inf"):
-            raise RunError(f"an aggregation weight must be finite and at least 0, got {weight}.", key="weight")
         flat = concat_state(state).to(self._device)
         if (submodel, untrained) != self._group:
             self._flush_group()
@@ -167,7 +157,6 @@ class Mean:
                 self._coverage = empty_like(self._sum).fill_(self._weight)
             else:
                 self._coverage.add_(self._weight)
-            self._everywhere = self._everywhere or self._weight > _LEAST_WEIGHT
         else:
             total, coverage = self._get_buffers()
             compiled.scatter_scalar(coverage, self._weight)
@@ -183,12 +172,12 @@ class Mean:
         return self._total, self._coverage
 
     def result(self, extra: Any = None) -> Aggregate:
-        """Return the mean and the coverage of the updates."""
+        """Return the mean and the coverage of the updates since the last call."""
         self._flush_group()
         total, coverage = self._get_buffers()
+        self._total = self._coverage = None
         mean = total.div_(coverage)  # 0 / 0 for elements that no client trained; `apply_mean` does not read them
-        everywhere = (coverage, coverage._version) if self._everywhere else None
-        return Aggregate(self._full.views(mean), self._full.views(coverage), extra, everywhere=everywhere)
+        return Aggregate(self._full.views(mean), self._full.views(coverage), extra)
 
 
 def _add_weighted(first: Tensor, first_weight: float, second: Tensor, second_weight: float, out: Tensor) -> None:
@@ -204,17 +193,8 @@ def _add_weighted(first: Tensor, first_weight: float, second: Tensor, second_wei
 def apply_mean(state: State, aggregate: Aggregate) -> State:
     """Return the state with the mean of the elements that a client trained; the others keep their bits."""
     old, mean, coverage = concat_state(state), concat_state(aggregate.mean), concat_state(aggregate.coverage)
-    if _is_covered(aggregate, coverage):
-        new = mean.to(old.device)
+    if bool(coverage.numel()) and bool(coverage.amin() > 0):
+        new = mean.to(old.device)  # without a copy
     else:
         new = torch.where(coverage > 0, mean, old.to(mean.device)).to(old.device)
     return FlatState(new, get_shapes(state))
-
-
-def _is_covered(aggregate: Aggregate, coverage: Tensor) -> bool:
-    """Return whether each element was trained; looked up unless the coverage was replaced or written to since."""
-    if aggregate.everywhere is not None:
-        buffer, version = aggregate.everywhere
-        if buffer is coverage and buffer._version == version:
-            return True
-    return bool(coverage.numel()) and bool(coverage.amin() > 0)

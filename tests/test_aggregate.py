@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from support import raises
 from tiny import Tiny
 
 from fleetfit.aggregate import Mean, apply_mean
-from fleetfit.errors import RunError
 from fleetfit.layout import State, infer_layout
 from fleetfit.submodel import Submodel, concat_state, extract, full_submodel, put_back, random
 
@@ -129,10 +127,14 @@ def test_a_weight_of_0_counts_for_nothing() -> None:
         assert all(torch.equal(state[name], tensor) for name, tensor in expected.items())
 
 
-@pytest.mark.parametrize("weight", [-1.0, -1e-9, float("nan"), float("inf")])
-def test_a_bad_weight_is_refused(weight: float) -> None:
-    with raises(RunError, key="weight"):
-        Mean(LAYOUT).add(full_submodel(LAYOUT), full_state(0), weight)
+def test_a_mean_begins_anew_after_its_result() -> None:
+    mean = Mean(LAYOUT)
+    for seed in (1, 2):
+        mean.add(full_submodel(LAYOUT), full_state(seed), 3.0)
+        state = apply_mean(full_state(0), mean.result())
+        for name, tensor in full_state(seed).items():
+            torch.testing.assert_close(state[name], tensor)
+    assert not any(bool(coverage.any()) for coverage in mean.result().coverage.values())
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.booleans(), st.floats(0.5, 4.0)), min_size=1, max_size=5), st.data())
