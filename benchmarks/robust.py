@@ -33,9 +33,9 @@ def figures(options: Options) -> Iterator[Figure]:
             updates.append(Update(0, i, i, 0, piece, piece, compiled.views(moved), 16, {"loss": 1.0}))
 
         def averaged(method: Method, updates: Any = updates, of: Any = federation, server: Any = server) -> None:
-            aggregator = method.aggregate(of, server)
-            for update in method.receive(of, server, updates):
-                aggregator.add(update, method.weight(update))
+            aggregator = method.make_aggregator(of, server)
+            for update in method.filter_updates(of, server, updates):
+                aggregator.add(update, method.weigh(update))
             aggregator.result()
 
         plain = build({"name": "scalefl"})

@@ -27,7 +27,7 @@ def fjord(lean: float = 0.0) -> Method:
     if lean < 0:
         raise ConfigError(f"fjord's lean must be at least 0, got {lean}.")
     return Method(
-        levels=partial(split_levels, mode="width"),
+        make_levels=partial(split_levels, mode="width"),
         assign=partial(assign_random_level, lean=lean),
     )
 
@@ -40,7 +40,7 @@ def assign_random_level(
 ) -> list[tuple[int, int, Submodel]]:
     """Give each chosen client its level or a smaller one."""
     slots = []
-    for client in federation.method.choose(federation, server, rng):
+    for client in federation.method.choose_clients(federation, server, rng):
         numbers = np.arange(1, federation.level_of[client] + 2)
         odds = (numbers / numbers[-1]) ** lean
         level = int(rng.choice(numbers, p=odds / odds.sum())) - 1

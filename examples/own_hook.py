@@ -1,9 +1,9 @@
 """One hook outside the package, to change one thing of a method that exists: ScaleFL without early exits.
 
-    fleetfit run --set method.hooks.levels=examples/own_hook.py:own_exit_only
+    fleetfit run --set method.hooks.make_levels=examples/own_hook.py:own_exit_only
 
-A hook is named by function in a run file, `method.hooks.levels = "own_hook.py:own_exit_only"`, so it reaches worker
-processes too.
+A hook is named by function in a run file, `method.hooks.make_levels = "own_hook.py:own_exit_only"`, so it reaches
+worker processes too.
 """
 
 from fleetfit import Level, Problem, Targets, split_levels

@@ -549,12 +549,12 @@ def count_bytes(architecture: Architecture, paper_method: PaperMethod, splits: S
         splits: Depths and widths of the clients' models.
     """
     method = build(paper_method.spec)
-    architecture = method.model(architecture, _DEIT_IMAGE)
+    architecture = method.adapt_model(architecture, _DEIT_IMAGE)
     shapes = splits.list_levels(paper_method)
     counted = [count_paper_bytes(architecture, depth, width, paper_method.all_heads) for depth, width in shapes]
     problem = Problem(architecture, _DEIT_IMAGE, get_task("classification"), (_BLOCKS,))
     shares = [(i + 1) / len(shapes) for i in range(len(shapes))]
-    levels = method.levels(problem, make_fixed_targets([d for d, _ in shapes], [w for _, w in shapes], shares))
+    levels = method.make_levels(problem, make_fixed_targets([d for d, _ in shapes], [w for _, w in shapes], shares))
     level_of = assign(shares, 0.0, [level.needs for level in levels])
     sent = [
         message_size(list_reply_shapes(architecture, levels[level], paper_method.spec))

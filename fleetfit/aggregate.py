@@ -31,14 +31,14 @@ class Aggregate:
         mean: The weighted mean of each element; undefined for elements with coverage 0.
         coverage: Sum of the aggregation weights of the clients that trained the element.
         extra: Values that a method's own aggregator adds.
-        before: The tensors that the mean replaces, if not the server's whole state (Decoupled: some levels' models).
+        base_state: The tensors that the mean replaces, if not the server's whole state (Decoupled: some levels').
         metrics: The server's own metrics, plain values; the round's report has them under "server".
     """
 
     mean: State
     coverage: State
     extra: Any = None
-    before: State | None = None
+    base_state: State | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
 

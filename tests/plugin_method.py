@@ -55,7 +55,7 @@ def counting(pull: float = 0.01) -> Method:
         seen = (server.memory or {"updates": 0})["updates"] + sum(isinstance(r, Update) for r in reports)
         return replace(after, memory={"updates": seen})
 
-    return Method(loss=loss, remember=remember, report=report, step=step)
+    return Method(make_loss=loss, update_client_memory=remember, report=report, step=step)
 
 
 def reporting_levels() -> Method:
@@ -79,7 +79,7 @@ def killing(folder: str = "") -> Method:
             os._exit(9)
         return job
 
-    return Method(adapt=adapt)
+    return Method(adapt_job=adapt)
 
 
 def always_killing() -> Method:
@@ -91,7 +91,7 @@ def always_killing() -> Method:
             os._exit(9)
         return job
 
-    return Method(adapt=adapt)
+    return Method(adapt_job=adapt)
 
 
 def scribbling() -> Method:
@@ -105,4 +105,4 @@ def scribbling() -> Method:
 
         return value
 
-    return Method(loss=loss)
+    return Method(make_loss=loss)

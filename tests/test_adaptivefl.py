@@ -182,7 +182,7 @@ def fleet(
     problem = Problem(architecture, (1, 4, 4), classification, (15,), spec=described)
     data = tiny_data()
     parts = tiny_parts(data, len(budgets))
-    levels = tuple(build(spec).levels(problem, Targets((1.0,), (0.1,))))
+    levels = tuple(build(spec).make_levels(problem, Targets((1.0,), (0.1,))))
     resources = DeviceResources({"parameters": np.array(budgets)}, np.full(len(budgets), 0.0))
     simulation = Simulation(problem, data, parts, resources)
     clients = Clients(np.array([len(part["train"]) for part in parts]))
@@ -359,7 +359,7 @@ def test_an_update_outside_the_pool_counts_as_sent_only() -> None:
     piece = federation.levels[L1].submodel
     odd = replace(piece, channels={**piece.channels, "layer3": range(1)})
     update = Update(0, 0, 2, L1, piece, odd, {}, 5, {})
-    server = federation.method.observe(federation, start(federation), Aggregate({}, {}), [update])
+    server = federation.method.update_server_memory(federation, start(federation), Aggregate({}, {}), [update])
     memory = server.memory["adaptivefl"]
     assert memory["curiosity"][:, 2].tolist() == [1, 1, 2] and bool((memory["resources"] == 1).all())
 
@@ -371,7 +371,7 @@ def test_a_failed_job_lowers_no_score(flags: dict[str, bool]) -> None:
     piece = federation.levels[M3].submodel
     for declined, expected in ((False, np.ones(7)), (True, lower_scores(np.ones(7), M3))):
         report = Failure(0, 0, 2, M3, piece, "gone", declined=declined, **flags)
-        server = federation.method.observe(federation, start(federation), Aggregate({}, {}), [report])
+        server = federation.method.update_server_memory(federation, start(federation), Aggregate({}, {}), [report])
         memory = server.memory["adaptivefl"]
         assert memory["curiosity"][:, 2].tolist() == [1, 2, 1]
         assert memory["resources"][:, 2].tolist() == expected.tolist()
@@ -383,7 +383,7 @@ def test_greedy_with_the_whole_fleet_is_all_large() -> None:
     *_, mine = run(federation, local_engine(simulation), SETTINGS, start(federation))
     spec = {"name": "all_large"}
     method = build(spec)
-    levels = tuple(method.levels(federation.problem, Targets((1.0,), (0.1,))))
+    levels = tuple(method.make_levels(federation.problem, Targets((1.0,), (0.1,))))
     other = replace(federation, method=method, method_spec=spec, levels=levels)
     *_, theirs = run(other, local_engine(simulation), SETTINGS, start(other))
     for name, tensor in theirs.server.state.items():
@@ -393,7 +393,7 @@ def test_greedy_with_the_whole_fleet_is_all_large() -> None:
 def test_the_mean_weighs_by_samples() -> None:
     """Algorithm 2 line 6."""
     federation, _ = fleet()
-    assert federation.method.weight is build({"name": "fedavg"}).weight
+    assert federation.method.weigh is build({"name": "fedavg"}).weigh
 
 
 # ---- its Decoupled ---------------------------------------------------------------------------------------------------
@@ -406,7 +406,7 @@ def decoupled_fleet(cohort: int, **options: Any) -> tuple[Federation, Simulation
     federation, simulation = fleet(budgets=budgets, cohort=cohort)
     spec = {"name": "decoupled", "split": "pool", "trained_by": "able", **options}
     method, clients = build(spec), federation.clients
-    levels = tuple(method.levels(federation.problem, Targets((1.0,), (0.1,))))
+    levels = tuple(method.make_levels(federation.problem, Targets((1.0,), (0.1,))))
     reporting = replace(clients, budget=np.array(budgets), tolerance=np.zeros(len(budgets)))
     return replace(federation, method=method, method_spec=spec, levels=levels, clients=reporting), simulation
 
@@ -455,7 +455,7 @@ def thousand_rounds(credit: str) -> tuple[Tables, float, float]:
     problem = Problem(architecture, (3, 32, 32), classification, (15,))
     spec = {"name": "adaptivefl", "p": 3, "credit": credit}
     method = build(spec)
-    levels = tuple(method.levels(problem, Targets((1.0,), (0.1,))))
+    levels = tuple(method.make_levels(problem, Targets((1.0,), (0.1,))))
     federation = Federation(problem, Clients(np.full(100, 500)), levels, 10, method, spec)
     budgets = np.array([0.25] * 40 + [0.5] * 30 + [1.0] * 30) * 1.1
     contained = [[small.submodel.inside(large.submodel) for small in levels] for large in levels]
@@ -468,7 +468,7 @@ def thousand_rounds(credit: str) -> tuple[Tables, float, float]:
             back = max(fits)  # everybody affords S3, which all models contain
             reports.append(Update(round, 0, client, model, piece, levels[back].submodel, {}, 500, {}))
             sent, whole, trained = sent + (model == L1), whole + (model == back == L1), trained + (back == L1)
-        server = method.observe(federation, server, Aggregate({}, {}), reports)
+        server = method.update_server_memory(federation, server, Aggregate({}, {}), reports)
     return Tables.remembered(server.memory, 3, 100), whole / sent, trained / 10_000
 
 
@@ -581,7 +581,10 @@ def test_the_server_never_sees_a_budget() -> None:
         ),
         ({"method": {"name": "adaptivefl", "starts": []}}, Expected("starts", "[]", key="method.starts")),
         ({"method": {"name": "adaptivefl", "tau": 2}}, Expected(0, "tau = 2", key="starts")),
-        ({"method": {"name": "adaptivefl", "hooks": {"choose": "uniform"}}, "cohort": {"choose": "uniform"}}, None),
+        (
+            {"method": {"name": "adaptivefl", "hooks": {"choose_clients": "uniform"}}, "cohort": {"choose": "uniform"}},
+            None,
+        ),
     ],
 )
 def test_unfit_settings_are_refused(table: dict[str, Any], expected: Expected | None) -> None:

@@ -220,7 +220,7 @@ def test_client_memory_and_server_memory_are_in_the_checkpoint(tmp_path: Path) -
         "    after = take_mean(federation, server, aggregate, reports)\n"
         "    return replace(after, memory=(server.memory or 0) + len(reports))\n\n"
         "def counting():\n"
-        "    return Method(remember=remember, adapt=adapt, step=step)\n"
+        "    return Method(update_client_memory=remember, adapt_job=adapt, step=step)\n"
     )
     section = {**SMALL, "method": {"name": f"{method}:counting"}, "cohort": {"count": 8}}
     whole = ff.run(section, out=tmp_path / "whole")

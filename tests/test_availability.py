@@ -211,7 +211,7 @@ def stubborn() -> Method:
     def choose(federation: Federation, server: Server, rng: Any) -> list[int]:
         return [0, 1]
 
-    return Method(choose=choose)
+    return Method(choose_clients=choose)
 
 
 def test_absent_chosen_clients_are_failures() -> None:

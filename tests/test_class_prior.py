@@ -597,8 +597,8 @@ def test_without_classes_the_prior_is_off(task: str, tmp_path: Any) -> None:
 
 
 def test_two_class_priors_are_refused() -> None:
-    double = replace(build({"name": "fedavg"}), task=lambda job, device: device.problem.task)
-    with raises(ConfigError, "class_prior", '"task"', key="method.hooks.task"):
+    double = replace(build({"name": "fedavg"}), adapt_task=lambda job, device: device.problem.task)
+    with raises(ConfigError, "class_prior", '"adapt_task"', key="method.hooks.adapt_task"):
         build({"name": double, "plus": PRIOR})
 
 

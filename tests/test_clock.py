@@ -119,7 +119,7 @@ def declare_extra(extra: Any) -> Any:
 def test_extra_work_of_a_loss_counts() -> None:
     """(3 x forward + 1000) x samples x epochs, in multiply-adds and seconds; looks of early stopping are without."""
     training = plain(epochs=2, batch_size=8, patience=9)
-    federation, simulation = clocked({"name": "fedavg", "hooks": {"loss": declare_extra(1000)}})
+    federation, simulation = clocked({"name": "fedavg", "hooks": {"make_loss": declare_extra(1000)}})
     for update in replies(federation, simulation, training):
         assert isinstance(update, Update) and update.client is not None
         forward = submodel_cost(federation.problem.architecture, update.submodel, (1, 4, 4)).multiply_adds
@@ -131,7 +131,7 @@ def test_extra_work_of_a_loss_counts() -> None:
 
 @pytest.mark.parametrize("extra", [-1e15, math.nan, math.inf, "many"])
 def test_extra_work_is_a_number(extra: Any) -> None:
-    federation, simulation = clocked({"name": "fedavg", "hooks": {"loss": declare_extra(extra)}})
+    federation, simulation = clocked({"name": "fedavg", "hooks": {"make_loss": declare_extra(extra)}})
     assert all(isinstance(reply, Failure) for reply in replies(federation, simulation, plain()))
 
 

@@ -107,7 +107,7 @@ def test_an_override_of_the_comparison_itself(tmp_path: Path) -> None:
 def test_options_and_hooks_that_all_rows_share_reach_every_row(tmp_path: Path) -> None:
     """A row that names its method keeps the file's `plus` and `hooks`; they used to go with the file's method."""
     tables = configs(
-        run_comparison(tmp_path, "method.plus.fedprox.mu = 0.3\nmethod.hooks.channels = 'rolling'\n" + ROWS)
+        run_comparison(tmp_path, "method.plus.fedprox.mu = 0.3\nmethod.hooks.choose_channels = 'rolling'\n" + ROWS)
     )
     for table in tables.values():
         assert table["method"]["plus"] == {"fedprox": {"mu": 0.3}}
@@ -163,8 +163,8 @@ def test_a_column_of_batch_statistics_needs_them(tmp_path: Path, override: str, 
          "deadline_s"),
         (ROWS + '[compare.grid]\ncohort.late = ["drop", "stop"]\n', [], "compare.grid.cohort.late", "deadline_s"),
         (ROWS + '[compare.tune]\ncohort.late = ["drop", "stop"]\n', [], "compare.tune.cohort.late", "deadline_s"),
-        ('[[compare.row]]\nmethod = { name = "adaptivefl", hooks = { choose = "uniform" } }\n', [],
-         "compare.row.0.method.hooks.choose", "adaptivefl"),
+        ('[[compare.row]]\nmethod = { name = "adaptivefl", hooks = { choose_clients = "uniform" } }\n', [],
+         "compare.row.0.method.hooks.choose_clients", "adaptivefl"),
     ],
 )  # fmt: skip
 def test_what_would_be_ignored_is_refused_before_anything_runs(

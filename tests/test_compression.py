@@ -169,7 +169,7 @@ def test_compressed_updates_are_validated() -> None:
     [
         ({"name": "scalefl", "plus": {"feddyn": {}}}, "float16"),
         ({"name": "adaptivefl"}, "int8"),
-        ({"name": "heterofl", "masked": True, "hooks": {"channels": "rolling"}}, "int8"),
+        ({"name": "heterofl", "masked": True, "hooks": {"choose_channels": "rolling"}}, "int8"),
     ],
     ids=str,
 )

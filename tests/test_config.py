@@ -162,13 +162,16 @@ def test_wrong_keys_and_values(overrides: list[str], expected: Expected) -> None
         (["method.betta=1"], Expected('"betta"', "beta", key="method.betta")),
         (["method.name=scalfl"], Expected('"scalefl"')),
         (["method.beta=x"], Expected("[method] fleetfit: beta", key="method.beta")),
-        (["method.hooks.channels=roling"], Expected('"rolling"', key="method.hooks.channels")),
-        (["method.hooks.chanels=rolling"], Expected('"channels"', key="method.hooks.chanels")),
+        (["method.hooks.choose_channels=roling"], Expected('"rolling"', key="method.hooks.choose_channels")),
+        (["method.hooks.choose_chanels=rolling"], Expected('"choose_channels"', key="method.hooks.choose_chanels")),
         (["method.plus.fedprx.mu=1"], Expected('"fedprx"', "fedprox")),
         (["fleet.reports_budget=false"], Expected("fleetfit", "adaptivefl", key="fleet.reports_budget")),
         (["cohort.choose={candidates=3}"], Expected("[cohort] choose", key="cohort.choose.name")),
         (["cohort.choose=sise"], Expected('"sise"', "size")),
-        (["cohort.choose=a:b", "method.hooks.choose=a:b"], Expected("method.hooks.choose", key="cohort.choose")),
+        (
+            ["cohort.choose=a:b", "method.hooks.choose_clients=a:b"],
+            Expected("method.hooks.choose_clients", key="cohort.choose"),
+        ),
         (["model.name=cnnn"], Expected('"cnn"', key="model.name")),
         (["model.norm=group-norm"], Expected('"batch" or "group"', "'group-norm'", '"group"?', key="model.norm")),
         (["engine.speed=fasst"], Expected("'fasst'", '"fast"?', key="engine.speed")),
@@ -290,13 +293,13 @@ def test_paths_are_relative_to_the_run_file(tmp_path: Path, monkeypatch: pytest.
         "def loss(job, device):\n    return None\n"
     )
     (folder / "run.toml").write_text(
-        'method.name = "own.py:mine"\nmethod.step = 2\nmethod.hooks.loss = "own.py:loss"\n'
+        'method.name = "own.py:mine"\nmethod.step = 2\nmethod.hooks.make_loss = "own.py:loss"\n'
         'fleet.levels = "plan.toml"\ndata.folder = "pictures"\n'
     )
     monkeypatch.chdir(tmp_path)
     experiment = load_experiment(folder / "run.toml")
     assert experiment.method.name == f"{(folder / 'own.py').resolve()}:mine"
-    assert experiment.method.hooks["loss"] == f"{(folder / 'own.py').resolve()}:loss"
+    assert experiment.method.hooks["make_loss"] == f"{(folder / 'own.py').resolve()}:loss"
     assert experiment.fleet.levels == str((folder / "plan.toml").resolve())
     assert experiment.data.settings["folder"] == str((folder / "pictures").resolve())
     assert experiment.method.settings == {"step": 2}
@@ -579,7 +582,9 @@ def test_the_problem_of_a_run_has_its_levels_here_and_rebuilt() -> None:
         ]
 
 
-@pytest.mark.parametrize("body", ["raise ValueError(f'lr of {7}')", "return 7", "return Method(replaces=('penalty',))"])
+@pytest.mark.parametrize(
+    "body", ["raise ValueError(f'lr of {7}')", "return 7", "return Method(unused_hooks=('make_penalty',))"]
+)
 def test_a_broken_method_fails_while_loading(body: str, tmp_path: Path) -> None:
     """A method that cannot be built would lose the defaults that it declares, and train with other values."""
     file = tmp_path / "broken_method.py"

@@ -142,7 +142,7 @@ def test_deadlines_foresee_extra_work_of_a_loss() -> None:
 
     Told to stop, the client takes the steps of eight samples that end in time, by hand.
     """
-    federation, simulation = tiny_federation({**SHALLOWER, "hooks": {"loss": costly_loss}})
+    federation, simulation = tiny_federation({**SHALLOWER, "hooks": {"make_loss": costly_loss}})
     samples, speed = len(simulation.parts[2]["train"]), 1e6
     whole = one_job(federation, plain(epochs=2, batch_size=8))
     limit = seconds_of(federation, whole, 3, samples, speed) + 0.01

@@ -61,7 +61,7 @@ def test_rounds_equal_a_plain_loop(share: float, temperature: float, alpha: floa
     in all; x <- mean - h / alpha.
     """
     spec = {"name": "depthfl", "alpha": alpha, "ramp": 2, "share": share, "temperature": temperature}
-    hooks = {"choose": lambda federation, server, rng: CHOSEN[server.round]}
+    hooks = {"choose_clients": lambda federation, server, rng: CHOSEN[server.round]}
     federation, simulation = tiny_federation({**spec, "hooks": hooks}, norm=False)
     pieces = [federation.problem.submodel(1.0, exits) for exits in DEPTHS]
     levels = tuple(replace(level, submodel=p) for level, p in zip(federation.levels, pieces, strict=True))
@@ -93,7 +93,7 @@ def test_rounds_equal_a_plain_loop(share: float, temperature: float, alpha: floa
                 h[n] = h[n] - alpha / 6 * torch.stack([t - x[n] for t in those]).sum(0)
                 x[n] = torch.stack(those).mean(0) - (h[n] / alpha if alpha else 0)
         assert_close(server.state, x, atol=2e-5)
-    assert federation.method.weight is weigh_equally
+    assert federation.method.weigh is weigh_equally
 
 
 REEFL_APPENDIX_A = {

@@ -11,8 +11,7 @@ import pytest
 import fleetfit
 from fleetfit.cli import listing
 from fleetfit.core.section import Fraction, Section
-from fleetfit.hooks import FEDAVG, HOOKS, Method, fedavg as hooks
-from fleetfit.hooks.build import DECLARED
+from fleetfit.hooks import FEDAVG, HOOKS, fedavg as hooks
 
 DOCS = Path(__file__).parents[1] / "docs"
 RENEW = "run .venv/bin/python docs/generate.py"
@@ -111,19 +110,14 @@ def test_every_hook_has_its_arguments_and_default() -> None:
         assert parts[value].count("\n- `") >= 4
 
 
-def test_every_hook_has_a_type() -> None:
-    assert {f"{hook.title()}Hook" for hook in HOOKS} == {name for name in vars(hooks) if re.fullmatch(r"\w+Hook", name)}
-    assert set(inspect.get_annotations(Method)) - set(HOOKS) == set(DECLARED)
-
-
 def test_a_docstring_that_leaves_something_out_is_named(
     generate: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    documented = inspect.cleandoc(hooks.note_nothing.__doc__ or "")
-    monkeypatch.setattr(hooks.note_nothing, "__doc__", documented.replace("FedAvg: notes nothing.\n", ""))
-    with pytest.raises(ValueError, match="note_nothing .* FedAvg"):
+    documented = inspect.cleandoc(hooks.annotate_nothing.__doc__ or "")
+    monkeypatch.setattr(hooks.annotate_nothing, "__doc__", documented.replace("FedAvg: adds nothing.\n", ""))
+    with pytest.raises(ValueError, match="annotate_nothing .* FedAvg"):
         generate["hooks_page"]()
-    monkeypatch.setattr(hooks.note_nothing, "__doc__", re.sub(r"    update: .*\n.*\n", "", documented))
+    monkeypatch.setattr(hooks.annotate_nothing, "__doc__", re.sub(r"    update: .*\n.*\n", "", documented))
     with pytest.raises(ValueError, match=r"takes .*'update'.* and documents \['federation', 'server'\]"):
         generate["hooks_page"]()
 

@@ -281,7 +281,7 @@ def test_constant_channels_have_no_negative_variance() -> None:
 
 
 def test_a_client_that_cannot_evaluate_is_reported() -> None:
-    federation, simulation = tiny_federation({"name": "scalefl", "hooks": {"adapt": declining_two}})
+    federation, simulation = tiny_federation({"name": "scalefl", "hooks": {"adapt_job": declining_two}})
     columns = columns_of(federation, simulation, replace(WANTED, norms=("static",), whole=False))
     assert [(f["client"], f["level"]) for f in columns["failures"]] == [(2, 3)] * 2  # globally, and locally
     assert "declined" in columns["failures"][0]["reason"]
@@ -293,7 +293,7 @@ def declining_the_whole(job: Job, device: Device) -> Job | None:
 
 
 def test_columns_without_a_score_are_empty() -> None:
-    federation, simulation = tiny_federation({"name": "scalefl", "hooks": {"adapt": declining_the_whole}})
+    federation, simulation = tiny_federation({"name": "scalefl", "hooks": {"adapt_job": declining_the_whole}})
     federation = replace(federation, device=simulation.device(None))
     scope = replace(WANTED, evaluation=Evaluation(batch_size=128, metrics=("own_metric:share",)))
     columns = columns_of(federation, simulation, scope)["batch"]
@@ -310,7 +310,7 @@ def test_static_columns_use_no_batch_statistics() -> None:
     """Where no client could run its statistics job, the headline must say so or be empty, not use each batch's own
     moments.
     """
-    federation, simulation = tiny_federation({"name": "scalefl", "hooks": {"adapt": declining_statistics}})
+    federation, simulation = tiny_federation({"name": "scalefl", "hooks": {"adapt_job": declining_statistics}})
     columns = columns_of(federation, simulation)
     batch = {key: value for key, value in columns["batch"].items() if key in ("global", "local", "full", "exits")}
     static = {key: columns.get("static", {}).get(key) for key in batch}
@@ -419,7 +419,7 @@ def decline_locally(job: Job, device: Device) -> Job | None:
 
 def test_devices_tell_local_from_global_evaluations() -> None:
     """A client at the largest level is evaluated twice then, so that each column has its own."""
-    federation, simulation = tiny_federation({"name": "scalefl", "hooks": {"adapt": decline_locally}})
+    federation, simulation = tiny_federation({"name": "scalefl", "hooks": {"adapt_job": decline_locally}})
     columns, _ = evaluate(federation, local_engine(simulation), start(federation), WANTED)
     for norm in ("static", "batch"):
         assert set(columns[norm]["per_client"]["local"]) == {"0", "1", "4", "5"}

@@ -74,7 +74,7 @@ def planned(spec: Mapping[str, Any], targets: Targets | None = None, **model: An
     problem, data = apply_model_hook(tiny_problem(exits=(3,), **model), spec), tiny_data()
     targets = targets or {"depthfl": BY_DEPTH, "inclusivefl": BY_DEPTH, "reefl": WITH_REE}.get(spec["name"], TARGETS)
     method = build(spec)
-    levels = tuple(method.levels(problem, targets))
+    levels = tuple(method.make_levels(problem, targets))
     problem = problem.replace_exits({e for level in levels for e in level.submodel.exits})
     parts = tiny_parts(data, 6)
     budgets = np.array([targets.ratios[i % len(targets.ratios)] * 1.25 for i in range(6)])
@@ -157,8 +157,11 @@ def test_a_method_goes_with_every_option(name: str) -> None:
     for option in OPTIONS:
         alone = {"alpha": 0.0} if name == "depthfl" else {}  # else it brings FedDyn, and one server optimiser is enough
         spec = {**spec_of(name), **alone, "plus": {option: {}}}
-        if option in ("lora_product", "trimmed_mean") and build(spec_of(name)).aggregate is not FEDAVG.aggregate:
-            with raises(ConfigError, f'"{option}"', key="method.hooks.aggregate"):
+        if (
+            option in ("lora_product", "trimmed_mean")
+            and build(spec_of(name)).make_aggregator is not FEDAVG.make_aggregator
+        ):
+            with raises(ConfigError, f'"{option}"', key="method.hooks.make_aggregator"):
                 build(spec)
             continue
         federation, simulation = planned(spec)

@@ -321,7 +321,7 @@ def test_an_own_data_set_runs(tmp_path):
 
 
 def test_an_own_hook_leaves_each_level_its_own_exit(tmp_path):
-    hook = f"method.hooks.levels={EXAMPLES / 'own_hook.py'}:own_exit_only"
+    hook = f"method.hooks.make_levels={EXAMPLES / 'own_hook.py'}:own_exit_only"
     run = ff.run(out=tmp_path / "run", overrides=[hook, "rounds=1", "local.epochs=1"])
     with_exits = assemble(load_experiment(overrides=["fleet.split=both"])).plan.levels
     assert [len(level.exits) for level in run.plan.levels] == [1, 1, 1, 1]

@@ -38,7 +38,7 @@ def by_round(federation: Federation, server: Server, rng: Any) -> list[int]:
 
 def fleet(option: str, *, equal: bool = False, hooks: Mapping[str, Any] = {}, **values: Any) -> tuple[Any, ...]:
     """Six clients of three levels, or all of the full one, and FedAvg with an option."""
-    spec = {"name": "fedavg", "plus": {option: values}, "hooks": {"choose": by_round, **hooks}}
+    spec = {"name": "fedavg", "plus": {option: values}, "hooks": {"choose_clients": by_round, **hooks}}
     federation, simulation = tiny_federation(spec, norm=False, shares=(3, 5, 7, 4, 6, 3))
     if equal:
         federation = replace(federation, levels=(replace(federation.levels[2], needs=0.0),))
@@ -215,7 +215,7 @@ def loop_fednova(federation: Federation, simulation: Simulation, local: Any, mom
 @pytest.mark.parametrize("equal", [True, False])
 def test_fednova_is_its_rule(equal: bool, rho: float, momentum: float) -> None:
     """Clients of 1 to 3 steps, with a gradient's weights added up one by one."""
-    federation, simulation = fleet("fednova", equal=equal, hooks={"adapt": epochs_by_client}, momentum=momentum)
+    federation, simulation = fleet("fednova", equal=equal, hooks={"adapt_job": epochs_by_client}, momentum=momentum)
     local = plain(lr=0.05, epochs=1, batch_size="all", momentum=rho)
     expected = loop_fednova(federation, simulation, local, momentum)
     assert_close(final(federation, simulation, local).state, expected, atol=2e-5)
@@ -229,7 +229,7 @@ def test_an_error_of_an_aggregator_costs_that_update_only() -> None:
     """The round is as if the client had not come: with an aggregator that reads what it sends."""
     states = []
     for chosen, report in ((CHOSEN[0], report_text), ([0, 2, 3], report_text)):
-        hooks = {"choose": lambda *arguments, chosen=chosen: chosen, "report": report}
+        hooks = {"choose_clients": lambda *arguments, chosen=chosen: chosen, "report": report}
         federation, simulation = fleet("fednova", hooks=hooks)
         server, report_ = run_round(federation, local_engine(simulation), Settings(3, LOCAL), start(federation))
         states.append(server.state)

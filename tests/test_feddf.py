@@ -215,7 +215,7 @@ def test_the_server_trains_as_a_plain_loop_does(temperature: float, every: int) 
 
 def test_the_settings_are_the_paper_s() -> None:
     """Adam at 1e-3 along a cosine of 10,000 steps, gradients cut at norm 5, a look every 100, patience 1,000."""
-    aggregate: Any = build({"name": "feddf"}).aggregate
+    aggregate: Any = build({"name": "feddf"}).make_aggregator
     assert aggregate.keywords["temperature"] == 1.0
     assert aggregate.keywords["local"] == Local(
         lr=1e-3, epochs=10_000, batch_size=64, clip_norm=5.0, max_steps=10_000, patience=1000, check_every=100,
@@ -349,7 +349,7 @@ def test_the_server_s_job_runs_in_one_thread() -> None:
     seen: list[int] = []
     state = start(federation).state
     job = Job("train", 4, 9, 0, None, full_submodel(federation.problem.layout), state,
-              {"name": Method(loss=partial(threads_seen, seen=seen))}, 0, local=plain(0.0))  # fmt: skip
+              {"name": Method(make_loss=partial(threads_seen, seen=seen))}, 0, local=plain(0.0))  # fmt: skip
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
     try:

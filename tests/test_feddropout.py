@@ -72,7 +72,7 @@ def test_each_element_is_its_clients_mean() -> None:
 
 def test_the_levels_are_those_of_width() -> None:
     problem, targets = tiny_problem(exits=(3,)), Targets((0.3, 1.0), (0.25, 0.25))
-    levels, expected = (build({"name": name}).levels(problem, targets) for name in ("feddropout", "heterofl"))
+    levels, expected = (build({"name": name}).make_levels(problem, targets) for name in ("feddropout", "heterofl"))
     assert [level.submodel for level in levels] == [level.submodel for level in expected]
 
 

@@ -23,7 +23,7 @@ def said():
         with open({{file!r}}, "a") as file:
             file.write(str([name for name in {HEAVY} if name in sys.modules]) + "\\n")
         return None
-    return Method(remember=remember)
+    return Method(update_client_memory=remember)
 """
 
 

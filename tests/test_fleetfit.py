@@ -49,7 +49,7 @@ def compute_loss(task: Task, exits: Sequence[Any], y: Any, **settings: float) ->
     federation, simulation = tiny_fleet({"name": "fleetfit", **settings})
     device: Device = simulation.device(2)
     device.problem = replace(device.problem, task=task)
-    loss = build(federation.method_spec).loss(make_job(federation, 2, 2), device)
+    loss = build(federation.method_spec).make_loss(make_job(federation, 2, 2), device)
     return float(loss(Fixed(exits), None, torch.tensor(y)))
 
 
@@ -276,7 +276,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
         ]},
     },
     "compressed": {"local": {"compress": "int8"}},
-    "rolling channels": {"method": {"hooks": {"channels": "rolling"}}},
+    "rolling channels": {"method": {"hooks": {"choose_channels": "rolling"}}},
 }  # fmt: skip
 
 

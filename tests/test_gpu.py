@@ -33,7 +33,7 @@ SETTINGS = Settings(
 SPECS: list[Mapping[str, Any]] = [
     {"name": "fedavg"},
     {"name": "scalefl"},
-    {"name": "scalefl", "hooks": {"channels": "random"}},
+    {"name": "scalefl", "hooks": {"choose_channels": "random"}},
     {"name": "heterofl", "scaler": True, "masked": True},
     {"name": "decoupled"},
     {"name": "fedavg", "plus": {"fedprox": {"mu": 0.1}}},

@@ -31,7 +31,7 @@ Plain = dict[str, Tensor]
 
 def by_depth(depths: tuple[int, ...], rounds: list[list[int]] = ROUNDS, **spec: Any) -> tuple[Federation, Simulation]:
     """A fleet with levels of these depths, at full width, and clients chosen by round."""
-    hooks = {"choose": lambda federation, server, rng: rounds[server.round]}
+    hooks = {"choose_clients": lambda federation, server, rng: rounds[server.round]}
     federation, simulation = tiny_federation({"name": "inclusivefl", "hooks": hooks, **spec}, norm=False)
     problem = federation.problem
     levels = tuple(

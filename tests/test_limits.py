@@ -127,7 +127,7 @@ class WatchedLooking(Watched):
 def test_checks_restore_training_mode(loss: type[Watched], every: int | None) -> None:
     """Steps have dropout and the batch's statistics, looks have neither, whoever computes what is looked at."""
     modes: list[tuple[str, bool]] = []
-    hooks = {"loss": lambda job, device: loss(modes, device)}
+    hooks = {"make_loss": lambda job, device: loss(modes, device)}
     federation, simulation = tiny_fleet({"name": "fedavg", "hooks": hooks}, dropout=0.5)
     local = Local(lr=0.01, epochs=3, batch_size=14, patience=50, check_every=every)
     train_job(make_job(federation, 5, 2, local=local), simulation.device(5))

@@ -320,7 +320,7 @@ def test_secure_rounds_refuse_links(more: dict[str, Any]) -> None:
     plain_one = {"fleet": {"groups": [{"budget": 1.0, "profile": PHONE}]}, "cohort": {"count": 6}}
     table = {
         **TABLE,
-        "method": {"name": "fedavg", "hooks": {"weight": "by_count"}},
+        "method": {"name": "fedavg", "hooks": {"weigh": "by_count"}},
         **plain_one,
         "secure": {},
         "evaluate": {"norms": ["batch"]},

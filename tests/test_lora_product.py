@@ -65,7 +65,7 @@ def updates(kind: str) -> list[Update]:
 
 def merged(received: Sequence[Update], old: State, factors: str = "nearest") -> Aggregate:
     method = build({"name": "fedavg", "plus": {"lora_product": {"factors": factors}}})
-    return aggregate_updates(FEDERATION, Server(old), received, method.aggregate, weigh_by_samples)
+    return aggregate_updates(FEDERATION, Server(old), received, method.make_aggregator, weigh_by_samples)
 
 
 def by_loops(received: Sequence[Update], old: State, layer: str) -> tuple[np.ndarray, np.ndarray]:

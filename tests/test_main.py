@@ -64,7 +64,7 @@ def in_a_job(what):
         def value(module, x, y):
             return sys.exit(0) if what == "leaves" else {}["missing"]
         return value
-    return Method(loss=loss)
+    return Method(make_loss=loss)
 """
 
 

@@ -38,7 +38,7 @@ from fleetfit.submodel import Submodel, random, rolling, window
 
 
 def counted() -> Method:
-    return Method(weight=weigh_equally)
+    return Method(weigh=weigh_equally)
 
 
 def first_weight(update: Update) -> float:
@@ -50,11 +50,11 @@ def second_weight(update: Update) -> float:
 
 
 def weighing_first() -> Method:
-    return Method(weight=first_weight)
+    return Method(weigh=first_weight)
 
 
 def weighing_second() -> Method:
-    return Method(weight=second_weight)
+    return Method(weigh=second_weight)
 
 
 def shifted(by: int, seen: list[int] | None = None) -> Callable[[Job, Device], Job | None]:
@@ -65,19 +65,19 @@ def shifted(by: int, seen: list[int] | None = None) -> Callable[[Job, Device], J
 
 
 def adapting_a() -> Method:
-    return Method(adapt=shifted(1))
+    return Method(adapt_job=shifted(1))
 
 
 def adapting_b() -> Method:
-    return Method(adapt=shifted(2))
+    return Method(adapt_job=shifted(2))
 
 
 def noting_a() -> Method:
-    return Method(note=lambda federation, server, update: {"a": update.client, "both": "a"})
+    return Method(annotate=lambda federation, server, update: {"a": update.client, "both": "a"})
 
 
 def noting_b() -> Method:
-    return Method(note=lambda federation, server, update: {"b": update.level, "both": "b"})
+    return Method(annotate=lambda federation, server, update: {"b": update.level, "both": "b"})
 
 
 def remembering(key: str) -> Method:
@@ -85,7 +85,7 @@ def remembering(key: str) -> Method:
         memory = dict(device.memory or {})
         return {**memory, key: memory.get(key, 0) + 1}
 
-    return Method(remember=remember)
+    return Method(update_client_memory=remember)
 
 
 def remembering_a() -> Method:
@@ -97,11 +97,11 @@ def remembering_b() -> Method:
 
 
 def adapting_c() -> Method:
-    return Method(adapt=shifted(3))
+    return Method(adapt_job=shifted(3))
 
 
 def declining() -> Method:
-    return Method(adapt=lambda job, device: None)
+    return Method(adapt_job=lambda job, device: None)
 
 
 def costing(value: float) -> Method:
@@ -109,11 +109,11 @@ def costing(value: float) -> Method:
         classes = device.data.classes
         return lambda module: torch.tensor(value if (job.client, classes) == (5, 4) else 0.0)
 
-    return Method(penalty=penalty)
+    return Method(make_penalty=penalty)
 
 
 def costing_nothing() -> Method:
-    return Method(penalty=lambda job, device: None)
+    return Method(make_penalty=lambda job, device: None)
 
 
 def no_method() -> int:
@@ -127,7 +127,7 @@ HERE = "test_method_spec"
 
 
 def test_the_empty_spec_is_fedavg() -> None:
-    assert build({}).weight is weigh_by_samples
+    assert build({}).weigh is weigh_by_samples
     assert build({"name": "exclusivefl"}) == FEDAVG
 
 
@@ -154,19 +154,19 @@ def test_the_empty_spec_is_fedavg() -> None:
             Expected("[method.plus.fedprox] fedprox: mu", "'a lot'", key="method.plus.fedprox.mu"),
         ),
         (
-            {"name": "fedavg", "hooks": {"chanels": "rolling"}},
-            Expected('"chanels"', '"channels"?', key="method.hooks.chanels"),
+            {"name": "fedavg", "hooks": {"choose_chanels": "rolling"}},
+            Expected('"choose_chanels"', '"choose_channels"?', key="method.hooks.choose_chanels"),
         ),
         (
-            {"name": "fedavg", "hooks": {"channels": "roling"}},
-            Expected("prefix", '"rolling"?', key="method.hooks.channels"),
+            {"name": "fedavg", "hooks": {"choose_channels": "roling"}},
+            Expected("prefix", '"rolling"?', key="method.hooks.choose_channels"),
         ),
         (
-            {"name": "fedavg", "hooks": {"loss": "something"}},
-            Expected('"module:function"', "'something'", key="method.hooks.loss"),
+            {"name": "fedavg", "hooks": {"make_loss": "something"}},
+            Expected('"module:function"', "'something'", key="method.hooks.make_loss"),
         ),
-        ({"name": "fedavg", "hooks": {"weight": 3}}, Expected("by_samples, by_count", 3, key="method.hooks.weight")),
-        ({"name": "fedavg", "hooks": {"weight": f"{HERE}:missing"}}, Expected('"missing"')),
+        ({"name": "fedavg", "hooks": {"weigh": 3}}, Expected("by_samples, by_count", 3, key="method.hooks.weigh")),
+        ({"name": "fedavg", "hooks": {"weigh": f"{HERE}:missing"}}, Expected('"missing"')),
     ],
     ids=lambda v: str(v)[:60],
 )
@@ -205,21 +205,24 @@ def test_equal_specs_are_built_once() -> None:
     ("kind", "function"), [("prefix", keep_prefix), ("window", window), ("rolling", rolling), ("random", random)]
 )
 def test_named_channels(kind: str, function: Any) -> None:
-    method = build({"name": "scalefl", "hooks": {"channels": kind}})
-    assert method.channels is function
-    assert method.weight is weigh_equally  # the rest stays
+    method = build({"name": "scalefl", "hooks": {"choose_channels": kind}})
+    assert method.choose_channels is function
+    assert method.weigh is weigh_equally  # the rest stays
 
 
 def test_other_hooks_by_name() -> None:
-    assert build({"name": "scalefl", "hooks": {"weight": "by_samples", "choose": "uniform"}}).weight is weigh_by_samples
-    assert build({"name": "scalefl", "hooks": {"choose": "uniform"}}).choose is choose_uniformly
-    assert build({"name": "fedavg", "hooks": {"weight": f"{HERE}:first_weight"}}).weight(None) == 1.0  # type: ignore[arg-type]
+    assert (
+        build({"name": "scalefl", "hooks": {"weigh": "by_samples", "choose_clients": "uniform"}}).weigh
+        is weigh_by_samples
+    )
+    assert build({"name": "scalefl", "hooks": {"choose_clients": "uniform"}}).choose_clients is choose_uniformly
+    assert build({"name": "fedavg", "hooks": {"weigh": f"{HERE}:first_weight"}}).weigh(None) == 1.0  # type: ignore[arg-type]
 
 
 def test_a_hook_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "heavy.py"
     path.write_text("def heavy(update):\n    return 3.0\n")
-    assert build({"name": "fedavg", "hooks": {"weight": f"{path}:heavy"}}).weight(None) == 3.0  # type: ignore[arg-type]
+    assert build({"name": "fedavg", "hooks": {"weigh": f"{path}:heavy"}}).weigh(None) == 3.0  # type: ignore[arg-type]
 
 
 # ---- options -------------------------------------------------
@@ -230,21 +233,21 @@ def with_options(*options: str, name: str = "fedavg", **hooks: Any) -> dict[str,
 
 
 def test_options_fill_free_hooks() -> None:
-    assert build(with_options("counted")).weight is weigh_equally
+    assert build(with_options("counted")).weigh is weigh_equally
 
 
 def test_a_hook_set_twice_is_refused() -> None:
-    with raises(ConfigError, f'"{HERE}:weighing_first"', '"weight"', "method.hooks.weight = "):
+    with raises(ConfigError, f'"{HERE}:weighing_first"', '"weigh"', "method.hooks.weigh = "):
         build(with_options("weighing_first", name="scalefl"))
-    with raises(ConfigError, f'"{HERE}:weighing_second"', '"weight"'):
+    with raises(ConfigError, f'"{HERE}:weighing_second"', '"weigh"'):
         build(with_options("weighing_first", "weighing_second"))
 
 
 def test_hooks_name_the_winner() -> None:
     for winner, expected in (("first_weight", 1.0), ("second_weight", 2.0)):
-        spec = with_options("weighing_first", "weighing_second", weight=f"{HERE}:{winner}")
-        assert build(spec).weight(None) == expected  # type: ignore[arg-type]
-    assert build(with_options("weighing_first", name="scalefl", weight="by_samples")).weight is weigh_by_samples
+        spec = with_options("weighing_first", "weighing_second", weigh=f"{HERE}:{winner}")
+        assert build(spec).weigh(None) == expected  # type: ignore[arg-type]
+    assert build(with_options("weighing_first", name="scalefl", weigh="by_samples")).weigh is weigh_by_samples
 
 
 def test_adapts_chain() -> None:
@@ -253,7 +256,7 @@ def test_adapts_chain() -> None:
     job, device = make_job(federation, 5, 2, seed=0), simulation.device(5)
 
     def adapted(*options: str, name: str = "fedavg") -> Job | None:
-        return build(with_options(*options, name=name)).adapt(job, device)
+        return build(with_options(*options, name=name)).adapt_job(job, device)
 
     log = adapted("adapting_a", "adapting_b", "adapting_c")
     assert log is not None and log.seed == 123
@@ -264,7 +267,7 @@ def test_adapts_chain() -> None:
 
 
 def adapting_to_the_client() -> Method:
-    return Method(adapt=lambda job, device: replace(job, seed=1000 * job.seed + len(device.memory)))
+    return Method(adapt_job=lambda job, device: replace(job, seed=1000 * job.seed + len(device.memory)))
 
 
 def observing(place: list[Any]) -> Method:
@@ -272,7 +275,7 @@ def observing(place: list[Any]) -> Method:
         place.append(arguments)
         return replace(server, round=server.round + 1)
 
-    return Method(observe=observe)
+    return Method(update_server_memory=observe)
 
 
 def test_each_of_a_chain_has_the_device() -> None:
@@ -280,7 +283,7 @@ def test_each_of_a_chain_has_the_device() -> None:
     job, device = make_job(federation, 5, 2, seed=0), replace(simulation.device(5), memory={"kept": 1})
     two = {"a": adapting_to_the_client(), "b": adapting_to_the_client()}
     method = functools.reduce(lambda one, name: _add_option(one, two[name], name, set()), two, Method())
-    adapted_job = method.adapt(job, device)
+    adapted_job = method.adapt_job(job, device)
     assert adapted_job is not None and adapted_job.seed == 1001
 
 
@@ -290,7 +293,7 @@ def test_observers_are_chained() -> None:
     second: list[Any] = []
     method = _add_option(_add_option(Method(), observing(first), "a", set()), observing(second), "b", set())
     server = start(federation)
-    assert method.observe(federation, server, ["jobs"], ["updates"]).round == server.round + 2  # type: ignore[call-arg,arg-type]
+    assert method.update_server_memory(federation, server, ["jobs"], ["updates"]).round == server.round + 2  # type: ignore[call-arg,arg-type]
     assert first == second == [(["jobs"], ["updates"])]
 
 
@@ -299,8 +302,8 @@ def test_the_order_of_a_chain_is_that_of_the_options(order: tuple[str, str]) -> 
     """A function in place of a name, which makes the spec one that cannot travel, must not turn the options around."""
     federation, simulation = tiny_federation({"name": "fedavg"})
     job, device = make_job(federation, 5, 2, seed=0), simulation.device(5)
-    by_name = build(with_options(*order, weight="by_count")).adapt(job, device)
-    by_object = build(with_options(*order, weight=weigh_equally)).adapt(job, device)
+    by_name = build(with_options(*order, weigh="by_count")).adapt_job(job, device)
+    by_object = build(with_options(*order, weigh=weigh_equally)).adapt_job(job, device)
     assert by_name is not None and by_object is not None
     assert by_name.seed == by_object.seed
 
@@ -323,7 +326,7 @@ def test_notes_of_two_parts_are_both_in_the_report() -> None:
     piece = Submodel({}, (1,))
     update = Update(0, 0, 7, 2, piece, piece, {}, 5, {})
     federation, _ = tiny_federation({"name": "fedavg"})
-    assert method.note(federation, start(federation), update) == {"a": 7, "b": 2, "both": "b"}
+    assert method.annotate(federation, start(federation), update) == {"a": 7, "b": 2, "both": "b"}
 
 
 def test_both_parts_remember_and_find_their_own_again() -> None:
@@ -359,7 +362,7 @@ def test_penalties_add_up() -> None:
     def total(*options: str, **plus: Any) -> float | None:
         spec = with_options(*options)
         spec["plus"] |= plus
-        penalty = build(spec).penalty(job, device)
+        penalty = build(spec).make_penalty(job, device)
         return None if penalty is None else float(penalty(nn.Linear(1, 1)))
 
     assert total() is None
@@ -375,29 +378,29 @@ def test_penalties_add_up() -> None:
 
 
 def test_is_portable() -> None:
-    assert is_portable({"name": "scalefl", "beta": 0.1, "hooks": {"channels": "rolling"}})
+    assert is_portable({"name": "scalefl", "beta": 0.1, "hooks": {"choose_channels": "rolling"}})
     assert not is_portable({"name": scalefl})
-    assert not is_portable({"name": "fedavg", "hooks": {"weight": weigh_equally}})
+    assert not is_portable({"name": "fedavg", "hooks": {"weigh": weigh_equally}})
     assert not is_portable({"name": "fedavg", "plus": {"fedprox": {"mu": torch.ones(1)}}})
 
 
 def test_objects_stand_in_for_names() -> None:
-    method = Method(weight=weigh_equally)
+    method = Method(weigh=weigh_equally)
     assert build({"name": method}) is method or build({"name": method}) == method
-    assert build({"name": scalefl, "beta": 0.0}).weight is weigh_equally
+    assert build({"name": scalefl, "beta": 0.0}).weigh is weigh_equally
     assert build({"name": lambda pull=1: method, "pull": 2}) == method
     with raises(ConfigError, '"pul"', '"pull"?', key="method.pul"):
         build({"name": lambda pull=1: method, "pul": 2})
-    assert build({"name": "fedavg", "hooks": {"weight": lambda update: 4.0}}).weight(None) == 4.0  # type: ignore[arg-type]
+    assert build({"name": "fedavg", "hooks": {"weigh": lambda update: 4.0}}).weigh(None) == 4.0  # type: ignore[arg-type]
 
 
 def test_functions_without_an_import_path_work_on_local() -> None:
     """A lambda as weight, and a Method made by hand: the same bits as by their names."""
     states = []
     for spec in (
-        {"name": "fedavg", "hooks": {"weight": lambda update: 1.0}},
-        {"name": Method(weight=weigh_equally)},
-        {"name": "exclusivefl", "hooks": {"weight": "by_count"}},
+        {"name": "fedavg", "hooks": {"weigh": lambda update: 1.0}},
+        {"name": Method(weigh=weigh_equally)},
+        {"name": "exclusivefl", "hooks": {"weigh": "by_count"}},
     ):
         federation, simulation = tiny_federation(spec)
         *_, last = run(federation, local_engine(simulation), Settings(2, plain(lr=0.1)), start(federation))
@@ -407,7 +410,7 @@ def test_functions_without_an_import_path_work_on_local() -> None:
 
 
 def test_they_are_refused_where_they_cannot_be_rebuilt() -> None:
-    federation, simulation = tiny_federation({"name": "fedavg", "hooks": {"weight": lambda update: 1.0}})
+    federation, simulation = tiny_federation({"name": "fedavg", "hooks": {"weigh": lambda update: 1.0}})
     engine = processes(simulation, workers=1)
     try:
         with raises(ConfigError, 'engine.name = "local"'):
@@ -454,7 +457,7 @@ def test_a_default_that_no_run_file_has_is_refused() -> None:
 
 
 def test_options_add_their_declarations() -> None:
-    option = Method(replaces=("weight",), settles=("epochs",), defaults={"local.lr": 0.1})
+    option = Method(unused_hooks=("weigh",), fixed_keys=("epochs",), defaults={"local.lr": 0.1})
     method = _add_option(Method(defaults={"local.lr": 0.2, "rounds": 5}), option, "a", set())
-    assert method.replaces == ("weight",) and method.settles == ("epochs",)
+    assert method.unused_hooks == ("weigh",) and method.fixed_keys == ("epochs",)
     assert method.defaults == {"local.lr": 0.1, "rounds": 5}

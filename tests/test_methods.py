@@ -128,7 +128,7 @@ def test_a_round_of_scalefl_is_algorithms_1_to_3(chosen: tuple[int, ...]) -> Non
     chosen client has (block 3 and the outer channels, when level 3 is left out) keeps its value bit for bit. All
     samples are one batch, so that their order does not matter.
     """
-    spec = {"name": "scalefl", "beta": 0.3, "temperature": 2.0, "hooks": {"choose": only(*chosen)}}
+    spec = {"name": "scalefl", "beta": 0.3, "temperature": 2.0, "hooks": {"choose_clients": only(*chosen)}}
     federation, simulation = tiny_federation(spec)
     assert [
         (len(v.submodel.channels["a"]), len(v.submodel.channels["b"]), v.submodel.exits) for v in federation.levels
@@ -160,7 +160,9 @@ def test_a_round_of_scalefl_is_algorithms_1_to_3(chosen: tuple[int, ...]) -> Non
 
 def test_weights_by_samples_are_the_samples() -> None:
     """FedAvg's rule with unequal clients: x <- sum_k n_k x_k / sum_k n_k, here over 4, 8 and 28 samples."""
-    federation, simulation = tiny_federation({"name": "all_large", "hooks": {"choose": only(0, 1, 2)}}, norm=False)
+    federation, simulation = tiny_federation(
+        {"name": "all_large", "hooks": {"choose_clients": only(0, 1, 2)}}, norm=False
+    )
     level = Level("1", federation.problem.submodel(1.0, (3,)), 1.0, 0.0)
     keep = {0: 4, 1: 8}
     parts = [{**p, "train": p["train"][: keep.get(i, 28)]} for i, p in enumerate(simulation.parts)]
@@ -333,7 +335,7 @@ def test_masking_needs_an_axis_of_the_classes() -> None:
     without = replace(problem)
     without.__dict__["layout"] = replace(problem.layout, axes=axes)
     with raises(ConfigError, '"classes"', key="masked"):
-        build({"name": "heterofl", "masked": True}).levels(without, Targets((1.0,), (0.1,)))
+        build({"name": "heterofl", "masked": True}).make_levels(without, Targets((1.0,), (0.1,)))
 
 
 def test_label_masked_averaging_of_the_output_rows() -> None:
@@ -343,7 +345,7 @@ def test_label_masked_averaging_of_the_output_rows() -> None:
     Clients 0, 1, 2 (levels 1, 2, 3) lack class 3; client 0 also lacks 0 and client 2 lacks 1. So the bias of class 0
     is the mean of clients 1 and 2, of class 1 that of clients 0 and 1, and of class 2 that of all.
     """
-    spec = {"name": "heterofl", "masked": True, "hooks": {"choose": only(0, 1, 2)}}
+    spec = {"name": "heterofl", "masked": True, "hooks": {"choose_clients": only(0, 1, 2)}}
     federation, simulation = tiny_federation(spec)
     federation = width_levels(federation)
     simulation = missing_classes(simulation, {0: {0, 3}, 1: {3}, 2: {1, 3}})
@@ -392,7 +394,7 @@ def test_fedprox_penalty_and_gradient() -> None:
     spec = {"name": "fedavg", "plus": {"fedprox": {"mu": 0.3}}}
     federation, simulation = tiny_federation(spec)
     job = make_job(federation, 5, 2)
-    penalty = build(spec).penalty(job, simulation.device(5))
+    penalty = build(spec).make_penalty(job, simulation.device(5))
     assert penalty is not None
     piece = get_local_model(federation.problem, job.submodel, torch.device("cpu"))
     piece.load(job.state)
@@ -431,7 +433,7 @@ def test_fedprox_training_is_plain_sgd_with_the_penalty() -> None:
 
 
 def decoupled_fleet(choose: Any = everybody) -> tuple[Federation, Simulation]:
-    return tiny_federation({"name": "decoupled", "hooks": {"choose": choose}})
+    return tiny_federation({"name": "decoupled", "hooks": {"choose_clients": choose}})
 
 
 def test_decoupled_levels_never_mix() -> None:
@@ -524,7 +526,7 @@ def test_fedrolex_windows_by_hand() -> None:
 
 def test_channels_that_do_not_rise_are_refused() -> None:
     federation = width_levels(tiny_federation({"name": "fedrolex"})[0])
-    method = replace(federation.method, channels=lambda axis, n, round, client, rng: range(n)[::-1])
+    method = replace(federation.method, choose_channels=lambda axis, n, round, client, rng: range(n)[::-1])
     with raises(ModelError, '"a"', key="channels"):
         get_round_submodel(replace(federation, method=method), 0, 0)
 
@@ -547,7 +549,7 @@ def test_fedrolex_covers_the_whole_model() -> None:
 
 
 def test_a_round_of_fedrolex_trains_the_rolled_channels() -> None:
-    federation, simulation = tiny_federation({"name": "fedrolex", "hooks": {"choose": only(0, 3)}})
+    federation, simulation = tiny_federation({"name": "fedrolex", "hooks": {"choose_clients": only(0, 3)}})
     federation = width_levels(federation)
     server = start(federation)
     server = Server(server.state, round=5)
@@ -562,7 +564,7 @@ def test_a_round_of_fedrolex_trains_the_rolled_channels() -> None:
 def chosen_over(federation: Federation, rounds: int) -> list[list[int]]:
     server = start(federation)
     return [
-        sorted(federation.method.choose(federation, Server(server.state, r), make_numpy_rng(0, r, "choose")))
+        sorted(federation.method.choose_clients(federation, Server(server.state, r), make_numpy_rng(0, r, "choose")))
         for r in range(rounds)
     ]
 
@@ -570,7 +572,7 @@ def chosen_over(federation: Federation, rounds: int) -> list[list[int]]:
 def planned(name: str, **more: Any) -> tuple[Federation, Simulation]:
     """A fleet with the levels that the method itself asks for."""
     federation, simulation = tiny_federation({"name": name}, **more)
-    levels = build({"name": name}).levels(federation.problem, Targets((0.25, 0.5, 1.0), (0.2, 0.2, 0.2)))
+    levels = build({"name": name}).make_levels(federation.problem, Targets((0.25, 0.5, 1.0), (0.2, 0.2, 0.2)))
     return replace(federation, levels=tuple(levels)), simulation
 
 
@@ -602,7 +604,7 @@ def test_exclusivefl_trains_all_exits() -> None:
     needs, exits = (0.25, 0.5, 1.0), [(1,), (1, 2), (1, 2, 3)]
     splits = tuple(LevelShape(e[-1], 1.0, e, s, needs=s) for e, s in zip(exits, needs, strict=True))
     targets = Targets(needs, (0.0,) * 3, splits=splits, mode="depth")
-    federation = replace(federation, levels=tuple(build(spec).levels(federation.problem, targets)))
+    federation = replace(federation, levels=tuple(build(spec).make_levels(federation.problem, targets)))
     assert [level.submodel.exits for level in federation.levels] == exits
     assert federation.able.tolist() == [2, 5, 8]
     slots = federation.method.assign(federation, start(federation), make_numpy_rng(0))
@@ -610,7 +612,7 @@ def test_exclusivefl_trains_all_exits() -> None:
     torch.manual_seed(0)
     logits, y = [torch.randn(6, 4) for _ in range(3)], torch.tensor([0, 1, 2, 3, 0, 1])
     job = Job("train", 5, 9, 0, 2, slots[0][2], {}, {}, 0)
-    loss = federation.method.loss(job, simulation.device(2))(lambda x: x, logits, y)  # type: ignore[arg-type]
+    loss = federation.method.make_loss(job, simulation.device(2))(lambda x: x, logits, y)  # type: ignore[arg-type]
     torch.testing.assert_close(loss, -sum(z.log_softmax(1)[range(6), y].mean() for z in logits))
 
 

@@ -145,7 +145,7 @@ class Kept:
 
 def quiet(pull: float = 0.1) -> Method:
     """Make the method."""
-    return Method(weight=weigh_equally)
+    return Method(weigh=weigh_equally)
 
 def wrong() -> int:
     return 3
@@ -167,7 +167,7 @@ def test_a_function_of_a_file(plugin: Path) -> None:
     assert isinstance(factory(), Method)
     assert names.resolve("methods", f"{plugin}:quiet") is factory
     assert names.resolve("methods", f"{plugin.parent}/../{plugin.parent.name}/my_method.py:quiet") is factory
-    assert build({"name": f"{plugin}:quiet", "pull": 0.5}).weight is not Method().weight
+    assert build({"name": f"{plugin}:quiet", "pull": 0.5}).weigh is not Method().weigh
 
 
 def test_two_files_of_one_name_are_two_modules(plugin: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def with_loss(folder: Path, body: str) -> dict[str, Any]:
     (folder / "own.py").write_text(
         f"import torch\ndef loss(job, device):\n    def own(module, x, y):\n        {body}\n    return own\n"
     )
-    return {**FAST, "method": {"name": "heterofl", "hooks": {"loss": f"{folder}/own.py:loss"}}}
+    return {**FAST, "method": {"name": "heterofl", "hooks": {"make_loss": f"{folder}/own.py:loss"}}}
 
 
 @pytest.mark.parametrize("kind", LOSSES)
@@ -79,7 +79,7 @@ def test_one_usable_round_is_enough(tmp_path: Path) -> None:
         "        if job.round != 1:\n            raise ValueError('no')\n"
         "        return module(x)[-1].logsumexp(1).mean()\n    return own\n"
     )
-    table = {**FAST, "method": {"name": "heterofl", "hooks": {"loss": f"{tmp_path}/own.py:loss"}}}
+    table = {**FAST, "method": {"name": "heterofl", "hooks": {"make_loss": f"{tmp_path}/own.py:loss"}}}
     run = ff.run(table, out=tmp_path / "run")
     assert run.summary["empty_rounds"] == 2
     assert "2 of 3" in [value for _, value in make_total_table(run.files.read_summary()).rows]

@@ -267,7 +267,7 @@ def test_nothing_is_written_of_data_that_are_withheld(tmp_path: Path) -> None:
     withheld: dict[str, dict[str, Any]] = {
         "private": {"privacy": {"clip": 0.5, "noise": 1.0, "delta": 0.01, "key_file": str(tmp_path / "keys" / "key")},
                     "method": {"name": "fedavg"}},
-        "secure": {"secure": {}, "method": {"name": "fedavg", "hooks": {"weight": "by_count"}}},
+        "secure": {"secure": {}, "method": {"name": "fedavg", "hooks": {"weigh": "by_count"}}},
         "open": {"method": {"name": "fedavg"}},
     }  # fmt: skip
     for name, sections in withheld.items():

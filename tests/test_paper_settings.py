@@ -104,7 +104,7 @@ def test_a_file_is_as_its_paper_or_says_how_it_differs(path: Path) -> None:
         counts = paper.counted is None or method in paper.counted
         plain = experiment.method.hooks.get("weight") == "by_samples" and path.stem.startswith("reefl-")
         weight = weigh_by_samples if plain or not counts else weigh_equally
-        if build(build_method_spec(experiment)).weight is not weight:
+        if build(build_method_spec(experiment)).weigh is not weight:
             wrong[f"{label}: weight"] = method
     assert not wrong
 

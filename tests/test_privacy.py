@@ -384,7 +384,7 @@ def test_undone_rounds_are_paid_for(tmp_path: Path) -> None:
             aggregate = super().result()
             return replace(aggregate, mean={n: t * float("nan") for n, t in aggregate.mean.items()})
 
-    hooks = {"aggregate": lambda federation, server: Broken(privacy, federation, server)}
+    hooks = {"make_aggregator": lambda federation, server: Broken(privacy, federation, server)}
     federation = replace(assembly.federation, method=replace(assembly.federation.method, **hooks))
     server, engine = start(federation), assembly.engine()
     privacy.begin_round(0)
@@ -556,9 +556,12 @@ REFUSED: list[tuple[dict[str, Any], Expected]] = [
     ({"method": {"name": "scalefl", "plus": {"outliers": {}}}}, Expected("method.plus.outliers")),
     ({"method": {"name": "scalefl", "plus": {"trimmed_mean": {}}}}, Expected("method.plus.trimmed_mean")),
     ({"method": {"name": "decoupled"}}, Expected("decoupled", "'dispatch'")),
-    ({"method": {"name": "scalefl", "hooks": {"channels": "random"}}}, Expected('channels = "prefix"', '"rolling"')),
-    ({"method": {"name": "scalefl", "hooks": {"weight": "by_samples"}}}, Expected("method.hooks.weight")),
-    ({"method": {"name": "scalefl", "hooks": {"weight": "test_privacy:heavier"}}}, Expected("method.hooks.weight")),
+    (
+        {"method": {"name": "scalefl", "hooks": {"choose_channels": "random"}}},
+        Expected('channels = "prefix"', '"rolling"'),
+    ),
+    ({"method": {"name": "scalefl", "hooks": {"weigh": "by_samples"}}}, Expected("method.hooks.weigh")),
+    ({"method": {"name": "scalefl", "hooks": {"weigh": "test_privacy:heavier"}}}, Expected("method.hooks.weigh")),
     ({"cohort": {"choose": "size"}}, Expected("cohort.choose")),
     ({"cohort": {"quorum": 0.8}}, Expected("over_selection")),
     ({"cohort": {"over_selection": 0.2}}, Expected("over_selection")),

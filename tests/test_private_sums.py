@@ -77,7 +77,9 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def choose_clients(assembly: Any, round: int = 0) -> list[int]:
     federation = assembly.federation
-    return list(federation.method.choose(federation, replace(start(federation), round=round), np.random.default_rng(0)))
+    return list(
+        federation.method.choose_clients(federation, replace(start(federation), round=round), np.random.default_rng(0))
+    )
 
 
 def full_round(assembly: Any) -> int:
@@ -273,7 +275,7 @@ def test_a_server_that_shrinks_the_cohort_gets_no_sum(monkeypatch: pytest.Monkey
     assembly = assembly_of()
     federation = assembly.federation
     assembly = replace(assembly, federation=replace(federation, method=replace(
-        federation.method, choose=lambda federation, server, rng: [0, 1])))  # fmt: skip
+        federation.method, choose_clients=lambda federation, server, rng: [0, 1])))  # fmt: skip
     members = assembly.settings.secure
     greedy = replace(members, rules=replace(members.rules, minimum=1))
     watched = WatchedEngine(replace(assembly, settings=replace(assembly.settings, secure=None)).engine())

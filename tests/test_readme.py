@@ -369,19 +369,20 @@ def test_the_smallest_example_of_each_hook_does_what_it_says(tmp_path):
         ):
             same.add(hook)
     # no loss is beyond 10, all have samples, what these remember and note changes no weights; a run asks for levels
-    assert same == {"aggregate", "receive", "remember", "report", "note", "observe", "levels"}
-    assert train_with_hooks({"observe": named["observe"]}).server.memory == {"updates": 12}
-    assert "classifier.fc.weight" in train_with_hooks({"model": named["model"]}).server.state
+    assert same == {"make_aggregator", "filter_updates", "update_client_memory", "report", "annotate",
+                    "update_server_memory", "make_levels"}  # fmt: skip
+    assert train_with_hooks({"update_server_memory": named["update_server_memory"]}).server.memory == {"updates": 12}
+    assert "classifier.fc.weight" in train_with_hooks({"adapt_model": named["adapt_model"]}).server.state
     method = build({"name": "fedavg", "hooks": named})
     targets = Targets((0.3, 0.6, 1.0), (0.25, 0.25, 0.25))
-    assert [level.submodel.exits for level in method.levels(tiny_problem(), targets)] == [(3,)] * 3
+    assert [level.submodel.exits for level in method.make_levels(tiny_problem(), targets)] == [(3,)] * 3
     federation, simulation = tiny_federation({"name": "fedavg"})
     update = next(reply for reply in record_replies(federation, simulation) if isinstance(reply, ff.Update))
     length = math.sqrt(sum(float((tensor**2).sum()) for tensor in update.state.values()))
-    assert method.note(federation, start(federation), update)["length"] == pytest.approx(length)
+    assert method.annotate(federation, start(federation), update)["length"] == pytest.approx(length)
     memory = None
     for taken_part in (1, 2):
-        memory = method.remember(None, simulation.device(0, memory), None)
+        memory = method.update_client_memory(None, simulation.device(0, memory), None)
         assert memory == {"rounds": taken_part}
 
 
@@ -389,7 +390,7 @@ def test_the_work_of_drawn_levels_is_counted(tmp_path):
     """The smallest level has no smaller one to draw."""
     write_files(ADD_A_METHOD, tmp_path)
     works = []
-    for loss in ({}, {"loss": f"{tmp_path / 'drawn.py'}:drawn"}):
+    for loss in ({}, {"make_loss": f"{tmp_path / 'drawn.py'}:drawn"}):
         federation, simulation = tiny_federation({"name": "fedavg", "hooks": loss})
         works.append({reply.level: reply.multiply_adds for reply in record_replies(federation, simulation)})
     assert works[1][0] == works[0][0] and works[1][2] < works[0][2]

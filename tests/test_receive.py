@@ -1,4 +1,4 @@
-"""The hook `receive`: who counts in a round is judged on all its updates, before anybody is told to remember it."""
+"""The hook `filter_updates`: who counts in a round is judged on all its updates, before a client keeps its memory."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -51,16 +51,16 @@ def halved(federation: Federation, server: Server, updates: Updates) -> Iterable
 
 
 def leaving_four_out() -> Method:
-    return Method(receive=without_four)
+    return Method(filter_updates=without_four)
 
 
 def halving() -> Method:
-    return Method(receive=halved)
+    return Method(filter_updates=halved)
 
 
 def receiving(federation: Federation, receive: Receive) -> Federation:
     """Set the hook alone; the jobs, and so their bytes, stay the same."""
-    return replace(federation, method=replace(federation.method, receive=receive))  # type: ignore[type-var]
+    return replace(federation, method=replace(federation.method, filter_updates=receive))  # type: ignore[type-var]
 
 
 def chosen(*clients: int) -> Callable[..., list[int]]:
@@ -84,7 +84,7 @@ def test_a_left_out_update_is_a_failure_without_memory() -> None:
     federation, engine = receiving(everybody, without(2, 4)), local_engine(simulation)
     server, report = run_round(federation, engine, Settings(1, LOCAL), start(federation))
     assert [(f["client"], f["level"]) for f in report["failures"]] == [(2, 3), (4, 2)]
-    assert all("(receive)" in f["reason"] for f in report["failures"])
+    assert all("(filter_updates)" in f["reason"] for f in report["failures"])
     assert report["train"]["clients"] == 4 and not any(f["absent"] for f in report["failures"])
     assert set(engine.dump_memories()) == {"0", "1", "3", "5"}
     assert server.memory["updates"] == 4
@@ -99,7 +99,7 @@ def test_left_out_updates_fail_their_job() -> None:
     def observe(federation: Federation, server: Server, aggregate: Any, reports: Any) -> Server:
         return replace(server, memory=[(report.index, report.client, isinstance(report, Update)) for report in reports])
 
-    hooks = {"receive": without(2, 4), "observe": observe}
+    hooks = {"filter_updates": without(2, 4), "update_server_memory": observe}
     federation, simulation = make_fleet("fedavg", hooks=hooks)
     server, _ = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert [index for index, _, _ in server.memory] == list(range(6))
@@ -108,7 +108,7 @@ def test_left_out_updates_fail_their_job() -> None:
 
 def test_left_out_clients_are_counted_by_honesty() -> None:
     """Clients 0 and 3 are of level 1, 1 and 4 of level 2, 2 and 5 of level 3; 2 and 4 are hostile, 2 and 3 left out."""
-    federation, simulation = make_fleet("fedavg", hooks={"receive": without(2, 3)})
+    federation, simulation = make_fleet("fedavg", hooks={"filter_updates": without(2, 3)})
     settings = Settings(1, LOCAL, hostile=frozenset({2, 4}))
     _, report = run_round(federation, local_engine(simulation), settings, start(federation))
     assert report["received"] == {
@@ -149,7 +149,7 @@ def test_the_mean_leaves_updates_out() -> None:
             if update.client != 5:
                 yield update
 
-    federation, simulation = make_fleet("scalefl", choose=chosen(2, 5), hooks={"receive": receive})
+    federation, simulation = make_fleet("scalefl", choose=chosen(2, 5), hooks={"filter_updates": receive})
     server, _ = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert torch.equal(concat_state(server.state), concat_state(sent[2].state))
     assert not torch.equal(concat_state(sent[5].state), concat_state(sent[2].state))
@@ -158,7 +158,7 @@ def test_the_mean_leaves_updates_out() -> None:
 def test_changed_updates_are_merged_as_they_are_now() -> None:
     """Halving every movement halves that of the mean, up to rounding."""
     moved = []
-    for hooks in ({}, {"receive": halved}):
+    for hooks in ({}, {"filter_updates": halved}):
         federation, simulation = make_fleet("scalefl", hooks=hooks)
         before = start(federation)
         after, _ = run_round(federation, local_engine(simulation), Settings(1, LOCAL), before)
@@ -182,7 +182,7 @@ def test_notes_and_weights_follow_receive() -> None:
         weighed.append((update.client, update.num_examples))
         return 1.0
 
-    federation, simulation = make_fleet("fedavg", hooks={"receive": receive, "note": note, "weight": weight})
+    federation, simulation = make_fleet("fedavg", hooks={"filter_updates": receive, "annotate": note, "weigh": weight})
     _, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert sorted(records) == sorted(weighed) == [(0, 1), (1, 1), (2, 1)]
     assert report["train"]["samples"] == 3
@@ -195,21 +195,25 @@ def test_receive_sets_the_order_of_aggregation() -> None:
     def observe(federation: Federation, server: Server, aggregate: Any, reports: Any) -> Server:
         return replace(server, memory=[report.index for report in reports])
 
-    hooks = {"receive": lambda f, s, updates: reversed(updates), "aggregate": watched, "observe": observe}
+    hooks = {
+        "filter_updates": lambda f, s, updates: reversed(updates),
+        "make_aggregator": watched,
+        "update_server_memory": observe,
+    }
     federation, simulation = make_fleet("fedavg", hooks=hooks)
     server, _ = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert merged == [3, 0, 4, 1, 5, 2] and server.memory == list(range(6))
 
 
 def test_receive_leaves_updates_out() -> None:
-    federation, simulation = make_fleet("fedavg", hooks={"receive": lambda f, s, updates: updates[:2]})
+    federation, simulation = make_fleet("fedavg", hooks={"filter_updates": lambda f, s, updates: updates[:2]})
     _, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert report["train"]["clients"] == 2
     assert [failure["client"] for failure in report["failures"]] == [1, 4, 0, 3]
 
 
 def test_leaving_out_all_is_an_empty_round() -> None:
-    federation, simulation = make_fleet("fedavg", hooks={"receive": lambda f, s, updates: []})
+    federation, simulation = make_fleet("fedavg", hooks={"filter_updates": lambda f, s, updates: []})
     before = start(federation)
     after, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), before)
     assert has_same_bits(before.state, after.state) and after.round == 1
@@ -227,16 +231,16 @@ def test_errors_of_receive_undo_the_round() -> None:
         raise ZeroDivisionError("no median")
 
     for receive in (at_once, midway):
-        federation, simulation = make_fleet("plugin_method:counting", hooks={"receive": receive})
+        federation, simulation = make_fleet("plugin_method:counting", hooks={"filter_updates": receive})
         engine, before = local_engine(simulation), start(federation)
         after, report = run_round(federation, engine, Settings(1, LOCAL), before)
         reason = report["undone"]["reason"]
-        assert "(receive)" in reason and "ZeroDivisionError: no median" in reason
+        assert "(filter_updates)" in reason and "ZeroDivisionError: no median" in reason
         assert len(report["undone"]["reported"]) == 6 and all(one["norm"] > 0 for one in report["undone"]["reported"])
         assert has_same_bits(before.state, after.state) and not engine.dump_memories() and not report["failures"]
 
 
-@pytest.mark.parametrize("receive", [None, one_by_one], ids=["streaming", "with receive"])
+@pytest.mark.parametrize("receive", [None, one_by_one], ids=["streaming", "with filter_updates"])
 def test_aggregator_errors_are_not_receives(receive: Receive | None) -> None:
     """The second update is a failure; the others count."""
     added: list[int | None] = []
@@ -246,12 +250,12 @@ def test_aggregator_errors_are_not_receives(receive: Receive | None) -> None:
         if len(added) == 2:
             raise ZeroDivisionError("no mean")
 
-    hooks = {"aggregate": Watched(fail), **({} if receive is None else {"receive": receive})}
+    hooks = {"make_aggregator": Watched(fail), **({} if receive is None else {"filter_updates": receive})}
     federation, simulation = make_fleet("fedavg", hooks=hooks)
     _, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     (failure,) = report["failures"]
     assert "undone" not in report and report["train"]["clients"] == 5 and len(added) == 6
-    assert failure["client"] == added[1] and "aggregate" in failure["reason"] and "no mean" in failure["reason"]
+    assert failure["client"] == added[1] and "make_aggregator" in failure["reason"] and "no mean" in failure["reason"]
 
 
 @pytest.mark.parametrize("step", ["made", "asked for its result"])
@@ -265,26 +269,26 @@ def test_aggregator_errors_roll_back(step: str) -> None:
         def result(self) -> Any:
             raise ZeroDivisionError("no mean")
 
-    federation, simulation = make_fleet("fedavg", hooks={"aggregate": make})
+    federation, simulation = make_fleet("fedavg", hooks={"make_aggregator": make})
     before = start(federation)
     after, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), before)
-    assert "(aggregate)" in report["undone"]["reason"] and "no mean" in report["undone"]["reason"]
+    assert "(make_aggregator)" in report["undone"]["reason"] and "no mean" in report["undone"]["reason"]
     assert len(report["undone"]["reported"]) == 6 and has_same_bits(before.state, after.state)
 
 
 @pytest.mark.parametrize(
     ("give", "expected"),
     [
-        (lambda updates: [3], Expected(key="receive")),
-        (lambda updates: [None, *updates], Expected(key="receive")),
-        (lambda updates: [u for u in list(updates) for _ in range(2)], Expected(2, key="receive")),
-        (lambda updates: [replace(u, index=9) for u in updates], Expected(2, 9, key="receive")),
-        (lambda updates: [replace(u, client=0) for u in updates], Expected(0, key="receive")),
+        (lambda updates: [3], Expected(key="filter_updates")),
+        (lambda updates: [None, *updates], Expected(key="filter_updates")),
+        (lambda updates: [u for u in list(updates) for _ in range(2)], Expected(2, key="filter_updates")),
+        (lambda updates: [replace(u, index=9) for u in updates], Expected(2, 9, key="filter_updates")),
+        (lambda updates: [replace(u, client=0) for u in updates], Expected(0, key="filter_updates")),
     ],
     ids=["no update", "None", "twice", "unknown", "another client's"],
 )
 def test_foreign_updates_are_named(give: Callable[[Any], Any], expected: Expected) -> None:
-    federation, simulation = make_fleet("fedavg", hooks={"receive": lambda f, s, updates: give(updates)})
+    federation, simulation = make_fleet("fedavg", hooks={"filter_updates": lambda f, s, updates: give(updates)})
     with raises(ConfigError, expected):
         run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
 
@@ -295,10 +299,12 @@ def test_two_parts_receive_one_after_the_other() -> None:
     method = build(spec)
     seen = []
     federation, simulation = make_fleet("fedavg")
-    federation = replace(federation, method=replace(method, choose=federation.method.choose, note=noting(seen)))
+    federation = replace(
+        federation, method=replace(method, choose_clients=federation.method.choose_clients, annotate=noting(seen))
+    )
     _, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert [f["client"] for f in report["failures"]] == [4]
-    once, simulation = make_fleet("fedavg", hooks={"receive": without_four, "note": (first := noting([]))})
+    once, simulation = make_fleet("fedavg", hooks={"filter_updates": without_four, "annotate": (first := noting([]))})
     run_round(once, local_engine(simulation), Settings(1, LOCAL), start(once))
     assert [c for c, _ in seen] == [c for c, _ in first.seen]
     assert all(half < whole for (_, half), (_, whole) in zip(seen, first.seen, strict=True))
@@ -315,7 +321,7 @@ class noting:  # a hook that keeps what it was given
 
 
 def test_updates_stream_by_default() -> None:
-    """Without `receive`, the second update is computed when the first has been aggregated."""
+    """Without `filter_updates`, the second update is computed when the first has been aggregated."""
     order: list[str] = []
 
     class Slow(LocalEngine):
@@ -326,8 +332,8 @@ def test_updates_stream_by_default() -> None:
 
     watched = Watched(lambda update: order.append("aggregated"))
     for hooks, expected in (
-        ({"aggregate": watched}, ["computed", "aggregated"] * 6),
-        ({"aggregate": watched, "receive": one_by_one}, ["computed"] * 6 + ["aggregated"] * 6),
+        ({"make_aggregator": watched}, ["computed", "aggregated"] * 6),
+        ({"make_aggregator": watched, "filter_updates": one_by_one}, ["computed"] * 6 + ["aggregated"] * 6),
     ):
         order.clear()
         federation, simulation = make_fleet("fedavg", hooks=hooks)
@@ -336,7 +342,7 @@ def test_updates_stream_by_default() -> None:
 
 
 def test_workers_leave_out_with_the_same_bits() -> None:
-    spec = {"name": "plugin_method:counting", "hooks": {"receive": f"{HERE}:without_four"}}
+    spec = {"name": "plugin_method:counting", "hooks": {"filter_updates": f"{HERE}:without_four"}}
     federation, simulation = tiny_federation(spec, dropout=0.2, cohort=6)
     ours, theirs = local_engine(simulation), processes(simulation, workers=2)
     try:

@@ -54,8 +54,8 @@ REDUCES = [
     Case({"name": "scalefl", "beta": 0.5}),  # one exit: it has no divergence from itself
     Case({"name": "scalefl", "split": "width"}),
     Case({"name": "scalefl", "split": "depth", "warmup": 0.5}),
-    Case({"name": "scalefl", "hooks": {"channels": "random"}}),
-    Case({"name": "scalefl", "hooks": {"channels": "window"}}),
+    Case({"name": "scalefl", "hooks": {"choose_channels": "random"}}),
+    Case({"name": "scalefl", "hooks": {"choose_channels": "window"}}),
     Case({"name": "fleetfit", "tau": 0.0, "beta": 0.0, "momentum": 0.0}),
     Case({"name": "fleetfit", "tau": 0.0, "momentum": 0.0}),  # one exit: nothing to distil
     Case({"name": "fleetfit", "plus": {"class_prior": {"tau": 0.0}, "fedavgm": {"momentum": 0.0}}}),
@@ -93,7 +93,7 @@ def fleet(
     problem, data = tiny_problem(exits=(3,), **model), tiny_data()
     parts = tiny_parts(data, len(sizes))
     parts = [{**p, "train": p["train"][:n]} for p, n in zip(parts, sizes, strict=True)]
-    levels = tuple(build(spec).levels(problem, Targets((1.0,), (0.1,))))
+    levels = tuple(build(spec).make_levels(problem, Targets((1.0,), (0.1,))))
     counts = np.array([len(p["train"]) for p in parts])
     simulation = Simulation(problem, data, parts)
     reported = np.ones(len(sizes)) if build(spec).needs_budgets else None
@@ -150,14 +150,14 @@ def test_the_weights_are_the_only_other_difference(name: str) -> None:
     sizes = (5, 9, 16, 12, 28, 20)
     expected = final({"name": "fedavg"}, BASE, sizes=sizes)
     counted = final({"name": name, **COUNTING[name]}, BASE, sizes=sizes)
-    weighed = final({"name": name, **COUNTING[name], "hooks": {"weight": "by_samples"}}, BASE, sizes=sizes)
+    weighed = final({"name": name, **COUNTING[name], "hooks": {"weigh": "by_samples"}}, BASE, sizes=sizes)
     assert not all(torch.equal(counted[n], expected[n]) for n in expected)
     assert all(torch.equal(weighed[n], expected[n]) for n in expected)
 
 
 def test_methods_that_count_samples_are_listed() -> None:
     """So that the list above is complete."""
-    counting = [n for n in names.list_names("methods") if build({"name": n}).weight is not FEDAVG.weight]
+    counting = [n for n in names.list_names("methods") if build({"name": n}).weigh is not FEDAVG.weigh]
     assert sorted(counting) == sorted(COUNTING)
 
 

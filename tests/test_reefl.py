@@ -458,10 +458,10 @@ class Given(nn.Module):
 def test_the_estimate_begins_at_zero_in_every_round() -> None:
     """e <- 0.8 e + 0.2 new from 0 on, as in the authors' code; worked by hand, and nothing is remembered."""
     job, device, method = job_and_device({"name": "reefl", "ramp": 0})
-    assert method.remember is FEDAVG.remember
+    assert method.update_client_memory is FEDAVG.update_client_memory
     y = torch.tensor([0])
     for memory in (None, {"exit_losses": {"exits": [1, 2, 3], "losses": torch.tensor([9.0, 0.0, 0.0])}}):
-        loss: Any = method.loss(job, replace(device, memory=memory))
+        loss: Any = method.make_loss(job, replace(device, memory=memory))
         loss(Given([1.0, 0.9, 1.1]), None, y)
         assert loss.estimate.tolist() == pytest.approx([0.2, 0.18, 0.22], abs=1e-5)
         loss(Given([0.5, 1.3, 1.0]), None, y)
@@ -472,7 +472,7 @@ def test_the_estimate_begins_at_zero_in_every_round() -> None:
 def test_the_teacher_has_the_lowest_estimate() -> None:
     """e <- 0.8 e + 0.2 new from the first batch's losses on; worked by hand."""
     job, device, method = job_and_device({"name": "reefl", "ramp": 0, "estimate": "kept"})
-    loss: Any = method.loss(job, device)
+    loss: Any = method.make_loss(job, device)
     y = torch.tensor([0])
     loss(Given([1.0, 0.9, 1.1]), None, y)
     assert loss.estimate.tolist() == pytest.approx([1.0, 0.9, 1.1], abs=1e-5)
@@ -482,7 +482,7 @@ def test_the_teacher_has_the_lowest_estimate() -> None:
     assert loss.estimate.tolist() == pytest.approx([0.824, 0.884, 0.884], abs=1e-5)
     counts = loss.count_teachers()
     assert sum(counts.values()) == 3 and counts["3"] == 0 and counts["1"] >= 1 and counts["2"] >= 1
-    batch: Any = build({"name": "reefl", "ramp": 0, "teacher": "batch"}).loss(job, device)
+    batch: Any = build({"name": "reefl", "ramp": 0, "teacher": "batch"}).make_loss(job, device)
     for losses in ([1.0, 0.9, 1.1], [0.9, 1.3, 1.0], [0.2, 0.5, 0.1]):
         batch(Given(losses), None, y)
     assert batch.count_teachers() == {"1": 1, "2": 1, "3": 1}
@@ -490,18 +490,20 @@ def test_the_teacher_has_the_lowest_estimate() -> None:
 
 def test_estimates_are_remembered() -> None:
     job, device, method = job_and_device({"name": "reefl", "estimate": "kept"})
-    loss: Any = method.loss(job, device)
+    loss: Any = method.make_loss(job, device)
     loss(Given([1.0, 2.0, 3.0]), None, torch.tensor([0]))
-    memory = method.remember(job, device, LocalResult({}, loss))
+    memory = method.update_client_memory(job, device, LocalResult({}, loss))
     assert memory["exit_losses"]["exits"] == [1, 2, 3]
-    again: Any = method.loss(job, replace(device, memory=memory))
+    again: Any = method.make_loss(job, replace(device, memory=memory))
     again(Given([2.0, 2.0, 2.0]), None, torch.tensor([0]))
     assert again.estimate.tolist() == pytest.approx([1.2, 2.0, 2.8], abs=1e-5)
     piece = replace(job.submodel, exits=(1, 2))  # a shallower job: what is known of exit 3 stays
     short = replace(job, submodel=piece)
-    shallow: Any = method.loss(short, replace(device, memory=memory))
+    shallow: Any = method.make_loss(short, replace(device, memory=memory))
     shallow(Given([1.0, 1.0]), None, torch.tensor([0]))
-    next_memory = method.remember(short, replace(device, memory=memory), LocalResult({}, shallow))["exit_losses"]
+    next_memory = method.update_client_memory(short, replace(device, memory=memory), LocalResult({}, shallow))[
+        "exit_losses"
+    ]
     assert next_memory["exits"] == [1, 2, 3] and next_memory["losses"].tolist() == pytest.approx(
         [1.0, 1.8, 3.0], abs=1e-5
     )
@@ -511,11 +513,13 @@ def test_estimates_begin_with_the_first_loss() -> None:
     """A client that afforded two exits so far gets three: at 0 the new one would be the teacher for a long time."""
     job, device, method = job_and_device({"name": "reefl", "estimate": "kept", "ramp": 0})
     estimate = {"exit_losses": {"exits": [1, 2], "losses": torch.tensor([1.0, 2.0])}}
-    loss: Any = method.loss(job, replace(device, memory=estimate))
+    loss: Any = method.make_loss(job, replace(device, memory=estimate))
     loss(Given([1.0, 2.0, 3.0]), None, torch.tensor([0]))
     assert loss.estimate.tolist() == pytest.approx([1.0, 2.0, 3.0], abs=1e-5)
     assert loss.count_teachers() == {"1": 1, "2": 0, "3": 0}
-    assert method.remember(job, replace(device, memory=estimate), LocalResult({}, loss))["exit_losses"]["exits"] == [
+    assert method.update_client_memory(job, replace(device, memory=estimate), LocalResult({}, loss))["exit_losses"][
+        "exits"
+    ] == [
         1,
         2,
         3,
@@ -548,7 +552,7 @@ def test_the_distillation_grows_over_rounds() -> None:
     job, device, method = job_and_device({"name": "reefl", "ramp": 10})
     values = []
     for round in (0, 5, 10):
-        loss = method.loss(replace(job, round=round), device)
+        loss = method.make_loss(replace(job, round=round), device)
         values.append(float(loss(Given([0.5, 1.0, 2.0]), None, torch.tensor([0])).detach()))
     plain = 3.5
     full = values[2] - plain

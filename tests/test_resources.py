@@ -77,7 +77,7 @@ def noting(name: str) -> Method:
         seen = [r.metrics[name] for r in reports if isinstance(r, Update)]
         return replace(server, memory={**(server.memory or {}), name: seen})
 
-    return Method(note=note, observe=observe)
+    return Method(annotate=note, update_server_memory=observe)
 
 
 def test_observations_chain_beside_an_optimiser() -> None:

@@ -41,10 +41,10 @@ tolerance = 0.25
 groups = [{{ budget = 0.3 }}, {{ budget = 0.55 }}, {{ budget = 1.0 }}]
 [method]
 name = "scalefl"
-hooks.loss = "{HERE}/test_resume.py:remembering_loss"
-hooks.remember = "{HERE}/test_resume.py:remember"
+hooks.make_loss = "{HERE}/test_resume.py:remembering_loss"
+hooks.update_client_memory = "{HERE}/test_resume.py:remember"
 hooks.step = "{HERE}/test_resume.py:counting_step"
-hooks.channels = "random"
+hooks.choose_channels = "random"
 [local]
 epochs = 2
 batch_size = 8

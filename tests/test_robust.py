@@ -110,7 +110,7 @@ def test_norms_are_those_of_the_movements() -> None:
 
 def given_on(option: dict[str, Any], updates: list[Update]) -> dict[int | None, Update]:
     method = build({"name": "scalefl", "plus": option})
-    return {u.client: u for u in method.receive(FEDERATION, SERVER, updates)}
+    return {u.client: u for u in method.filter_updates(FEDERATION, SERVER, updates)}
 
 
 def median(values: list[float]) -> float:
@@ -261,7 +261,7 @@ def test_a_moving_client_among_unmoved_ones_stays() -> None:
 
 def merged(share: float, updates: list[Update]) -> Aggregate:
     method = build({"name": "scalefl", "plus": {"trimmed_mean": {"share": share}}})
-    return aggregate_updates(FEDERATION, SERVER, updates, method.aggregate, method.weight)
+    return aggregate_updates(FEDERATION, SERVER, updates, method.make_aggregator, method.weigh)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.34, 0.5])
@@ -352,13 +352,13 @@ REFUSED: list[tuple[dict[str, Any], Expected]] = [
         Expected("method.plus.outliers", 'channels = "prefix"', '"rolling"'),
     ),
     (
-        {"method": {"name": "scalefl", "hooks": {"channels": "window"}, "plus": {"krum": {}}}},
+        {"method": {"name": "scalefl", "hooks": {"choose_channels": "window"}, "plus": {"krum": {}}}},
         Expected("method.plus.krum"),
     ),
     ({"method": {"name": "decoupled", "plus": {"outliers": {}}}}, Expected("method.plus.outliers")),
     (
         {"method": {"name": "decoupled", "plus": {"trimmed_mean": {}}}},
-        Expected('"aggregate"', key="method.hooks.aggregate"),
+        Expected('"make_aggregator"', key="method.hooks.make_aggregator"),
     ),
     ({"cohort": {"count": 3}, "method": {"plus": {"outliers": {}}}}, Expected("method.plus.outliers", 3)),
     ({"cohort": {"count": 3}, "method": {"plus": {"krum": {}}}}, Expected("method.plus.krum", 3)),
@@ -406,7 +406,7 @@ def test_the_start_is_not_written_to() -> None:
     for option in ("outliers", "krum", "trimmed_mean"):
         method = build({"name": "scalefl", "plus": {option: {}}})
         if option == "trimmed_mean":
-            aggregate_updates(federation, server, mixed(), method.aggregate, method.weight)
+            aggregate_updates(federation, server, mixed(), method.make_aggregator, method.weigh)
         else:
-            list(method.receive(federation, server, mixed()))
+            list(method.filter_updates(federation, server, mixed()))
         assert torch.equal(concat_state(server.state), before)

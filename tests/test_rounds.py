@@ -80,7 +80,7 @@ def test_seeds_differ_by_round_and_client() -> None:
         seeds.append([j.seed for j in engine.jobs if j.kind == "train"])
     assert seeds[0] == seeds[1]
     assert len(set(seeds[0])) == 12
-    other, simulation = tiny_federation({"name": "scalefl", "hooks": {"choose": EVERYBODY}}, seed=1)
+    other, simulation = tiny_federation({"name": "scalefl", "hooks": {"choose_clients": EVERYBODY}}, seed=1)
     engine = MeddlingEngine(simulation)
     run_round(other, engine, Settings(1, LOCAL), start(other))
     assert not {j.seed for j in engine.jobs} & set(seeds[0])
@@ -158,7 +158,7 @@ def exploding(job: Job, device: Device) -> Loss:
 
 
 def test_a_diverging_client_is_rejected() -> None:
-    federation, simulation = make_fleet("fedavg", hooks={"loss": exploding})
+    federation, simulation = make_fleet("fedavg", hooks={"make_loss": exploding})
     after, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert [f["client"] for f in report["failures"]] == [5]
     assert "diverged" in report["failures"][0]["reason"]
@@ -431,7 +431,7 @@ def test_reports_describe_their_round() -> None:
 def test_an_update_of_weight_0_moves_nothing() -> None:
     """Client 5 counts for nothing: the state is that of a round without it, bit for bit."""
     weigh = lambda update: 0.0 if update.client == 5 else float(update.num_examples)  # noqa: E731
-    federation, simulation = make_fleet(hooks={"weight": weigh}, shares=(3, 5, 7, 11, 13, 3))
+    federation, simulation = make_fleet(hooks={"weigh": weigh}, shares=(3, 5, 7, 11, 13, 3))
     after, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert report["train"]["clients"] == 6 and not report["failures"]
 
@@ -444,7 +444,7 @@ def test_an_update_of_weight_0_moves_nothing() -> None:
 
 
 def test_where_all_weights_are_0_nothing_moves() -> None:
-    federation, simulation = make_fleet(hooks={"weight": lambda update: 0.0})
+    federation, simulation = make_fleet(hooks={"weigh": lambda update: 0.0})
     after, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert report["train"]["clients"] == 6 and not report["failures"] and "undone" not in report
     assert_same_bits(after.state, start(federation).state)
@@ -452,7 +452,7 @@ def test_where_all_weights_are_0_nothing_moves() -> None:
 
 def test_the_schedule_multiplies_the_learning_rate() -> None:
     """One client, one step a round, no norm layers: w <- w - lr f(r) g(w), with factors 1, 0 and 1/4."""
-    federation, simulation = make_fleet("fedsgd", choose=choose_always(2), norm=False, hooks={"weight": "by_count"})
+    federation, simulation = make_fleet("fedsgd", choose=choose_always(2), norm=False, hooks={"weigh": "by_count"})
     factors = (1.0, 0.0, 0.25)
     settings = Settings(3, set_schedule(plain(lr=0.4), factors))
     done = list(run(federation, local_engine(simulation), settings, start(federation)))

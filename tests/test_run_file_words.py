@@ -59,7 +59,10 @@ SMALL = ["data.name=tiny:tiny_data", "model.name=tiny:tiny", "data.partition.cli
         ('start = "a\\u0000b"', Expected("start", "NUL", key="start")),
         ('fleet.levels = "a\\u0000b.toml"', Expected("[fleet] levels", "NUL", key="fleet.levels")),
         (f"start = '{'x' * 5000}'", Expected("xxxx", kind=RunError)),
-        ("method.hooks.channels = [1]", Expected("prefix, window, rolling, random", key="method.hooks.channels")),
+        (
+            "method.hooks.choose_channels = [1]",
+            Expected("prefix, window, rolling, random", key="method.hooks.choose_channels"),
+        ),
         ("local.lr = '" + "x" * 100_000 + "'", Expected("[local] lr", "'xxxxxxxx", key="local.lr")),
         ("x" * 5000 + " = 1", Expected("xxxx", "rounds", key="x" * 5000)),
         ('"" = 1', Expected("rounds", key="")),

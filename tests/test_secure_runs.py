@@ -68,7 +68,7 @@ def compute_state(assembly: Any, server: Any, watched: WatchedEngine, without: s
 
 @pytest.mark.parametrize("method", ["scalefl", "fedrolex", "heterofl"])
 def test_a_round_is_the_mean_of_the_quantised_movements(method: str) -> None:
-    keys = {"name": method, "hooks": {"weight": "by_count"}} if method == "fedrolex" else {"name": method}
+    keys = {"name": method, "hooks": {"weigh": "by_count"}} if method == "fedrolex" else {"name": method}
     assembly, server, after, report, watched = round_of({"method": keys})
     assert len({job.submodel for job, _ in watched.replies}) == 3
     assert torch.equal(concat_state(after.state), compute_state(assembly, server, watched, set()))
@@ -227,17 +227,17 @@ def own_note(federation: Any, server: Any, update: Any) -> dict[str, Any]:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], Expected]] = {
-    "weights by samples": ({"method": {"name": "fedavg"}}, Expected("method.hooks.weight", '"by_count"')),
+    "weights by samples": ({"method": {"name": "fedavg"}}, Expected("method.hooks.weigh", '"by_count"')),
     "robust": ({"method": {"plus": {"outliers": {}}}}, Expected("method.plus.outliers")),
     "own merge": ({"method": {"plus": {"trimmed_mean": {}}}}, Expected("trimmed_mean")),
     "own levels' tensors": ({"method": {"name": "decoupled"}}, Expected("decoupled", "'dispatch'")),
-    "shrinks": ({"method": {"name": "adaptivefl"}}, Expected("adaptivefl", "'adapt'")),
+    "shrinks": ({"method": {"name": "adaptivefl"}}, Expected("adaptivefl", "'adapt_job'")),
     "shallower": ({"fleet": {"groups": [{"budget": 1.0, "profile": PROFILE}]}, "cohort": {"deadline_s": 60}},
                   Expected("cohort.late", '"shallower"')),
     "rows out": ({"method": {"name": "heterofl", "masked": True}}, Expected("heterofl", "'reply'")),
-    "own note": ({"method": {"hooks": {"note": f"{__file__}:own_note"}}}, Expected("method.hooks.note")),
+    "own note": ({"method": {"hooks": {"annotate": f"{__file__}:own_note"}}}, Expected("method.hooks.annotate")),
     "chosen by loss": ({"cohort": {"choose": "loss"}}, Expected("cohort.choose")),
-    "random channels": ({"method": {"hooks": {"channels": "random"}}}, Expected('channels = "prefix"', '"rolling"')),
+    "random channels": ({"method": {"hooks": {"choose_channels": "random"}}}, Expected('= "prefix"', '"rolling"')),
     "compression": ({"local": {"compress": "int8"}}, Expected("[secure]", "[local]", "compress")),
     "tensors beside the state": (
         {"method": {"name": "scalefl", "plus": {"scaffold": {}}}}, Expected("method.plus.scaffold", "control"),

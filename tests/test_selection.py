@@ -44,7 +44,7 @@ def registered(federation: Federation, **changes: Any) -> Federation:
 
 def chosen(federation: Federation, server: Server, draws: int = 1) -> list[list[int]]:
     rng = make_numpy_rng(0, "draws")
-    return [federation.method.choose(federation, server, rng) for _ in range(draws)]
+    return [federation.method.choose_clients(federation, server, rng) for _ in range(draws)]
 
 
 def server_with(**memory: Any) -> Server:
@@ -150,14 +150,14 @@ def test_losses_are_those_of_the_last_report() -> None:
     server, losses = start(federation), {}
     for _ in range(4):
         rng = make_numpy_rng(federation.seed, server.round, "choose")
-        cohort = federation.method.choose(federation, server, rng)
+        cohort = federation.method.choose_clients(federation, server, rng)
         reports: list[Any] = []
 
         def noting(f: Federation, s: Server, u: Update, reports: list[Any] = reports) -> Mapping[str, Any]:
             reports.append((u.client, u.metrics["loss"]))
             return {}
 
-        with_note = replace(federation, method=replace(federation.method, note=noting))
+        with_note = replace(federation, method=replace(federation.method, annotate=noting))
         server, _ = run_round(with_note, local(simulation), Settings(9, LOCAL), server)
         assert sorted(c for c, _ in reports) == sorted(cohort)
         losses |= dict(reports)
@@ -361,14 +361,14 @@ def test_connected_clients_are_chosen_once(choice: str) -> None:
     engine, server = local(simulation), start(federation)
     for round in range(12):
         here = set(federation.able[federation.connected(round)[federation.able]].tolist())
-        cohort = federation.method.choose(federation, server, make_numpy_rng(round, "any"))
+        cohort = federation.method.choose_clients(federation, server, make_numpy_rng(round, "any"))
         assert set(cohort) <= here and len(set(cohort)) == len(cohort) == min(4, len(here))
         assert all(type(c) is int for c in cohort)
         server, report = run_round(federation, engine, Settings(12, LOCAL), server)
         assert report["online"] == len(here) and not [f for f in report["failures"] if not f["absent"]]
     nobody = replace(federation, connected=lambda r: np.zeros(12, dtype=bool))
-    assert federation.method.choose(nobody, server, make_numpy_rng(0)) == []
-    assert federation.method.choose(nobody, start(federation), make_numpy_rng(0)) == []
+    assert federation.method.choose_clients(nobody, server, make_numpy_rng(0)) == []
+    assert federation.method.choose_clients(nobody, start(federation), make_numpy_rng(0)) == []
 
 
 @pytest.mark.parametrize("kind", ["CS", "random", "greedy"])
@@ -377,7 +377,7 @@ def test_adaptivefl_chooses_among_the_connected(kind: str) -> None:
     federation = replace(federation, connected=lambda r: np.arange(12) % 3 == r % 3)
     server = start(federation)
     for round in range(3):
-        chosen = federation.method.choose(federation, replace(server, round=round), make_numpy_rng(round))
+        chosen = federation.method.choose_clients(federation, replace(server, round=round), make_numpy_rng(round))
         assert sorted(chosen) == [c for c in range(12) if c % 3 == round]
 
 
@@ -400,11 +400,11 @@ def own_choice() -> Method:
     def choose(federation: Federation, server: Server, rng: np.random.Generator) -> list[int]:
         return [0]
 
-    return Method(choose=choose)
+    return Method(choose_clients=choose)
 
 
 def test_a_method_that_chooses_refuses_another_choice() -> None:
-    with raises(ConfigError, '"size"', '"choose"', key="method.hooks.choose"):
+    with raises(ConfigError, '"size"', '"choose_clients"', key="method.hooks.choose_clients"):
         build({"name": own_choice, "cohort": {"name": "size"}})
 
 
@@ -424,7 +424,7 @@ def test_wrong_selections_are_refused(keys: dict[str, Any], expected: Expected) 
 
 
 def observing(choice: str) -> Callable[..., Server]:
-    return build({"name": "fedavg", "cohort": {"name": choice}}).observe
+    return build({"name": "fedavg", "cohort": {"name": choice}}).update_server_memory
 
 
 @pytest.mark.parametrize("choice", ["availability", "loss", "rl"])
@@ -453,7 +453,9 @@ def test_regions_are_the_elements_beyond_smaller_levels() -> None:
         assert float(rows[level].square().sum()) == pytest.approx(float(concat_state(own).square().sum()), rel=1e-5)
 
 
-LEFT_OPEN = [name for name in names.list_names("methods") if build({"name": name}).choose is FEDAVG.choose]
+LEFT_OPEN = [
+    name for name in names.list_names("methods") if build({"name": name}).choose_clients is FEDAVG.choose_clients
+]
 
 
 @pytest.mark.parametrize("method", LEFT_OPEN)
@@ -465,7 +467,7 @@ def test_directions_work_with_every_method(method: str) -> None:
     spec = {**spec_of(method), "cohort": {"name": "diversity"}}
     federation, simulation = tiny_federation(spec, 6, 6)
     server, report = run_round(federation, local(simulation), Settings(1, LOCAL), start(federation))
-    memory, moved = server.memory["choice"], federation.method.channels is FEDAVG.channels
+    memory, moved = server.memory["choice"], federation.method.choose_channels is FEDAVG.choose_channels
     assert len(memory["clients"]) == report["train"]["clients"]
     for client, rows in zip(memory["clients"].tolist(), memory["directions"], strict=True):
         full = [bool(row.any()) for row in rows]

@@ -118,7 +118,7 @@ def by_round(federation: Federation, server: Server, rng: Any) -> list[int]:
 
 def alike(spec: Mapping[str, Any]) -> tuple[Federation, Simulation]:
     """Six clients that all train the full model."""
-    federation, simulation = tiny_federation({**spec, "hooks": {"choose": by_round}}, norm=False)
+    federation, simulation = tiny_federation({**spec, "hooks": {"choose_clients": by_round}}, norm=False)
     levels = (replace(federation.levels[2], needs=0.0),)
     return replace(federation, levels=levels), simulation
 
@@ -161,7 +161,7 @@ def test_feddyn_by_samples_keeps_the_size_of_h() -> None:
     states = []
     for weight in ("by_count", "by_samples"):
         federation, simulation = alike({"name": "fedavg", "plus": {"feddyn": {"alpha": 0.2}}})
-        spec = {**federation.method_spec, "hooks": {**federation.method_spec["hooks"], "weight": weight}}
+        spec = {**federation.method_spec, "hooks": {**federation.method_spec["hooks"], "weigh": weight}}
         federation = replace(federation, method=build(spec), method_spec=spec)
         engine, server = local_engine(simulation), start(federation)
         for _ in CHOSEN:
@@ -173,9 +173,9 @@ def test_feddyn_by_samples_keeps_the_size_of_h() -> None:
 
 def test_feddyn_works_with_moving_channels() -> None:
     """A gradient kept for other channels is moved to the new ones; and two parts that both count clients agree."""
-    spec = {"name": "scalefl", "hooks": {"channels": "rolling"}, "plus": {"feddyn": {}}}
+    spec = {"name": "scalefl", "hooks": {"choose_channels": "rolling"}, "plus": {"feddyn": {}}}
     federation, simulation = tiny_federation(spec)
-    assert federation.method.weight is weigh_equally
+    assert federation.method.weigh is weigh_equally
     engine, server = local_engine(simulation), start(federation)
     for _ in range(4):
         server, report = run_round(federation, engine, Settings(4, plain(lr=0.05, batch_size=8)), server)
@@ -189,7 +189,7 @@ def test_each_level_of_decoupled_has_its_own_moments(option: str) -> None:
     spec = {"name": "decoupled", "plus": {option: {}}}
 
     def finished(chosen: Mapping[int, list[int]]) -> Server:
-        hooks = {"choose": lambda federation, server, rng: chosen[server.round]}
+        hooks = {"choose_clients": lambda federation, server, rng: chosen[server.round]}
         federation, simulation = tiny_federation({**spec, "hooks": hooks}, norm=False)
         engine, server = local_engine(simulation), start(federation)
         for _ in chosen:

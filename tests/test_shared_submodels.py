@@ -18,7 +18,7 @@ from fleetfit.training.clock import STEP, forward_work
 
 
 def fleet(loss: Any = None) -> tuple[Federation, Simulation]:
-    spec = {"name": "fedavg", "hooks": {"loss": loss} if loss else {}}
+    spec = {"name": "fedavg", "hooks": {"make_loss": loss} if loss else {}}
     return tiny_federation(spec, norm=False)
 
 

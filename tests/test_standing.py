@@ -43,7 +43,9 @@ def counts_itself(federation: Federation, server: Server, aggregate: Aggregate, 
     return replace(take_mean(federation, server, aggregate, reports), round=server.round + 1)
 
 
-@pytest.mark.parametrize(("hook", "step"), [("step", keeps_the_round), ("step", goes_back), ("observe", counts_itself)])
+@pytest.mark.parametrize(
+    ("hook", "step"), [("step", keeps_the_round), ("step", goes_back), ("update_server_memory", counts_itself)]
+)
 def test_the_core_advances_the_round(step: Callable[..., Server], hook: str) -> None:
     """Whatever a hook makes of it; and the result is that of a method that leaves it alone."""
     federation, simulation = make_fleet("fedavg", hooks={hook: step})
@@ -55,7 +57,7 @@ def test_the_core_advances_the_round(step: Callable[..., Server], hook: str) -> 
     assert_same_bits(rounds.server.state, expected.server.state)
 
 
-@pytest.mark.parametrize("hook", ["step", "observe"])
+@pytest.mark.parametrize("hook", ["step", "update_server_memory"])
 def test_a_hook_that_returns_no_server_is_named(hook: str) -> None:
     federation, simulation = make_fleet("fedavg", hooks={hook: lambda *arguments: None})
     with raises(ConfigError, key=hook):
@@ -113,12 +115,13 @@ def test_tables_may_say_that_nothing_is_known() -> None:
     assert not any("undone" in report for report in reports)
 
 
-@pytest.mark.parametrize("hook", ["aggregate", "step", "observe"])
+@pytest.mark.parametrize("hook", ["make_aggregator", "step", "update_server_memory"])
 def test_errors_of_hooks_undo_their_round(hook: str) -> None:
     def broken(federation: Federation, server: Server, *arguments: Any) -> Any:
-        if server.round == (0 if hook != "observe" else 1):
+        if server.round == (0 if hook != "update_server_memory" else 1):
             raise KeyError("teachers\x1b[2J")
-        plain = {"aggregate": CoverageMean, "step": take_mean, "observe": lambda *hook_arguments: hook_arguments[1]}
+        plain = {"make_aggregator": CoverageMean, "step": take_mean,
+                 "update_server_memory": lambda *hook_arguments: hook_arguments[1]}  # fmt: skip
         return plain[hook](federation, server, *arguments)
 
     federation, simulation = make_fleet("plugin_method:counting", hooks={hook: broken})
@@ -213,13 +216,13 @@ def test_an_absurd_update_fails_alone(value: float) -> None:
     assert float(concat_state(reports[-1].server.state).abs().max()) < 10
 
 
-@pytest.mark.parametrize("hook", ["note", "weight"])
-def test_errors_of_note_and_weight_fail_one_update(hook: str) -> None:
+@pytest.mark.parametrize("hook", ["annotate", "weigh"])
+def test_errors_of_annotate_and_weigh_fail_one_update(hook: str) -> None:
     def broken(*arguments: Any) -> Any:
         update = arguments[-1]
         if update.client == 5:
             raise ZeroDivisionError("of its metrics")
-        return 28.0 if hook == "weight" else {"seen": 1}
+        return 28.0 if hook == "weigh" else {"seen": 1}
 
     federation, simulation = make_fleet("plugin_method:counting", hooks={hook: broken})
     engine = local_engine(simulation)
@@ -234,7 +237,7 @@ def test_errors_of_note_and_weight_fail_one_update(hook: str) -> None:
 
 @pytest.mark.parametrize("weight", [float("nan"), -1.0, float("inf")])
 def test_a_weight_that_is_none_is_that_updates_failure(weight: float) -> None:
-    federation, simulation = make_fleet("fedavg", hooks={"weight": lambda u: weight if u.client == 0 else 1.0})
+    federation, simulation = make_fleet("fedavg", hooks={"weigh": lambda u: weight if u.client == 0 else 1.0})
     _, report = run_round(federation, local_engine(simulation), Settings(1, LOCAL), start(federation))
     assert [f["client"] for f in report["failures"]] == [0] and "at least 0" in report["failures"][0]["reason"]
 
@@ -286,7 +289,7 @@ def test_the_reported_loss_is_weighted_by_samples() -> None:
 @pytest.mark.parametrize("zero", [(5,), (0, 1, 2, 3, 4, 5)])
 def test_an_update_of_weight_zero_moves_nothing(zero: tuple[int, ...]) -> None:
     """Also where it is alone: the element keeps its bits; and it is no failure."""
-    weights = {"weight": lambda update: 0.0 if update.client in zero else 28.0}
+    weights = {"weigh": lambda update: 0.0 if update.client in zero else 28.0}
     federation, simulation = make_fleet("fedavg", hooks=weights)
     before, engine = start(federation), MeddlingEngine(simulation)
     after, report = run_round(federation, engine, Settings(1, LOCAL), before)

@@ -164,7 +164,7 @@ def make_fleet(task: str, spec: Mapping[str, Any]) -> tuple[Federation, Simulati
     )
     method, parts, reported = build(spec), tiny_parts(data, 6), np.array([0.3, 1.0] * 3)
     if not method.needs_budgets:
-        levels = tuple(method.levels(problem, Targets((1.0,), (0.1,))))
+        levels = tuple(method.make_levels(problem, Targets((1.0,), (0.1,))))
     simulation = Simulation(
         problem, data, parts, DeviceResources({"parameters": reported}), unlabelled=drop_labels(data)
     )
@@ -196,4 +196,4 @@ def test_every_method_learns_every_task(name: str, task: str) -> None:
 def test_masked_cross_entropy_is_for_classes() -> None:
     federation, _ = make_fleet("regression", {"name": "heterofl", "masked": True})
     with raises(ConfigError, "masked = true", key="masked"):
-        federation.method.levels(federation.problem, Targets((0.5, 1.0), (0.3, 0.3)))
+        federation.method.make_levels(federation.problem, Targets((0.5, 1.0), (0.3, 0.3)))

@@ -78,7 +78,7 @@ def leaving(job: Job, device: Device) -> Any:
 
 
 def test_exit_of_a_method_fails_its_job() -> None:
-    federation, simulation = tiny_fleet({"name": "fedavg", "hooks": {"loss": leaving}})
+    federation, simulation = tiny_fleet({"name": "fedavg", "hooks": {"make_loss": leaving}})
     message = fail_job(make_job(federation, 5, 2), simulation.device(5))
     assert "sys.exit(3)" in message
 
@@ -139,7 +139,7 @@ class Idle(nn.Module):
 
 
 def test_one_gradient_counts_as_trained() -> None:
-    federation, simulation = tiny_fleet({"name": Method(loss=lambda job, device: Idle())})
+    federation, simulation = tiny_fleet({"name": Method(make_loss=lambda job, device: Idle())})
     many = plain(lr=0.1, weight_decay=0.1).replace(epochs=3, batch_size="all")
     assert train_job(make_job(federation, 5, 2, local=many), simulation.device(5)).untrained == ()
     one = train_job(make_job(federation, 5, 2, local=many.replace(epochs=1)), simulation.device(5))
@@ -192,7 +192,7 @@ def recording(seen: list[Tensor]) -> Method:
 
         return value
 
-    return Method(loss=loss)
+    return Method(make_loss=loss)
 
 
 def batches_seen(n: int, local: Local, seed: int = 7) -> tuple[list[Tensor], Tensor]:
@@ -291,7 +291,7 @@ def test_failures_have_reasons() -> None:
     assert "training" in fail_job(make_job(federation, 5, 2), with_train(simulation, 5, 0))
     assert "ValueError: " in fail_job(make_job(federation, 5, 2), with_train(simulation, 5, 1))
     assert "diverged" in fail_job(make_job(federation, 5, 2, local=plain(lr=1e30, epochs=5)), simulation.device(5))
-    spec = {"name": "fedavg", "hooks": {"adapt": declining}}
+    spec = {"name": "fedavg", "hooks": {"adapt_job": declining}}
     assert "declined" in fail_job(make_job(federation, 5, 2, method=spec), simulation.device(5))
     assert "fedavgg" in fail_job(make_job(federation, 5, 2, method={"name": "fedavgg"}), simulation.device(5))
 
@@ -301,7 +301,7 @@ def infinite_loss(job: Job, device: Device) -> Any:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"local": plain(lr=1e38, batch_size="all")}, {"method": {"hooks": {"loss": infinite_loss}}}]
+    "fields", [{"local": plain(lr=1e38, batch_size="all")}, {"method": {"hooks": {"make_loss": infinite_loss}}}]
 )
 def test_state_and_loss_must_be_finite(fields: dict[str, Any]) -> None:
     """One step from a finite loss to a state that is not, and an infinite constant, which has no gradient."""

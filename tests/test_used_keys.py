@@ -253,7 +253,7 @@ VALUES: dict[str, Any] = {
     "fleet.groups": [{"budget": 0.4, "share": 0.2, "tolerance": 0.2, "name": "a"}, {"budget": 1.0, "name": "b"}],
     "method.name": "heterofl",
     "method.plus": {"fedprox": {"mu": 0.2}},
-    "method.hooks": {"channels": "random"},
+    "method.hooks": {"choose_channels": "random"},
     "local.optimiser": "adamw",
     "local.epochs": 2,
     "local.batch_size": 9,
@@ -404,8 +404,8 @@ def plain(value: Any) -> Any:
 
 def is_same_assembly(one: Assembly, other: Assembly) -> bool:
     a, b = one.federation.method, other.federation.method
-    called = set(HOOKS) - (set(a.replaces) & set(b.replaces))
-    compared = (*called, "needs_budgets", "own_data", "settles")
+    called = set(HOOKS) - (set(a.unused_hooks) & set(b.unused_hooks))
+    compared = (*called, "needs_budgets", "needs_server_data", "fixed_keys")
     return describe_assembly(one) == describe_assembly(other) and all(
         is_same(getattr(a, n), getattr(b, n)) for n in compared
     )
@@ -536,16 +536,16 @@ def test_every_hyperparameter_that_another_switches_off_says_so() -> None:
 
 def test_a_part_without_effect_is_named_with_its_reason() -> None:
     """A method may be a function, too: its parameter with its default value is no mistake."""
-    shuffled = {"name": "adaptivefl", "hooks": {"choose": "uniform"}}
+    shuffled = {"name": "adaptivefl", "hooks": {"choose_clients": "uniform"}}
     said_of = {
-        "method.hooks.choose": (shuffled, "adaptivefl never calls it: it chooses clients in a way of its own"),
+        "method.hooks.choose_clients": (shuffled, "adaptivefl never calls it: it chooses clients in a way of its own"),
         "method.plus.fedadam": (
             {"name": "fedavg", "plus": {"fedadam": {"lr": 0.1}}, "hooks": {"step": "fleetfit.hooks:take_mean"}},
             "method.hooks.step takes the place of all that it would do",
         ),
         "method.beta": (
-            {"name": scalefl, "beta": 0.3, "hooks": {"loss": "fleetfit.hooks:last_exit_loss"}},
-            "method.hooks.loss takes the place of all that it would do",
+            {"name": scalefl, "beta": 0.3, "hooks": {"make_loss": "fleetfit.hooks:last_exit_loss"}},
+            "method.hooks.make_loss takes the place of all that it would do",
         ),
     }
     for key, (spec, why) in said_of.items():
@@ -561,19 +561,19 @@ def test_weights_that_no_average_asks_for_are_named() -> None:
             super().add(update, 1.0)
 
     def unweighted() -> Method:
-        return Method(aggregate=Unweighted, replaces=("weight",))
+        return Method(make_aggregator=Unweighted, unused_hooks=("weigh",))
 
     def find(name: Any, **hooks: Any) -> dict[str, str]:
-        return find_unused_parts({"name": name, "hooks": {"weight": lambda update: 3.0, **hooks}})
+        return find_unused_parts({"name": name, "hooks": {"weigh": lambda update: 3.0, **hooks}})
 
     ((part, reason),) = find(unweighted).items()
-    assert part == "method.hooks.weight" and "unweighted" in reason
-    assert not find("fedavg") and not find(unweighted, aggregate=FEDAVG.aggregate)
+    assert part == "method.hooks.weigh" and "unweighted" in reason
+    assert not find("fedavg") and not find(unweighted, make_aggregator=FEDAVG.make_aggregator)
 
 
 def test_a_method_replaces_only_what_another_hook_calls() -> None:
-    with raises(ConfigError, "choose, channels, weight", "loss"):
-        Method(replaces=("loss",))
+    with raises(ConfigError, "choose_clients, choose_channels, weigh", "make_loss"):
+        Method(unused_hooks=("make_loss",))
 
 
 def assign_first(federation: Any, server: Any, rng: Any) -> Any:
@@ -585,13 +585,19 @@ def undeclared() -> Method:
 
 
 def declared() -> Method:
-    return Method(assign=assign_first, replaces=("choose", "channels"))
+    return Method(assign=assign_first, unused_hooks=("choose_clients", "choose_channels"))
 
 
 def test_a_plug_in_that_declares_nothing_uses_every_key() -> None:
-    """The exception: no code is read to find out whether its `assign` calls `choose`; what is declared is found."""
-    for method, unused in (("undeclared", set()), ("declared", {"method.hooks.choose", "method.hooks.channels"})):
-        spec = {"name": f"test_used_keys:{method}", "hooks": {"choose": "uniform", "channels": "rolling"}}
+    """The exception: no code is read to find whether its `assign` calls `choose_clients`; what is declared is found."""
+    for method, unused in (
+        ("undeclared", set()),
+        ("declared", {"method.hooks.choose_clients", "method.hooks.choose_channels"}),
+    ):
+        spec = {
+            "name": f"test_used_keys:{method}",
+            "hooks": {"choose_clients": "uniform", "choose_channels": "rolling"},
+        }
         assert set(find_unused_parts(spec)) == unused
 
 
@@ -606,12 +612,12 @@ def test_reefl_without_ree_names_what_only_ree_needs() -> None:
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [
-        (["method.name=adaptivefl", "method.hooks.choose=uniform"], "method.hooks.choose"),
-        (["method.name=adaptivefl", "method.hooks.channels=rolling"], "method.hooks.channels"),
+        (["method.name=adaptivefl", "method.hooks.choose_clients=uniform"], "method.hooks.choose_clients"),
+        (["method.name=adaptivefl", "method.hooks.choose_channels=rolling"], "method.hooks.choose_channels"),
         (["method.name=adaptivefl", "fleet.levels=halving"], "fleet.levels"),
         (["method.name=all_large", "fleet.levels=halving"], "fleet.levels"),
         (["method.plus.fedadam.lr=0.1", "method.hooks.step=fleetfit.hooks:take_mean"], "method.plus.fedadam"),
-        (["method.beta=0.3", "method.hooks.loss=fleetfit.hooks:last_exit_loss"], "method.beta"),
+        (["method.beta=0.3", "method.hooks.make_loss=fleetfit.hooks:last_exit_loss"], "method.beta"),
         (["data.server.name=tiny:tiny_server_data"], "data.server"),
         (["cohort.late=drop"], "cohort.late"),
         (["evaluate.norms=['batch']", "evaluate.statistics_samples=9"], "evaluate.statistics_samples"),
@@ -656,26 +662,28 @@ def test_a_key_that_says_what_is_so_anyway_is_no_mistake(tmp_path: Path) -> None
 
 
 def test_the_order_of_overrides_does_not_matter() -> None:
-    texts = ["method.name=fedavg", "method.hooks.channels=rolling", "method.plus.fedprox.mu=0.3"]
+    texts = ["method.name=fedavg", "method.hooks.choose_channels=rolling", "method.plus.fedprox.mu=0.3"]
     methods = [load_experiment(TINY, order).method for order in itertools.permutations(texts)]
     assert all(one == methods[0] for one in methods)
-    assert methods[0].hooks == {"channels": "rolling"} and methods[0].plus == {"fedprox": {"mu": 0.3}}
+    assert methods[0].hooks == {"choose_channels": "rolling"} and methods[0].plus == {"fedprox": {"mu": 0.3}}
     assert '"beta"' in get_message(lambda: assemble(load_experiment(TINY, ["method.beta=0.3", "method.name=fedavg"])))
 
 
 def test_options_and_hooks_survive_an_override_of_the_method() -> None:
-    base = merge_tables(TINY, {"method": {"name": "scalefl", "beta": 0.2, "hooks": {"channels": "rolling"},
+    base = merge_tables(TINY, {"method": {"name": "scalefl", "beta": 0.2, "hooks": {"choose_channels": "rolling"},
                                   "plus": {"fedprox": {"mu": 0.3}}}})  # fmt: skip
     for experiment in (load_experiment(base, ["method.name=fedavg"]), load_experiment(base, method="fedavg")):
-        assert experiment.method.hooks == {"channels": "rolling"} and experiment.method.plus == {"fedprox": {"mu": 0.3}}
+        assert experiment.method.hooks == {"choose_channels": "rolling"} and experiment.method.plus == {
+            "fedprox": {"mu": 0.3}
+        }
         assert experiment.method.settings == {} and experiment.request.dropped == ("method.beta",)
 
 
 def test_plans_know_their_keys() -> None:
-    assert " formt" in get_message(lambda: Plan.from_table({"format": 2, "formt": 1}))
+    assert " formt" in get_message(lambda: Plan.from_table({"format": 3, "formt": 1}))
 
 
 def test_a_single_hook_that_is_no_text_is_a_sentence() -> None:
     for value in ([1], {"a": 1}, 5, None):
-        with raises(ConfigError, "prefix", value, key="method.hooks.channels"):
-            assemble(load_experiment(TINY, method={"name": "fedavg", "hooks": {"channels": value}}))
+        with raises(ConfigError, "prefix", value, key="method.hooks.choose_channels"):
+            assemble(load_experiment(TINY, method={"name": "fedavg", "hooks": {"choose_channels": value}}))

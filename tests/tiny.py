@@ -137,7 +137,7 @@ def tiny_federation(
     built, registered = build(method), Clients(counts, reported)
     if not built.needs_budgets:
         registered = Clients(counts)
-        levels = tuple(built.levels(problem, Targets((1.0,), (0.1,))))
+        levels = tuple(built.make_levels(problem, Targets((1.0,), (0.1,))))
     problem = problem.replace_levels(level.submodel for level in levels)
     simulation = Simulation(
         problem, data, parts, DeviceResources({"parameters": reported}), unlabelled=tiny_server_data()

@@ -58,7 +58,7 @@ def is_sized_by_data(run: Assembly) -> bool:
 
 def takes_levels(run: Assembly) -> bool:
     """Return whether the method's levels follow the targets of `[fleet] levels`."""
-    return run.method.needs_budgets and "levels" in run.method.own_hooks
+    return run.method.needs_budgets and "make_levels" in run.method.own_hooks
 
 
 def has_jumps(run: Assembly) -> bool:
@@ -84,7 +84,9 @@ _NODES = "on a fleet the nodes have their own"
 _EQUALLY_FAST = "no group has a profile, so all clients are equally fast"
 
 REQUIREMENTS = (
-    Requirement("data.server", lambda run: run.method.own_data, "the server only trains in methods such as feddf"),
+    Requirement(
+        "data.server", lambda run: run.method.needs_server_data, "the server only trains in methods such as feddf"
+    ),
     Requirement("data.name", is_sized_by_data, _NODES),
     Requirement("data.partition.kind", is_sized_by_data, _NODES),
     Requirement("data.partition.clients", has_open_cohort, _NODES),

@@ -334,7 +334,7 @@ class MethodSection(OpenSection):
     Attributes:
         name: A built-in method (`fleetfit list methods`), or `package.module:function`, `file.py:function`.
         plus: Options for any method, each a table of its keys: `plus.fedprox.mu = 0.01`.
-        hooks: Single hooks by name: `hooks.channels = "rolling"`.
+        hooks: Single hooks by name: `hooks.choose_channels = "rolling"`.
     """
 
     name: Any = "fleetfit"

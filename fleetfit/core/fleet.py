@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from fleetfit.data import Data
 from fleetfit.errors import ModelError
 from fleetfit.planner import Budget, affords, assign
 from fleetfit.submodel import Submodel
+
+if TYPE_CHECKING:  # methods are made of these values
+    from fleetfit.hooks import Method
 
 # ---- reports of nodes -----------------------------------------------------------------------------------------------
 
@@ -244,7 +247,7 @@ class Simulation:
 
 
 class Aggregator(Protocol):
-    """Puts the updates of one round together; a method's hook `aggregate` makes it."""
+    """Puts the updates of one round together; a method's hook `make_aggregator` makes it."""
 
     def add(self, update: Update, weight: float) -> None:
         """Take an update with its aggregation weight, finite and at least 0."""
@@ -264,7 +267,7 @@ class Federation:
         clients: All registered clients, as far as the server knows them.
         levels: Smallest first.
         cohort: Number of clients in a round.
-        method: The method, a `fleetfit.hooks.Method`; methods are made of these values, which cannot name its type.
+        method: The method.
         method_spec: What a worker builds the method from.
         seed: Seed of the run.
         device: The server's own: its test set, and its data without labels (FedDF); None where it has none.
@@ -276,7 +279,7 @@ class Federation:
     clients: Clients
     levels: tuple[Level, ...]
     cohort: int
-    method: Any
+    method: "Method"
     method_spec: Mapping[str, Any] = field(default_factory=lambda: {"name": "fedavg"})
     seed: int = 0
     device: Device | None = None

@@ -29,7 +29,7 @@ class Evaluation:
         metrics: Functions of outputs [N, ...] and labels [N, ...], by name, reported beside the accuracy.
         scope: "local": a client's own level, on its own data; "global": the largest level on a client's data, or any
             level on the server's test set. A client at the largest level gets one job for both, "global", unless the
-            method sets `adapt`.
+            method sets `adapt_job`.
         personal: Whether predictions with the client's own class frequencies are scored, too.
     """
 
@@ -54,7 +54,7 @@ class Job:
         rounds: Rounds of the run.
         index: Its place in the round's order.
         client: Its client, or None for the server's own device.
-        submodel: The sub-model that is sent, and after `adapt` the one that is trained.
+        submodel: The sub-model that is sent, and after `adapt_job` the one that is trained.
         state: The sub-model's tensors, by name.
         method: The spec that the method is built from.
         seed: Seed of the job's random choices.
@@ -98,8 +98,8 @@ class LocalResult:
 
     Attributes:
         state: All tensors of the sub-model, float32, in the layout's order.
-        loss: The object that the hook `loss` made.
-        task: The task that training saw, of the hook `task`.
+        loss: The object that the hook `make_loss` made.
+        task: The task that training saw, of the hook `adapt_task`.
         steps: Optimiser steps.
         rate_sum: Sum of the learning rates of these steps.
         untrained: Parameters that no gradient reached; they are as they were sent.

@@ -30,7 +30,7 @@ class Tag(NamedTuple):
 
 def adapts_jobs(federation: Federation) -> bool:
     """Return whether devices adapt jobs, perhaps by scope."""
-    return "adapt" in federation.method.own_hooks
+    return "adapt_job" in federation.method.own_hooks
 
 
 def iter_tags(

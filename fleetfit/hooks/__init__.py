@@ -1,8 +1,8 @@
 """The method: a record of functions, one per hook, whose defaults are FedAvg's.
 
-A method is its difference from FedAvg: a factory in `fleetfit/methods/` returns `Method(loss=..., weight=...)`, and is
-built anew from its spec wherever a job runs, never pickled. `hooks` documents each hook; `building` has the record, and
-builds a method from a spec.
+A method is its difference from FedAvg: a factory in `fleetfit/methods/` returns `Method(make_loss=..., weigh=...)`. It
+is built anew from its spec wherever a job runs, never pickled. `build` has the record and makes a method of a spec,
+`fedavg` has a function for each hook, with its documentation, and the other modules what authors of hooks call.
 """
 
 from fleetfit.hooks.build import (
@@ -29,9 +29,9 @@ from fleetfit.hooks.fedavg import (
     get_round_submodel as get_round_submodel,
     keep_prefix as keep_prefix,
     keep_task as keep_task,
+    keep_updates as keep_updates,
     last_exit_loss as last_exit_loss,
     make_full_level as make_full_level,
-    receive_all as receive_all,
     send_all as send_all,
     take_mean as take_mean,
     weigh_by_samples as weigh_by_samples,

@@ -9,14 +9,33 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from fleetfit import names
-from fleetfit.core import Device, Federation, Job, Problem, Server, Update
+from fleetfit.aggregate import Aggregate
+from fleetfit.core import (
+    Aggregator,
+    Device,
+    Federation,
+    Job,
+    Level,
+    Local,
+    LocalResult,
+    Problem,
+    Server,
+    Update,
+)
+from fleetfit.core.tasks import Task
 from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, truncate
 from fleetfit.factories import call_factory, is_default
 from fleetfit.hooks import fedavg
-from fleetfit.submodel import Submodel, random, rolling, window
+from fleetfit.hooks.fedavg import Loss, Penalty, Reports
+from fleetfit.layout import Architecture, Axis, State
+from fleetfit.planner import Targets
+from fleetfit.submodel import Channels, Submodel, random, rolling, window
+from fleetfit.submodel.state import Shapes
 
-CALLED_BY: Mapping[str, str] = {"choose": "assign", "channels": "assign", "weight": "aggregate"}
+CALLED_BY: Mapping[str, str] = {"choose_clients": "assign", "choose_channels": "assign", "weigh": "make_aggregator"}
 """Hooks that another hook calls, and which one; rounds call all others."""
 
 
@@ -26,18 +45,18 @@ class Method:
 
     Attributes:
         needs_budgets: Whether its levels need the budgets that clients report; without, the server never gets them.
-        own_data: Whether the server trains, and so needs data of its own, `[data] server`.
+        needs_server_data: Whether the server trains, and so needs data of its own, `[data] server`.
         needs_prior: Whether training jobs carry the fleet's class frequencies, `job.prior`. The server asks up to 1,000
             clients for them before the first round; with `[privacy]` it does not, and the prior is empty.
-        settles: Keys of the run file that the method sets itself, whatever the file says: of `[local]`, such as
-            "epochs", which its `adapt` sets, or dotted, such as "fleet.levels", which its `levels` does not look at.
-        replaces: Hooks that the method never calls: "choose" and "channels" where its `assign` takes clients or
-            channels in another way, "weight" where its `aggregate` does not weigh.
+        fixed_keys: Keys of the run file that the method sets itself, whatever the file says: of `[local]`, such as
+            "epochs", which its `adapt_job` sets, or dotted, such as "fleet.levels", which its `make_levels` ignores.
+        unused_hooks: Hooks that the method never calls: "choose_clients" and "choose_channels" where its `assign` takes
+            clients or channels in another way, "weigh" where its `make_aggregator` does not weigh.
         defaults: The method's own defaults of keys of the run file, dotted: `{"local.optimiser": "adam"}`. A key of the
             file, an override or a keyword wins over them.
         token_defaults: The method's own defaults of its hyperparameters where classes are tokens: `{"tau": 0.0}`.
-        gives_way: Hooks that an option may set in the method's place, each with the hyperparameter of the method that
-            makes it: `{"step": "momentum"}`. With that hyperparameter set, both at once are refused.
+        overridable_hooks: Hooks that an option may set in the method's place, each with the hyperparameter of the
+            method that makes it: `{"step": "momentum"}`. With that hyperparameter set, both at once are refused.
         declare_extra: Returns names and shapes of tensors beside the state, for the sub-model that is sent, as
             `ExtraShapes(down=..., up=...)`: of those that `attach` makes, and of those that `report` returns. Both
             sides refuse other tensors.
@@ -47,68 +66,70 @@ class Method:
             effect there. It raises a `ConfigError` where the method cannot train with them.
     """
 
-    model: fedavg.ModelHook = fedavg.keep_model
-    levels: fedavg.LevelsHook = fedavg.make_full_level
-    assign: fedavg.AssignHook = fedavg.assign_own_levels
-    choose: fedavg.ChooseHook = fedavg.choose_uniformly
-    channels: fedavg.ChannelsHook = fedavg.keep_prefix
-    dispatch: fedavg.DispatchHook = fedavg.dispatch_submodel
-    attach: fedavg.AttachHook = fedavg.attach_nothing
-    adapt: fedavg.AdaptHook = fedavg.keep_job
-    task: fedavg.TaskHook = fedavg.keep_task
-    loss: fedavg.LossHook = fedavg.last_exit_loss
-    penalty: fedavg.PenaltyHook = fedavg.skip_penalty
-    remember: fedavg.RememberHook = fedavg.keep_memory
-    reply: fedavg.ReplyHook = fedavg.send_all
-    report: fedavg.ReportHook = fedavg.report_nothing
-    receive: fedavg.ReceiveHook = fedavg.receive_all
-    note: fedavg.NoteHook = fedavg.note_nothing
-    weight: fedavg.WeightHook = fedavg.weigh_by_samples
-    aggregate: fedavg.AggregateHook = fedavg.CoverageMean
-    step: fedavg.StepHook = fedavg.take_mean
-    observe: fedavg.ObserveHook = fedavg.observe_nothing
+    adapt_model: Callable[[Architecture, tuple[int, ...]], Architecture] = fedavg.keep_model
+    make_levels: Callable[[Problem, Targets], list[Level]] = fedavg.make_full_level
+    assign: Callable[[Federation, Server, np.random.Generator], Sequence[tuple[int, int, Submodel]]] = (
+        fedavg.assign_own_levels
+    )
+    choose_clients: Callable[[Federation, Server, np.random.Generator], list[int]] = fedavg.choose_uniformly
+    choose_channels: Callable[[Axis, int, int, int | None, np.random.Generator], Channels] = fedavg.keep_prefix
+    dispatch: Callable[[Federation, Server, int | None, Submodel], State] = fedavg.dispatch_submodel
+    attach: Callable[[Federation, Server, int | None, Submodel], State] = fedavg.attach_nothing
+    adapt_job: Callable[[Job, Device], Job | None] = fedavg.keep_job
+    adapt_task: Callable[[Job, Device], Task] = fedavg.keep_task
+    make_loss: Callable[[Job, Device], Loss] = fedavg.last_exit_loss
+    make_penalty: Callable[[Job, Device], Penalty | None] = fedavg.skip_penalty
+    update_client_memory: Callable[[Job, Device, LocalResult], Any] = fedavg.keep_client_memory
+    reply: Callable[[Job, Device, LocalResult], tuple[Submodel, State]] = fedavg.send_all
+    report: Callable[[Job, Device, LocalResult], Mapping[str, Any]] = fedavg.report_nothing
+    filter_updates: Callable[[Federation, Server, Sequence[Update]], Iterable[Update]] = fedavg.keep_updates
+    annotate: Callable[[Federation, Server, Update], Mapping[str, Any]] = fedavg.annotate_nothing
+    weigh: Callable[[Update], float] = fedavg.weigh_by_samples
+    make_aggregator: Callable[[Federation, Server], Aggregator] = fedavg.CoverageMean
+    step: Callable[[Federation, Server, Aggregate, Reports], Server] = fedavg.take_mean
+    update_server_memory: Callable[[Federation, Server, Aggregate, Reports], Server] = fedavg.keep_server_memory
     needs_budgets: bool = True
-    own_data: bool = False
+    needs_server_data: bool = False
     needs_prior: bool = False
-    settles: tuple[str, ...] = ()
-    replaces: tuple[str, ...] = ()
+    fixed_keys: tuple[str, ...] = ()
+    unused_hooks: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     token_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
-    gives_way: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
-    declare_extra: fedavg.ExtraFunction = fedavg.declare_no_extra
-    check_memory: fedavg.CheckMemoryFunction = fedavg.check_nothing
-    describe: fedavg.DescribeFunction = fedavg.describe_nothing
+    overridable_hooks: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
+    declare_extra: Callable[[Problem, Submodel], tuple[Shapes, Shapes]] = fedavg.declare_no_extra
+    check_memory: Callable[[Federation, Mapping[str, Any]], Any] = fedavg.check_nothing
+    describe: Callable[[Problem, Sequence[Level], Local], Iterable[str]] = fedavg.describe_nothing
 
     @functools.cached_property
     def own_hooks(self) -> frozenset[str]:
         """The hooks that the method sets; the others are FedAvg's.
 
-        What depends on it: with `receive` the tensors of all updates of a round are held; `dispatch` is called for each
-        slot; with `adapt` a client at the largest level has an evaluation job for each scope; with `levels` the targets
-        of `[fleet]` count. `[secure]` and `[privacy]` refuse some hooks.
+        What depends on it: with `filter_updates` the tensors of all updates of a round are held; `dispatch` is called
+        for each slot; with `adapt_job` a client at the largest level has an evaluation job for each scope; with
+        `make_levels` the targets of `[fleet]` count. `[secure]` and `[privacy]` refuse some hooks.
         """
         return frozenset(hook for hook in HOOKS if getattr(self, hook) is not getattr(FEDAVG, hook))
 
     def __post_init__(self) -> None:
-        """Check `replaces`."""
-        unknown = next((hook for hook in self.replaces if hook not in CALLED_BY), None)
+        """Check `unused_hooks`."""
+        unknown = next((hook for hook in self.unused_hooks if hook not in CALLED_BY), None)
         if unknown is not None:
             raise ConfigError(
-                f'Method(replaces=...): a method can replace {", ".join(CALLED_BY)}, got "{truncate(unknown)}".'
+                f'Method(unused_hooks=...): they can be {", ".join(CALLED_BY)}, got "{truncate(unknown)}".'
             )
 
 
-DECLARED = ("needs_budgets", "own_data", "needs_prior", "settles", "replaces", "defaults", "token_defaults",
-            "gives_way", "declare_extra", "check_memory", "describe")  # fmt: skip
+DECLARED = ("needs_budgets", "needs_server_data", "needs_prior", "fixed_keys", "unused_hooks", "defaults",
+            "token_defaults", "overridable_hooks", "declare_extra", "check_memory", "describe")  # fmt: skip
 """Fields of a method that are not hooks."""
 HOOKS = tuple(f.name for f in dataclasses.fields(Method) if f.name not in DECLARED)
 FEDAVG = Method()
 
-# built-in functions by hook, for `method.hooks.channels = "rolling"`
+# built-in functions by hook, for `method.hooks.choose_channels = "rolling"`
 _CHOICES: Mapping[str, Mapping[str, Callable[..., Any]]] = {
-    "channels": {"prefix": fedavg.keep_prefix, "window": window, "rolling": rolling, "random": random},
-    "choose": {"uniform": fedavg.choose_uniformly},
-    "weight": {"by_samples": fedavg.weigh_by_samples, "by_count": fedavg.weigh_equally},
+    "choose_channels": {"prefix": fedavg.keep_prefix, "window": window, "rolling": rolling, "random": random},
+    "choose_clients": {"uniform": fedavg.choose_uniformly},
+    "weigh": {"by_samples": fedavg.weigh_by_samples, "by_count": fedavg.weigh_equally},
 }  # fmt: skip
 
 
@@ -128,23 +149,23 @@ def build(spec: Mapping[str, Any]) -> Method:
 
 
 def rebuild_problem(spec: Mapping[str, Any]) -> Problem:
-    """Build the problem that a spec describes, its model changed by the method's hook `model`."""
+    """Build the problem that a spec describes, its model changed by the method's hook `adapt_model`."""
     problem = apply_model_hook(Problem.from_spec(spec), spec.get("method", {}))
     problem.check_levels()
     return problem
 
 
 def apply_model_hook(problem: Problem, spec: Mapping[str, Any]) -> Problem:
-    """Return the problem with its model changed by a method's hook `model`.
+    """Return the problem with its model changed by a method's hook `adapt_model`.
 
     Args:
         problem: With the model of the run file.
         spec: The method's.
     """
     method = build(spec)
-    if "model" not in method.own_hooks:
+    if "adapt_model" not in method.own_hooks:
         return problem
-    architecture = method.model(problem.architecture, problem.input_shape)
+    architecture = method.adapt_model(problem.architecture, problem.input_shape)
     is_rebuilt = problem.spec is not None and is_portable(spec)
     return replace(
         problem, architecture=architecture, spec={**(problem.spec or {}), "method": dict(spec)} if is_rebuilt else None
@@ -176,19 +197,19 @@ def build_anew(spec: Mapping[str, Any]) -> Method:
     for name, settings in spec.get("plus", {}).items():
         method = _add_option(method, _make_method("options", name, settings), name, own_hooks, values)
     functions = {hook: _resolve_hook(hook, value) for hook, value in own_hooks.items()}
-    replaces = tuple(hook for hook in method.replaces if CALLED_BY[hook] not in functions)
-    return replace(method, replaces=replaces, **functions)  # type: ignore[arg-type]  # hooks only, all of them functions
+    unused = tuple(hook for hook in method.unused_hooks if CALLED_BY[hook] not in functions)
+    return replace(method, unused_hooks=unused, **functions)  # type: ignore[arg-type]  # hooks only, all of them functions
 
 
 def find_replaced_parameters(spec: Mapping[str, Any]) -> set[str]:
-    """Return the hyperparameters whose hook an option of the spec sets in the method's place (`Method.gives_way`)."""
+    """Return the hyperparameters whose hook (`Method.overridable_hooks`) an option of the spec sets in their place."""
     if not spec.get("plus"):
         return set()
     method, values = _make_base_method(spec)
     options = [_make_method("options", name, settings) for name, settings in spec["plus"].items()]
     return {
         key
-        for hook, key in method.gives_way.items()
+        for hook, key in method.overridable_hooks.items()
         if key not in values and any(hook in option.own_hooks for option in options)
     }
 
@@ -230,18 +251,18 @@ def _add_option(
         own_values: Hyperparameters that the spec sets; their hooks do not give way.
     """
     changes: Any = {}
-    gives_way, needs_prior = dict(method.gives_way), method.needs_prior  # where its own task stays
+    overridable, needs_prior = dict(method.overridable_hooks), method.needs_prior  # where its own task stays
     for hook in (hook for hook in HOOKS if hook in option.own_hooks):
         current, added, is_set = getattr(method, hook), getattr(option, hook), hook in method.own_hooks
         if added is current:
             continue
-        key = gives_way.pop(hook, None)
+        key = overridable.pop(hook, None)
         if not is_set or (key is not None and key not in own_values):
             changes[hook] = added
-            needs_prior = needs_prior and (hook != "task" or not is_set)
+            needs_prior = needs_prior and (hook != "adapt_task" or not is_set)
         elif hook in _COMBINED:
             changes[hook] = functools.partial(_COMBINED[hook], current, added)
-        elif hook == "choose" and "choose" in method.replaces:
+        elif hook == "choose_clients" and "choose_clients" in method.unused_hooks:
             raise ConfigError(
                 f'[cohort] choose: "{truncate(name)}" has no effect: the method chooses its clients itself. Leave it '
                 "out.",
@@ -261,12 +282,12 @@ def _add_option(
     return replace(
         method,
         needs_budgets=method.needs_budgets and option.needs_budgets,
-        own_data=method.own_data or option.own_data,
+        needs_server_data=method.needs_server_data or option.needs_server_data,
         needs_prior=needs_prior or option.needs_prior,
-        settles=(*method.settles, *option.settles),
-        replaces=(*method.replaces, *option.replaces),
+        fixed_keys=(*method.fixed_keys, *option.fixed_keys),
+        unused_hooks=(*method.unused_hooks, *option.unused_hooks),
         defaults={**method.defaults, **option.defaults},
-        gives_way=gives_way,
+        overridable_hooks=overridable,
         declare_extra=_join_extra(method.declare_extra, option.declare_extra),
         check_memory=_join_checks(method.check_memory, option.check_memory),
         describe=_join_descriptions(method.describe, option.describe),
@@ -274,11 +295,15 @@ def _add_option(
     )
 
 
-def _join_descriptions(first: fedavg.DescribeFunction, second: fedavg.DescribeFunction) -> fedavg.DescribeFunction:
+def _join_descriptions(
+    first: Callable[..., Iterable[str]], second: Callable[..., Iterable[str]]
+) -> Callable[..., Iterable[str]]:
     return lambda problem, levels, local: [*first(problem, levels, local), *second(problem, levels, local)]
 
 
-def _join_extra(first: fedavg.ExtraFunction, second: fedavg.ExtraFunction) -> fedavg.ExtraFunction:
+def _join_extra(
+    first: Callable[..., tuple[Shapes, Shapes]], second: Callable[..., tuple[Shapes, Shapes]]
+) -> Callable[..., tuple[Shapes, Shapes]]:
     def declare_extra(problem: Problem, submodel: Submodel) -> fedavg.ExtraShapes:
         (down, up), (more_down, more_up) = first(problem, submodel), second(problem, submodel)
         if common := (down.keys() & more_down.keys()) | (up.keys() & more_up.keys()):
@@ -288,11 +313,11 @@ def _join_extra(first: fedavg.ExtraFunction, second: fedavg.ExtraFunction) -> fe
     return declare_extra
 
 
-def _join_checks(first: fedavg.CheckMemoryFunction, second: fedavg.CheckMemoryFunction) -> fedavg.CheckMemoryFunction:
+def _join_checks(first: Callable[..., Any], second: Callable[..., Any]) -> Callable[..., Any]:
     return lambda federation, memory: (first(federation, memory), second(federation, memory))
 
 
-def _chain_adapt(
+def _chain_job_changes(
     first: Callable[..., Job | None], second: Callable[..., Job | None], job: Job, device: Device
 ) -> Job | None:
     changed = first(job, device)
@@ -310,28 +335,29 @@ def _merge_tables(first: Callable[..., Any], second: Callable[..., Any], *argume
     return {**first(*arguments), **second(*arguments)}
 
 
-def _chain_observe(
+def _chain_server_memory(
     first: Callable[..., Server], second: Callable[..., Server], federation: Federation, server: Server, *arguments: Any
 ) -> Server:
     return second(federation, first(federation, server, *arguments), *arguments)
 
 
-def _chain_receive(
+def _chain_filters(
     first: Callable[..., Iterable[Update]], second: Callable[..., Iterable[Update]], federation: Federation,
     server: Server, updates: Sequence[Update],
 ) -> Iterable[Update]:  # fmt: skip
     return second(federation, server, list(first(federation, server, updates)))
 
 
-def _chain_remember(
+def _chain_client_memory(
     first: Callable[..., Any], second: Callable[..., Any], job: Job, device: Device, *arguments: Any
 ) -> Any:
     return second(job, replace(device, memory=first(job, device, *arguments)), *arguments)
 
 
 _COMBINED: Mapping[str, Callable[..., Any]] = {
-    "adapt": _chain_adapt, "penalty": _add_penalties, "remember": _chain_remember, "receive": _chain_receive,
-    "attach": _merge_tables, "report": _merge_tables, "note": _merge_tables, "observe": _chain_observe,
+    "adapt_job": _chain_job_changes, "make_penalty": _add_penalties, "update_client_memory": _chain_client_memory,
+    "filter_updates": _chain_filters, "attach": _merge_tables, "report": _merge_tables, "annotate": _merge_tables,
+    "update_server_memory": _chain_server_memory,
 }  # fmt: skip
 
 
@@ -359,9 +385,9 @@ def _resolve_hook(hook: str, value: Any) -> Callable[..., Any]:
 # ---- keys of a spec without effect ---------------------------------------------------------------------------------
 
 _NEVER_CALLS = {
-    "choose": "never calls it: it chooses clients in a way of its own",
-    "channels": "never calls it: it chooses channels in a way of its own",
-    "weight": "never calls it: it averages without weights",
+    "choose_clients": "never calls it: it chooses clients in a way of its own",
+    "choose_channels": "never calls it: it chooses channels in a way of its own",
+    "weigh": "never calls it: it averages without weights",
 }
 
 
@@ -377,11 +403,13 @@ def find_unused_parts(spec: Mapping[str, Any]) -> dict[str, str]:
     method, own_hooks = build(spec), spec.get("hooks", {})
     name = spec.get("name", "fedavg")
     label = name if isinstance(name, str) else str(getattr(name, "__name__", "this method"))
-    unused = {key if "." in key else f"local.{key}": f"{label} sets it itself" for key in method.settles}
-    unused |= {f"method.hooks.{hook}": f"{label} {_NEVER_CALLS[hook]}" for hook in own_hooks if hook in method.replaces}
+    unused = {key if "." in key else f"local.{key}": f"{label} sets it itself" for key in method.fixed_keys}
+    unused |= {
+        f"method.hooks.{hook}": f"{label} {_NEVER_CALLS[hook]}" for hook in own_hooks if hook in method.unused_hooks
+    }
     reason = f"method.hooks.{', '.join(sorted(own_hooks))} takes the place of all that it would do"
     for key, changed in _find_changed_hooks(spec):
-        if changed <= {*own_hooks, *method.replaces}:
+        if changed <= {*own_hooks, *method.unused_hooks}:
             unused[key] = reason if changed & own_hooks.keys() else f"{label} is the same without it"
     return unused
 
@@ -406,7 +434,7 @@ def _find_changed_hooks(spec: Mapping[str, Any]) -> Iterator[tuple[str, set[str]
 
 def _find_differences(one: Method, other: Method) -> set[str]:
     fields = {*HOOKS, *DECLARED} - {
-        "replaces",
+        "unused_hooks",
         "declare_extra",
         "check_memory",
         "describe",

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from fleetfit.aggregate import Aggregate, Mean, apply_mean
 from fleetfit.core import (
-    Aggregator,
     Device,
     Failure,
     Federation,
@@ -71,30 +70,6 @@ class ExtraShapes(NamedTuple):
     up: Shapes = MappingProxyType({})
 
 
-ModelHook = Callable[[Architecture, tuple[int, ...]], Architecture]
-LevelsHook = Callable[[Problem, Targets], list[Level]]
-AssignHook = Callable[[Federation, Server, np.random.Generator], Sequence[tuple[int, int, Submodel]]]
-ChooseHook = Callable[[Federation, Server, np.random.Generator], list[int]]
-ChannelsHook = Callable[[Axis, int, int, int | None, np.random.Generator], Channels]
-DispatchHook = Callable[[Federation, Server, int | None, Submodel], State]
-AttachHook = Callable[[Federation, Server, int | None, Submodel], State]
-AdaptHook = Callable[[Job, Device], Job | None]
-TaskHook = Callable[[Job, Device], Task]
-LossHook = Callable[[Job, Device], Loss]
-PenaltyHook = Callable[[Job, Device], Penalty | None]
-RememberHook = Callable[[Job, Device, LocalResult], Any]
-ReplyHook = Callable[[Job, Device, LocalResult], tuple[Submodel, State]]
-ReportHook = Callable[[Job, Device, LocalResult], Mapping[str, Any]]
-ReceiveHook = Callable[[Federation, Server, Sequence[Update]], Iterable[Update]]
-NoteHook = Callable[[Federation, Server, Update], Mapping[str, Any]]
-WeightHook = Callable[[Update], float]
-AggregateHook = Callable[[Federation, Server], Aggregator]
-StepHook = Callable[[Federation, Server, Aggregate, Reports], Server]
-ObserveHook = StepHook
-ExtraFunction = Callable[[Problem, Submodel], tuple[Shapes, Shapes]]
-CheckMemoryFunction = Callable[[Federation, Mapping[str, Any]], Any]
-DescribeFunction = Callable[[Problem, Sequence[Level], Local], Iterable[str]]
-
 # ---- once, before the first round --------------------------------------------------------------------------------
 
 
@@ -146,19 +121,19 @@ def assign_own_levels(federation: Federation, server: Server, rng: np.random.Gen
     Before: on a real fleet, the clients are those that are registered now.
     After: the slots are sorted (predicted cost, largest first, then client), and each becomes a job. Without slots the
         round ends here and leaves the state as it was.
-    Keeps: nothing; it may read what `observe` stored in the server's memory.
+    Keeps: nothing; it may read what `update_server_memory` stored in the server's memory.
     FedAvg: gives each chosen client its level, with the channels of this round.
 
     Args:
-        federation: All that the server knows. The hooks `choose` and `channels` have an effect only if this hook calls
-            `federation.method.choose` and `federation.method.channels`.
+        federation: All that the server knows. The hooks `choose_clients` and `choose_channels` have an effect only if
+            this hook calls `federation.method.choose_clients` and `federation.method.choose_channels`.
         server: The server after the last round.
         rng: Seeded by run and round.
 
     Returns:
         Client, level (0-based) and sub-model of each slot.
     """
-    chosen = federation.method.choose(federation, server, rng)
+    chosen = federation.method.choose_clients(federation, server, rng)
     return [Slot(c, int(federation.level_of[c]), get_round_submodel(federation, server.round, c)) for c in chosen]
 
 
@@ -168,7 +143,7 @@ def choose_uniformly(federation: Federation, server: Server, rng: np.random.Gene
     Where: the server, called by `assign`.
     Before: `federation.reachable(server.round)` lists the clients that afford some level, have data and are connected.
     After: each client gets its level, unless the method has an `assign` of its own.
-    Keeps: nothing; it may read what `observe` stored in the server's memory.
+    Keeps: nothing; it may read what `update_server_memory` stored in the server's memory.
     FedAvg: draws uniformly without replacement.
 
     Args:
@@ -190,7 +165,7 @@ def keep_prefix(axis: Axis, n: int, round: int, client: int | None, rng: np.rand
 
     Where: the server, called by `assign` for each scaled axis of each slot.
     Before: the level gives the number of channels.
-    After: the channels are part of the slot's sub-model. Levels are evaluated with those that `levels` gave them.
+    After: the channels are part of the slot's sub-model. Levels are evaluated with those that `make_levels` gave them.
     FedAvg: keeps the first n channels (upper left; ScaleFL's default).
 
     Args:
@@ -209,10 +184,10 @@ def keep_prefix(axis: Axis, n: int, round: int, client: int | None, rng: np.rand
 def get_round_submodel(federation: Federation, round: int, client: int, level_index: int | None = None) -> Submodel:
     """Return the sub-model of a level, by default the client's, with the channels chosen for the client this round."""
     level = federation.levels[federation.level_of[client] if level_index is None else level_index]
-    axes, select = federation.problem.architecture.axes, federation.method.channels
+    axes, select = federation.problem.architecture.axes, federation.method.choose_channels
     channels: dict[str, Channels] = {}
     for name, kept in level.submodel.channels.items():
-        if axes[name].scaled and "channels" in federation.method.own_hooks:
+        if axes[name].scaled and "choose_channels" in federation.method.own_hooks:
             rng = make_numpy_rng(federation.seed, round, client, name)
             channels[name] = normalise_channels(name, select(axes[name], len(kept), round, client, rng))
         else:
@@ -247,7 +222,7 @@ def attach_nothing(federation: Federation, server: Server, client: int | None, s
     Before: `dispatch` has made the sub-model's tensors.
     After: the tensors travel in the job, as `job.extra`, and count in its bytes. The method declares their names and
         shapes by `declare_extra`: others are refused. `[secure]` and `[privacy]` refuse the method.
-    Keeps: nothing; it may read what `step` or `observe` stored in the server's memory.
+    Keeps: nothing; it may read what `step` or `update_server_memory` stored in the server's memory.
     FedAvg: attaches nothing.
 
     Args:
@@ -291,7 +266,7 @@ def keep_task(job: Job, device: Device) -> Task:
 
     Where: the device, once for each training job.
     Before: the sub-model's module has the job's state.
-    After: the hook `loss` finds it in `device.problem.task`, and early stopping uses its loss. All else, such as
+    After: the hook `make_loss` finds it in `device.problem.task`, and early stopping uses its loss. All else, such as
         evaluation, uses the task as it is.
     FedAvg: keeps the task.
 
@@ -310,12 +285,12 @@ def last_exit_loss(job: Job, device: Device) -> Loss:
 
     Where: the device, once for each training job, and once for each smaller job that a device considers with
         `cohort.late = "shallower"`.
-    Before: the hook `task` has chosen the task. torch's global generator is seeded afterwards.
-    After: the loss is called for each batch. The object itself goes to `remember`, `reply` and `report`, as
+    Before: the hook `adapt_task` has chosen the task. torch's global generator is seeded afterwards.
+    After: the loss is called for each batch. The object itself goes to `update_client_memory`, `reply` and `report`, as
         `result.loss`. If it computes much beside the sub-model, it has an attribute `extra_multiply_adds`: how many
         for each training sample, forward and backward together. They join the update's multiply-adds, simulated time
         and deadlines.
-    Keeps: nothing here; `remember` may store what the loss gathers, and `report` send it.
+    Keeps: nothing here; `update_client_memory` may store what the loss gathers, and `report` send it.
     FedAvg: trains the deepest exit with the task's loss.
 
     Args:
@@ -337,7 +312,7 @@ def skip_penalty(job: Job, device: Device) -> Penalty | None:
     """Make the penalty that is added to the loss.
 
     Where: the device, once for each training job.
-    Before: as `loss`.
+    Before: as `make_loss`.
     After: it is added to each batch's loss before the gradient is taken; the reported loss is without it. Penalties of
         several parts add up.
     FedAvg: adds nothing.
@@ -352,14 +327,14 @@ def skip_penalty(job: Job, device: Device) -> Penalty | None:
     return None
 
 
-def keep_memory(job: Job, device: Device, result: LocalResult) -> Any:
+def keep_client_memory(job: Job, device: Device, result: LocalResult) -> Any:
     """Make the client's memory, which lasts until its next job.
 
     Where: the device, after training, for an update that is finite.
     Before: the sub-model is trained; `device.memory` is the client's memory so far.
     After: the memory is stored once the server has accepted the update; not if the round is rolled back, or if
-        `receive` leaves the update out. It never travels to the server of a real fleet. Of several parts the later one
-        sees the memory of the earlier one.
+        `filter_updates` leaves the update out. It never travels to the server of a real fleet. Of several parts the
+        later one sees the memory of the earlier one.
     Keeps: what it returns, at the client.
     FedAvg: keeps the memory as it is.
 
@@ -377,8 +352,8 @@ def keep_memory(job: Job, device: Device, result: LocalResult) -> Any:
 def send_all(job: Job, device: Device, result: LocalResult) -> tuple[Submodel, State]:
     """Select the part of the trained sub-model that is sent back.
 
-    Where: the device, after `remember`.
-    Before: as `remember`.
+    Where: the device, after `update_client_memory`.
+    Before: as `update_client_memory`.
     After: the update is compressed if `[local]` asks for it, and travels. The server rejects an update that is not a
         part of the sub-model that it sent.
     FedAvg: sends everything that was trained.
@@ -398,7 +373,7 @@ def report_nothing(job: Job, device: Device, result: LocalResult) -> Mapping[str
     """Report values and tensors to the server, beside the trained state.
 
     Where: the device, after `reply`.
-    Before: as `remember`; `device.memory` is still the memory from before this job.
+    Before: as `update_client_memory`; `device.memory` is still the memory from before this job.
     After: plain values join the update's `metrics`; the server does not expect them. Tensors become its `extra`, are
         not compressed, and count in its bytes. The method declares their names and shapes by `declare_extra`, for the
         sub-model that was sent, `job.dispatched`: an update without them, or with others, is refused.
@@ -419,7 +394,7 @@ def report_nothing(job: Job, device: Device, result: LocalResult) -> Mapping[str
 # ---- the server, with the replies --------------------------------------------------------------------------------
 
 
-def receive_all(federation: Federation, server: Server, updates: Sequence[Update]) -> Iterable[Update]:
+def keep_updates(federation: Federation, server: Server, updates: Sequence[Update]) -> Iterable[Update]:
     """Judge the round's updates together: leave some out, or change them.
 
     Where: the server, once in each round with slots.
@@ -428,7 +403,7 @@ def receive_all(federation: Federation, server: Server, updates: Sequence[Update
     After: an update that is not returned counts as a failure, "its update was left out by the method": it joins neither
         mean nor report, and its client does not remember it. The others are noted, weighed and aggregated in the order
         in which they are returned.
-    Keeps: nothing; `observe` stores what the server has to remember, from the reports.
+    Keeps: nothing; `update_server_memory` stores what the server has to remember, from the reports.
     FedAvg: takes every update, and each as soon as it is validated.
 
     Args:
@@ -444,14 +419,14 @@ def receive_all(federation: Federation, server: Server, updates: Sequence[Update
     return updates
 
 
-def note_nothing(federation: Federation, server: Server, update: Update) -> Mapping[str, Any]:
-    """Note values of an update that outlast its tensors.
+def annotate_nothing(federation: Federation, server: Server, update: Update) -> Mapping[str, Any]:
+    """Add values to the metrics of an update that outlast its tensors.
 
-    Where: the server, for each update that `receive` returned.
+    Where: the server, for each update that `filter_updates` returned.
     Before: the update's tensors are still in memory.
-    After: the notes join the update's `metrics`, which `step` and `observe` see. Tables of numbers are added up by
-        level in the round's report, under `counts`. An error here is this update's failure.
-    FedAvg: notes nothing.
+    After: the notes join the update's `metrics`, which `step` and `update_server_memory` see. Tables of numbers are
+        added up by level in the round's report, under `counts`. An error here is this update's failure.
+    FedAvg: adds nothing.
 
     Args:
         federation: The server's view.
@@ -491,10 +466,10 @@ class CoverageMean:
     """Make the aggregator of a round.
 
     Where: the server, once in each round with slots.
-    Before: no update of the round has come in, unless `receive` is set.
+    Before: no update of the round has come in, unless `filter_updates` is set.
     After: the aggregator gets each update by `add`, one by one, once it is validated, received, noted and weighed; then
         `step` gets its `result`. An aggregator that needs all updates of a round keeps them.
-    Keeps: nothing; `Aggregate.extra` goes to this round's `step` and `observe`.
+    Keeps: nothing; `Aggregate.extra` goes to this round's `step` and `update_server_memory`.
     FedAvg: averages each element over the clients that trained it.
 
     Secure aggregation replaces this hook: docs/adr/0012 lists the hooks that cannot be set then. The coverage mean
@@ -505,10 +480,10 @@ class CoverageMean:
         server: The server after the last round.
 
     Returns:
-        An object with two methods. `add(update, weight)` takes an update, in job order unless `receive` changed it;
-        names that `update.untrained` lists must not count. An error in it is this update's failure, so it reads what a
-        client sent before it changes anything. `result()` returns the mean and the coverage of every
-        element (`aggregate.Mean` makes both), and what else `step` needs.
+        An object with two methods. `add(update, weight)` takes an update, in job order unless `filter_updates` changed
+        it; names that `update.untrained` lists must not count. An error in it is this update's failure, so it reads
+        what a client sent before it changes anything. `result()` returns the mean and the coverage of every element
+        (`aggregate.Mean` makes both), and what else `step` needs.
     """
 
     def __init__(self, federation: Federation, server: Server) -> None:
@@ -530,8 +505,8 @@ def take_mean(federation: Federation, server: Server, aggregate: Aggregate, repo
     Where: the server, once in each round with slots, also without a usable update.
     Before: the round's updates are aggregated.
     After: `run_round` counts the round, whatever `round` is. A round that would leave numbers that are not finite, or
-        in which `aggregate`, `step` or `observe` raises, is rolled back as a whole: state, memory and the clients'
-        memories are those from before.
+        in which `make_aggregator`, `step` or `update_server_memory` raises, is rolled back as a whole: state, memory
+        and the clients' memories are those from before.
     Keeps: what it puts into the server's `memory`, which is part of the checkpoint.
     FedAvg: replaces each trained element by its mean.
 
@@ -544,20 +519,20 @@ def take_mean(federation: Federation, server: Server, aggregate: Aggregate, repo
     Returns:
         The server with its new state and memory.
     """
-    if aggregate.before is None:
+    if aggregate.base_state is None:
         return replace(server, state=apply_mean(server.state, aggregate))
-    moved = apply_mean(aggregate.before, aggregate) if aggregate.before else {}
+    moved = apply_mean(aggregate.base_state, aggregate) if aggregate.base_state else {}
     return replace(server, state={**server.state, **moved})
 
 
-def observe_nothing(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports) -> Server:
-    """Observe the clients, for the selection of later rounds.
+def keep_server_memory(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports) -> Server:
+    """Make the server's memory of its clients, for the selection of later rounds.
 
     Where: the server, after `step`.
     Before: the server has its new state.
     After: as `step`. Of several parts the later one sees the memory of the earlier one.
     Keeps: what it puts into the server's `memory`, under a name of its own.
-    FedAvg: observes nothing.
+    FedAvg: keeps the memory as it is.
 
     Args:
         federation: The server's view.

@@ -21,7 +21,7 @@ Select = Callable[[str], bool]
 
 def keep_per_level(select: Select) -> dict[str, Any]:
     """Return the hooks of a method in which each level has some tensors of its own."""
-    return {"dispatch": partial(dispatch_own, select=select), "aggregate": partial(TensorMeans, select=select)}
+    return {"dispatch": partial(dispatch_own, select=select), "make_aggregator": partial(TensorMeans, select=select)}
 
 
 def select_all(name: str) -> bool:
@@ -85,7 +85,7 @@ class TensorMeans:
         return Aggregate(
             {prefix + name: result.mean[name] for prefix, names, result, _ in means for name in names},
             {prefix + name: result.coverage[name] for prefix, names, result, _ in means for name in names},
-            before={prefix + name: before[name] for prefix, names, _, before in means for name in names},
+            base_state={prefix + name: before[name] for prefix, names, _, before in means for name in names},
         )
 
 

@@ -1,4 +1,4 @@
-"""From the planner's splits to the levels of a method: the `levels` hooks that methods share."""
+"""From the planner's splits to the levels of a method: the `make_levels` hooks that methods share."""
 
 from dataclasses import replace
 from functools import partial
@@ -65,7 +65,7 @@ def split_levels(
 
 
 def find_split(levels: Any, targets: Targets) -> Mode | None:
-    """Return how a method's `levels` hook splits levels; None for a hook that is not made of `split_levels`."""
+    """Return how a method's `make_levels` hook splits levels; None for a hook that is not made of `split_levels`."""
     function, keywords = (levels.func, levels.keywords) if isinstance(levels, partial) else (levels, {})
     if function is not split_levels:
         return None
@@ -74,13 +74,13 @@ def find_split(levels: Any, targets: Targets) -> Mode | None:
 
 
 def may_split(levels: Any) -> bool:
-    """Return whether `fleet.split` decides how a method's `levels` hook splits levels."""
+    """Return whether `fleet.split` decides how a method's `make_levels` hook splits levels."""
     function, keywords = (levels.func, levels.keywords) if isinstance(levels, partial) else (levels, {})
     return function is split_levels and keywords.get("mode") is None
 
 
 def keeps_early_exits(levels: Any) -> bool:
-    """Return whether levels of a `levels` hook that is made of `split_levels` have the shallower levels' exits too."""
+    """Return whether levels of a hook `make_levels` made of `split_levels` have the shallower levels' exits too."""
     return not isinstance(levels, partial) or levels.keywords.get("exits", "all") == "all"
 
 

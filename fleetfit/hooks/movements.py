@@ -112,7 +112,7 @@ def declare_elements(name: str) -> dict[str, Any]:
     return {
         "declare_extra": partial(_make_element_shapes, name=name),
         "attach": partial(_attach_elements, name=name),
-        "aggregate": partial(ExtraSums, elements=(name,)),
+        "make_aggregator": partial(ExtraSums, elements=(name,)),
     }
 
 
@@ -184,8 +184,8 @@ class ServerStep:
 
     def __init__(self, server: Server, aggregate: Aggregate) -> None:
         self._server = server
-        before = server.state if aggregate.before is None else aggregate.before
-        self._partly = aggregate.before is not None
+        before = server.state if aggregate.base_state is None else aggregate.base_state
+        self._partly = aggregate.base_state is not None
         self._shapes = get_shapes(before)
         self.old = concat_state(before) if before else torch.zeros(0)
         mean = {name: aggregate.mean[name] for name in self._shapes} if self._partly else aggregate.mean

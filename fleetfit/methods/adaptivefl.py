@@ -85,13 +85,13 @@ def adaptivefl(
 
     assign = partial(assign_models, rule=choose, sends_union=prune == "server")
     return Method(
-        levels=lambda problem, targets: make_pool_levels(problem, targets, make_models(problem)),
-        choose=lambda federation, server, rng: [client for client, _, _ in assign(federation, server, rng)],
+        make_levels=lambda problem, targets: make_pool_levels(problem, targets, make_models(problem)),
+        choose_clients=lambda federation, server, rng: [client for client, _, _ in assign(federation, server, rng)],
         assign=assign,
-        adapt=partial(shrink_job, make_models=make_models),
-        observe=partial(update_tables, credit=credit),
+        adapt_job=partial(shrink_job, make_models=make_models),
+        update_server_memory=partial(update_tables, credit=credit),
         needs_budgets=False,
-        replaces=("choose", "channels"),
+        unused_hooks=("choose_clients", "choose_channels"),
         check_memory=check_memory,
     )
 

@@ -10,7 +10,7 @@ from fleetfit.planner import Targets
 
 def all_large() -> Method:
     """Make the method."""
-    return Method(levels=make_level, settles=("fleet.levels",))
+    return Method(make_levels=make_level, fixed_keys=("fleet.levels",))
 
 
 def make_level(problem: Problem, targets: Targets) -> list[Level]:

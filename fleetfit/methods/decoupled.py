@@ -33,14 +33,14 @@ def decoupled(
         trained_by: A level is trained by its "own" clients, or by a cohort of all those that are "able" to.
     """
     levels = make_coarse_pool if split == "pool" else partial(split_levels, mode=split, exits="last", default="width")
-    method = Method(levels=levels, **keep_per_level(select_all))
+    method = Method(make_levels=levels, **keep_per_level(select_all))
     if trained_by == "own":
         return method
     return replace(
         method,
         assign=assign_cohorts,
-        choose=lambda *arguments: [client for client, _, _ in assign_cohorts(*arguments)],
-        replaces=("choose", "channels"),
+        choose_clients=lambda *arguments: [client for client, _, _ in assign_cohorts(*arguments)],
+        unused_hooks=("choose_clients", "choose_channels"),
     )
 
 

@@ -40,9 +40,9 @@ def depthfl(alpha: float = 0.1, ramp: int = 300, share: float = 1.0, temperature
     check_temperature(temperature)
     check_range("ramp", ramp, 0, closed=True)
     check_range("share", share, 0, closed=True)
-    base = feddyn(alpha) if alpha else Method(weight=weigh_equally)
+    base = feddyn(alpha) if alpha else Method(weigh=weigh_equally)
     loss = partial(mutual_loss, ramp=ramp, share=share, temperature=temperature)
-    return replace(base, levels=partial(split_levels, mode="depth"), loss=loss)
+    return replace(base, make_levels=partial(split_levels, mode="depth"), make_loss=loss)
 
 
 def ramp_up(round: int, ramp: int) -> float:

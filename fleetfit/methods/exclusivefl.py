@@ -24,7 +24,7 @@ def exclusivefl(exits: Literal["last", "all"] = "last") -> Method:
     """
     if exits == "last":
         return Method()
-    return Method(levels=make_levels, loss=partial(mutual_loss, ramp=0, share=0.0, temperature=1.0))
+    return Method(make_levels=make_levels, make_loss=partial(mutual_loss, ramp=0, share=0.0, temperature=1.0))
 
 
 def make_levels(problem: Problem, targets: Targets) -> list[Level]:

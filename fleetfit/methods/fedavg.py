@@ -10,4 +10,4 @@ from fleetfit.hooks.levels import smallest_width
 
 def fedavg() -> Method:
     """Make the method."""
-    return Method(levels=smallest_width)
+    return Method(make_levels=smallest_width)

@@ -67,12 +67,14 @@ def feddf(
     check_range("lr", lr, 0)
     for name, number in (("batch_size", batch_size), ("check_every", check_every), ("patience", patience)):
         check_range(name, number, 1, closed=True)
-    base = Method(levels=partial(split_levels, mode="width"), weight=weigh_equally)
+    base = Method(make_levels=partial(split_levels, mode="width"), weigh=weigh_equally)
     if not steps:
         return base
     local = Local(lr=lr, epochs=steps, batch_size=batch_size, clip_norm=CLIP_NORM, max_steps=steps, patience=patience,
                   check_every=check_every, optimiser="adam", schedule_in_round="cosine")  # fmt: skip
-    return replace(base, aggregate=partial(DistilledMean, local=local, temperature=temperature), own_data=True)
+    return replace(
+        base, make_aggregator=partial(DistilledMean, local=local, temperature=temperature), needs_server_data=True
+    )
 
 
 class DistilledMean:
@@ -112,7 +114,7 @@ def make_distillation_spec(
 ) -> Mapping[str, Method]:
     """Return the spec of the server's own job: FedAvg with the distillation as its loss."""
     loss = partial(Distillation, teachers=teachers, students=students, temperature=temperature)
-    return {"name": Method(loss=loss, report=lambda job, device, result: result.loss.get_metrics())}
+    return {"name": Method(make_loss=loss, report=lambda job, device, result: result.loss.get_metrics())}
 
 
 def get_server_device(federation: Federation) -> Device:

@@ -25,8 +25,8 @@ def feddropout(drop: float = 0.25) -> Method:
     """
     check_range("drop", drop, 0, 1, closed=True)
     return Method(
-        levels=partial(split_levels, mode="width"),
-        channels=partial(select_channels, drop=drop),
+        make_levels=partial(split_levels, mode="width"),
+        choose_channels=partial(select_channels, drop=drop),
     )
 
 

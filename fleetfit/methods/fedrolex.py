@@ -17,4 +17,4 @@ def fedrolex(masked: bool = False) -> Method:
     Args:
         masked: Cross-entropy and average of the output layer over the client's own classes only.
     """
-    return replace(heterofl(masked=masked), channels=rolling)
+    return replace(heterofl(masked=masked), choose_channels=rolling)

@@ -15,7 +15,7 @@ _SETTLED = ("epochs", "batch_size", "schedule_in_round", "max_steps", "patience"
 
 def fedsgd() -> Method:
     """Make the method."""
-    return Method(levels=smallest_width, adapt=train_one_step, settles=_SETTLED)
+    return Method(make_levels=smallest_width, adapt_job=train_one_step, fixed_keys=_SETTLED)
 
 
 def train_one_step(job: Job, device: Device) -> Job:

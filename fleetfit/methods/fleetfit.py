@@ -56,14 +56,14 @@ def fleetfit(tau: float = 1.0, beta: float = 0.5, temperature: float = 3.0, mome
     check_temperature(temperature)
     prior = class_prior(tau)
     return Method(
-        levels=partial(split_levels, default="auto"),
-        task=prior.task if tau else keep_task,
+        make_levels=partial(split_levels, default="auto"),
+        adapt_task=prior.adapt_task if tau else keep_task,
         needs_prior=prior.needs_prior,
-        loss=partial(equal_exits_loss, beta=beta, temperature=temperature),
-        weight=weigh_equally,
+        make_loss=partial(equal_exits_loss, beta=beta, temperature=temperature),
+        weigh=weigh_equally,
         step=fedavgm(momentum).step if momentum else take_mean,
         token_defaults={"tau": 0.0},
-        gives_way={"step": "momentum", "task": "tau"},
+        overridable_hooks={"step": "momentum", "adapt_task": "tau"},
         defaults={"local.schedule.kind": "cosine", "local.schedule.minimum": 0.01},
         describe=partial(describe_single_exit, beta=beta, tau=tau, momentum=momentum),
     )

@@ -35,10 +35,10 @@ def heterofl(scaler: bool = False, masked: bool = False) -> Method:
         masked: Cross-entropy and average of the output layer over the client's own classes only.
     """
     return Method(
-        levels=make_masked_levels if masked else partial(split_levels, mode="width"),
-        loss=partial(width_loss, scaler=scaler, masked=masked),
+        make_levels=make_masked_levels if masked else partial(split_levels, mode="width"),
+        make_loss=partial(width_loss, scaler=scaler, masked=masked),
         reply=send_own_classes if masked else send_all,
-        weight=weigh_equally,
+        weigh=weigh_equally,
     )
 
 

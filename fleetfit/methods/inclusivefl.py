@@ -58,10 +58,10 @@ def inclusivefl(beta: float = 0.2, damped: bool = False) -> Method:
     if not 0 <= beta <= 1:
         raise ConfigError(f"inclusivefl's beta must be between 0 and 1, got {beta}.", key="beta")
     return Method(
-        levels=partial(split_levels, mode="depth", exits="last"),
+        make_levels=partial(split_levels, mode="depth", exits="last"),
         dispatch=dispatch_own_block,
-        aggregate=partial(LevelMeans, beta=beta, damped=damped),
-        observe=store_movements,
+        make_aggregator=partial(LevelMeans, beta=beta, damped=damped),
+        update_server_memory=store_movements,
         check_memory=check_movements,
     )
 
@@ -94,14 +94,14 @@ class LevelMeans:
     def result(self) -> Aggregate:
         """Return the means after the distillation of movements, and the movements for the next round."""
         if not self._depths:
-            return Aggregate({}, {}, {}, before={})
+            return Aggregate({}, {}, {}, base_state={})
         server, blocks, mean = self._server, self._blocks, self._mean.result()
         before = {name: server.state.get(name, server.state[source]) for name, source in blocks.source.items()}
         memory = server.memory or {}
         round = memory.get("movement_round", server.round)  # an older one where the last round had no client
         received = memory.get("movement", {}) if round == server.round else {}
         mixed, movements = mix_movements(
-            blocks, replace(mean, before=before), self._depths, received, self._beta, self._damped
+            blocks, replace(mean, base_state=before), self._depths, received, self._beta, self._damped
         )
         trained = frozenset[str]().union(*(blocks.kept[depth] for depth in self._depths))
         names = [name for name, source in blocks.source.items() if name == source or name in trained]
@@ -109,7 +109,7 @@ class LevelMeans:
             {name: mixed.get(name, mean.mean[name]) for name in names},
             {name: mean.coverage[name] for name in names},
             movements,
-            before={name: before[name] for name in names},
+            base_state={name: before[name] for name in names},
         )
 
 
@@ -148,7 +148,7 @@ def mix_movements(
         beta: Share of the received movement.
         damped: Whether a missing movement counts as zero.
     """
-    before = aggregate.before or {}
+    before = aggregate.base_state or {}
 
     def compute_movement(name: str) -> Tensor:
         return torch.where(aggregate.coverage[name] > 0, aggregate.mean[name] - before[name], 0.0)

@@ -80,13 +80,17 @@ def reefl(
     sizes: dict[str, Any] = {"at": at, "queue": queue, "heads": heads, "bottleneck": bottleneck, "mlp": mlp}
     loss = partial(best_exit_loss, zeta=zeta, ramp=ramp, share=share, temperature=temperature, teacher=teacher)
     method = Method(
-        model=partial(recurrent, ree=ree, modulate=modulate, **sizes),
-        levels=partial(split_levels, mode="depth"),
-        loss=partial(loss, kept=estimate == "kept"),
+        adapt_model=partial(recurrent, ree=ree, modulate=modulate, **sizes),
+        make_levels=partial(split_levels, mode="depth"),
+        make_loss=partial(loss, kept=estimate == "kept"),
         reply=send_used_rows,
         report=report_teachers,
     )
-    return replace(method, remember=store_estimate, check_memory=check_estimate) if estimate == "kept" else method
+    return (
+        replace(method, update_client_memory=store_estimate, check_memory=check_estimate)
+        if estimate == "kept"
+        else method
+    )
 
 
 class BestExitLoss:

@@ -1,7 +1,7 @@
 """ScaleFL (CVPR 2023): 2-D sub-models (Eq. 1), exits with self-distillation (Eq. 5), equal client weights (Eq. 2).
 
 Each technique has its switch: `split` ("both", "width", "depth"), `beta = 0` for no distillation, and the kept
-channels with `method.hooks.channels` ("prefix", "window", "rolling", "random").
+channels with `method.hooks.choose_channels` ("prefix", "window", "rolling", "random").
 
 Differs from the paper: see `fleetfit.hooks.losses` (weights of the exits sum to one), `fleetfit.planner` (levels are
 solved together and no client gets more than it affords) and `fleetfit.evaluation` (static batch-norm statistics).
@@ -46,7 +46,7 @@ def scalefl(
     if not 0 <= warmup <= 1:
         raise ConfigError(f"warmup must be in [0, 1], got {warmup}.", key="warmup")
     loss = partial(exits_loss, beta=beta, temperature=temperature, warmup=warmup, printed=printed)
-    return Method(levels=partial(split_levels, mode=split), loss=loss, weight=weigh_equally)
+    return Method(make_levels=partial(split_levels, mode=split), make_loss=loss, weigh=weigh_equally)
 
 
 def exits_loss(job: Job, device: Device, beta: float, temperature: float, warmup: float, printed: bool) -> Loss:

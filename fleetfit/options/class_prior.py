@@ -34,7 +34,7 @@ def class_prior(tau: float = 1.0) -> Method:
         tau: Strength, from 0 on; 0 is the method without it, bit for bit.
     """
     check_range("tau", tau, 0, closed=True)
-    return Method(task=partial(adjust_task, tau=tau), needs_prior=tau > 0)
+    return Method(adapt_task=partial(adjust_task, tau=tau), needs_prior=tau > 0)
 
 
 def adjust_task(job: Job, device: Device, tau: float) -> Task:

@@ -32,9 +32,10 @@ def feddistill(weight: float = 1.0) -> Method:
     """
     check_range("weight", weight, 0, closed=True)
     return Method(
-        declare_extra=_declare_prototypes, report=_report_prototypes, aggregate=ExtraSums, observe=_store_prototypes,
-        attach=lambda federation, server, client, submodel: {"prototypes": _load_prototypes(federation, server)},
-        task=lambda job, device: replace(device.problem.task, loss=_PrototypeLoss(job, device, weight)),
+        declare_extra=_declare_prototypes, report=_report_prototypes, make_aggregator=ExtraSums,
+        update_server_memory=_store_prototypes, attach=lambda federation, server, client, submodel: {"prototypes":
+        _load_prototypes(federation, server)}, adapt_task=lambda job, device: replace(device.problem.task,
+        loss=_PrototypeLoss(job, device, weight)),
     )  # fmt: skip
 
 

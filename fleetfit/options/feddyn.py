@@ -7,7 +7,7 @@ h / alpha, with the mean over the round's clients.
 With unequal sub-models each element sums over the clients that trained it; without any it keeps its value and its h. A
 client's g_k belongs to the sub-model it trained; if the next one keeps other channels, g_k of the common elements stays
 and the rest begins at zero. Every client counts alike, so the option sets the weight by count. With other weights
-(`hooks.weight`), the sum over clients is of v_k (w_k - x), v_k being the weights divided by their mean over the round's
+(`hooks.weigh`), the sum over clients is of v_k (w_k - x), v_k being the weights divided by their mean over the round's
 clients, so that h stays as large as with equal ones.
 """
 
@@ -34,10 +34,10 @@ def feddyn(alpha: float = 0.1) -> Method:
     """
     check_range("alpha", alpha, 0)
     return Method(
-        penalty=partial(make_penalty, alpha=alpha),
-        remember=partial(remember, alpha=alpha),
+        make_penalty=partial(make_penalty, alpha=alpha),
+        update_client_memory=partial(remember, alpha=alpha),
         step=partial(step, alpha=alpha),
-        weight=weigh_equally,
+        weigh=weigh_equally,
     )
 
 
@@ -70,7 +70,7 @@ def step(federation: Federation, server: Server, aggregate: Aggregate, reports: 
     """Move h by the round's movement, and the state to the mean less h / alpha."""
     move = ServerStep(server, aggregate)
     before = move.load_memory("h")
-    weights = [federation.method.weight(report) for report in reports if isinstance(report, Update)]
+    weights = [federation.method.weigh(report) for report in reports if isinstance(report, Update)]
     mean_weight = sum(weights) / len(weights) if sum(weights) > 0 else 1.0  # of weights by count: exactly 1
     count = move.weight / mean_weight
     h = before - alpha / len(federation.clients) * count * (move.mean - move.old)

@@ -34,7 +34,7 @@ def fednova(momentum: float = 0.0) -> Method:
     check_range("momentum", momentum, 0, 1, closed=True)
     return Method(
         report=lambda job, device, result: {"a": compute_length(job.local, result.steps, result.rate_sum)},
-        aggregate=NormalisedMean, step=partial(step, momentum=momentum), describe=check_rates,
+        make_aggregator=NormalisedMean, step=partial(step, momentum=momentum), describe=check_rates,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ def fedprox(mu: float = 0.01) -> Method:
     """
     if mu < 0:
         raise ConfigError(f"mu must be at least 0, got {mu}.", key="mu")
-    return Method(penalty=partial(make_penalty, mu=mu))
+    return Method(make_penalty=partial(make_penalty, mu=mu))
 
 
 def make_penalty(job: Job, device: Device, mu: float) -> Callable[[nn.Module], Tensor]:

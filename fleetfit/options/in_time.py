@@ -18,7 +18,7 @@ from fleetfit.training import fits_deadline
 
 def in_time() -> Method:
     """Make the option."""
-    return Method(adapt=train_shallower)
+    return Method(adapt_job=train_shallower)
 
 
 def train_shallower(job: Job, device: Device) -> Job:

@@ -29,7 +29,7 @@ def krum(share: float = 0.2) -> Method:
         share: Share of the round's clients that are expected to be hostile, and left out; above 0 and below 0.5.
     """
     check_range("method.plus.krum.share", share, 0, 0.5)
-    return Method(receive=partial(select_updates, share=share), weight=weigh_equally)
+    return Method(filter_updates=partial(select_updates, share=share), weigh=weigh_equally)
 
 
 def select_updates(federation: Federation, server: Server, updates: Sequence[Update], share: float) -> Iterable[Update]:

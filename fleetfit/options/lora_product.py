@@ -49,7 +49,7 @@ def lora_product(factors: Literal["nearest", "balanced"] = "nearest") -> Method:
     Args:
         factors: Which B and A of the mean product: near the plain means, or of equal size.
     """
-    return Method(aggregate=partial(ProductMean, factors=factors))
+    return Method(make_aggregator=partial(ProductMean, factors=factors))
 
 
 def find_layers(layout: Layout) -> dict[str, Layout]:

@@ -43,7 +43,7 @@ def outliers(threshold: float = 2.0, least: int = 4) -> Method:
     """
     check_range("method.plus.outliers.threshold", threshold, 1)
     check_range("method.plus.outliers.least", least, 3, closed=True)
-    return Method(receive=partial(select_updates, threshold=threshold, least=least), weight=weigh_equally)
+    return Method(filter_updates=partial(select_updates, threshold=threshold, least=least), weigh=weigh_equally)
 
 
 def select_updates(

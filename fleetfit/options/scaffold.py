@@ -32,9 +32,9 @@ def scaffold(lr: float = 1.0) -> Method:
     """
     check_range("lr", lr, 0)
     return Method(
-        **movements.declare_elements("control"), penalty=correct_drift, report=report_change, remember=store_control,
-        step=partial(step, lr=lr), weight=weigh_equally, defaults={"local.optimiser": "sgd", "local.momentum": 0.0},
-        describe=check_optimiser,
+        **movements.declare_elements("control"), make_penalty=correct_drift, report=report_change,
+        update_client_memory=store_control, step=partial(step, lr=lr), weigh=weigh_equally,
+        defaults={"local.optimiser": "sgd", "local.momentum": 0.0}, describe=check_optimiser,
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ def trimmed_mean(share: float = 0.2) -> Method:
         share: Share of an element's movements that is left out at each end, above 0 and at most 0.5; 0.5: the median.
     """
     check_range("method.plus.trimmed_mean.share", share, 0, 0.5 + 1e-9)
-    return Method(aggregate=partial(TrimmedMean, share=share), replaces=("weight",))
+    return Method(make_aggregator=partial(TrimmedMean, share=share), unused_hooks=("weigh",))
 
 
 def is_large_enough(count: int, share: float = 0.2) -> bool:

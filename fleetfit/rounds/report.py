@@ -13,8 +13,8 @@ from fleetfit.submodel import Submodel
 
 _MAX_NAMED = 3
 """Clients or reasons that a sentence names."""
-LEFT_OUT = "its update was left out by the method (receive)"
-"""The reason of a failure that stands for an update which the method's `receive` did not return."""
+LEFT_OUT = "its update was left out by the method (filter_updates)"
+"""The reason of a failure that stands for an update which the method's `filter_updates` did not return."""
 
 
 def make_round_report(

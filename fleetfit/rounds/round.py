@@ -86,8 +86,8 @@ def run_round(
 ) -> tuple[Server, dict[str, Any]]:
     """Run one round of training (ScaleFL, Algorithm 1, lines 6-19).
 
-    Updates stream: the tensors of one update are held at a time, unless the method sets `receive`, its aggregator keeps
-    them, or a quorum ends the round.
+    Updates stream: the tensors of one update are held at a time, unless the method sets `filter_updates`, its
+    aggregator keeps them, or a quorum ends the round.
 
     Args:
         federation: The server's view.
@@ -130,7 +130,7 @@ def run_round(
 
     # 5. Report; roll the round back, or commit the clients' memories.
     report = collection.add_to_report(make_round_report(federation, unchanged, local, collection.replies))
-    if settings.hostile or "receive" in method.own_hooks:
+    if settings.hostile or "filter_updates" in method.own_hooks:
         report["received"] = count_by_honesty(settings.hostile, collection.replies, collection.levels)
     if reason:
         record = make_rollback_record(reason, collection.replies, collection.norms)
@@ -203,7 +203,7 @@ def collect_updates(
 
 
 class RoundUpdates:
-    """The updates of a round: each averaged as it comes, or together where the method sets `receive`.
+    """The updates of a round: each averaged as it comes, or together where the method sets `filter_updates`.
 
     Attributes:
         error: The reason for which the round has to be rolled back, or empty. Later updates are not used then.
@@ -216,10 +216,10 @@ class RoundUpdates:
         self.norms: dict[int, float] = {}
         self.levels: dict[int, int] = {}
         self._federation, self._server, self._timer = federation, server, timer
-        self._is_streaming = "receive" not in federation.method.own_hooks
+        self._is_streaming = "filter_updates" not in federation.method.own_hooks
         self._replies: dict[int, Update | Failure] = {}
         self._valid: dict[int, Job] = {}  # jobs whose update is valid, and which the method has not admitted yet
-        self._updates: list[Update] = []  # that `receive` will get
+        self._updates: list[Update] = []  # that `filter_updates` will get
         self._aggregator: Aggregator | None = None
 
     @property
@@ -228,7 +228,7 @@ class RoundUpdates:
         return list(self._replies.values())
 
     def take(self, job: Job, reply: Update | Failure) -> None:
-        """Validate and record a reply; average it if it is a usable update and is not for `receive`."""
+        """Validate and record a reply; average it if it is a usable update and is not for `filter_updates`."""
         with self._timer.on("validation"):
             reply = validate_and_measure(reply, job, self._federation, self.norms)
             self._replies[job.index] = _without_tensors(reply)
@@ -248,10 +248,10 @@ class RoundUpdates:
         """Return the average of the updates that the method admits; None after an error."""
         if not self._is_streaming:
             try:
-                for update in self._federation.method.receive(self._federation, self._server, self._updates):
+                for update in self._federation.method.filter_updates(self._federation, self._server, self._updates):
                     self._admit(update)
             except Exception as error:
-                self.error = self.error or explain_hook_error("receiving the updates (receive)", error)
+                self.error = self.error or explain_hook_error("receiving the updates (filter_updates)", error)
             self._updates = []
         if self.error:
             return None
@@ -272,19 +272,19 @@ class RoundUpdates:
         if self.error:
             return
         if not isinstance(update, Update):
-            raise ConfigError(f"receive must return updates, got {type(update).__name__}.", key="receive")
+            raise ConfigError(f"filter_updates must return updates, got {type(update).__name__}.", key="filter_updates")
         job = self._valid.pop(update.index, None)
         if job is None or (update.round, update.client) != (job.round, job.client):
             raise ConfigError(
-                f"receive returned an update of client {update.client} (index {update.index}) that it did not get, or "
-                "twice. It may leave updates out and change their values, but not their round, index or client.",
-                key="receive",
+                f"filter_updates returned an update of client {update.client} (index {update.index}) that it did not "
+                "get, or twice. It may leave updates out and change values, but no update's round, index or client.",
+                key="filter_updates",
             )
-        method, hook = self._federation.method, "note"
+        method, hook = self._federation.method, "annotate"
         try:
-            metrics = {**update.metrics, **method.note(self._federation, self._server, update)}
-            hook = "weight"
-            weight = method.weight(update)
+            metrics = {**update.metrics, **method.annotate(self._federation, self._server, update)}
+            hook = "weigh"
+            weight = method.weigh(update)
             if not 0 <= weight < float("inf"):
                 raise ValueError(f"an aggregation weight must be finite and at least 0, got {weight}")
         except Exception as error:
@@ -301,11 +301,11 @@ class RoundUpdates:
             aggregator.add(update, weight)
         except Exception as error:
             explain_hook_error(_AVERAGING, error)  # raises what is not the fault of a reply
-            self._refuse(update, "aggregate", error)
+            self._refuse(update, "make_aggregator", error)
 
     def _get_aggregator(self) -> Aggregator:
         if self._aggregator is None:
-            self._aggregator = self._federation.method.aggregate(self._federation, self._server)
+            self._aggregator = self._federation.method.make_aggregator(self._federation, self._server)
         return self._aggregator
 
     def _refuse(self, update: Update, hook: str, error: Exception) -> None:
@@ -346,7 +346,7 @@ def validate_and_measure(
     return replace(result, bytes_down=messages.job_size(job, federation.problem.layout), bytes_up=bytes_up)
 
 
-_AVERAGING = "averaging the updates (aggregate)"
+_AVERAGING = "averaging the updates (make_aggregator)"
 
 
 def explain_hook_error(step: str, error: Exception) -> str:
@@ -372,7 +372,7 @@ def step_server(federation: Federation, server: Server, collection: Collection) 
     """
     assert collection.aggregate is not None
     after, replies = server, tuple(collection.replies)
-    for hook in ("step", "observe"):
+    for hook in ("step", "update_server_memory"):
         try:
             after = _call_step(hook, federation, after, collection.aggregate, replies)
         except Exception as error:

@@ -19,7 +19,7 @@ from fleetfit.selection._sampling import check_tables, load_table, store_memory,
 
 def availability() -> Method:
     """Make the selection."""
-    return Method(choose=choose, observe=observe, check_memory=check_tables)
+    return Method(choose_clients=choose, update_server_memory=observe, check_memory=check_tables)
 
 
 def choose(federation: Federation, server: Server, rng: np.random.Generator) -> list[int]:

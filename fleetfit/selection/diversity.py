@@ -55,9 +55,9 @@ def diversity(candidates: int = 0, target: Target = "uniform", buckets: int = 25
     check_range("buckets", buckets, 1, closed=True)
     check_range("kept", kept, 2, closed=True)
     return Method(
-        choose=partial(choose, candidates=candidates, target=target),
-        note=partial(note, buckets=buckets),
-        observe=partial(observe, kept=kept),
+        choose_clients=partial(choose, candidates=candidates, target=target),
+        annotate=partial(note, buckets=buckets),
+        update_server_memory=partial(observe, kept=kept),
         check_memory=check_directions,
     )
 

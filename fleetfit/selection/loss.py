@@ -26,7 +26,9 @@ def loss(candidates: int = 0) -> Method:
         candidates: d, how many are drawn by data size; never fewer than the cohort; 0 is twice as many.
     """
     check_range("candidates", candidates, 0, closed=True)
-    return Method(choose=partial(choose, candidates=candidates), observe=observe, check_memory=check_tables)
+    return Method(
+        choose_clients=partial(choose, candidates=candidates), update_server_memory=observe, check_memory=check_tables
+    )
 
 
 def choose(federation: Federation, server: Server, rng: np.random.Generator, candidates: int) -> list[int]:

@@ -20,7 +20,7 @@ from fleetfit.selection._sampling import check_tables, load_table, sample_by_wei
 
 def rl() -> Method:
     """Make the selection."""
-    return Method(choose=choose, observe=observe, check_memory=check_tables)
+    return Method(choose_clients=choose, update_server_memory=observe, check_memory=check_tables)
 
 
 def compute_rewards(jobs: np.ndarray, successes: np.ndarray) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 Differs from the paper: FedProx draws with replacement, so that a client may count twice. Where the method also weighs
 updates by samples, large clients count twice over; the paper then takes the plain mean, which is
-`method.hooks.weight = "by_count"`.
+`method.hooks.weigh = "by_count"`.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from fleetfit.selection._sampling import sample_by_weight
 
 def size() -> Method:
     """Make the selection."""
-    return Method(choose=choose)
+    return Method(choose_clients=choose)
 
 
 def choose(federation: Federation, server: Server, rng: np.random.Generator) -> list[int]:

@@ -188,7 +188,7 @@ def pack_state(piece: Submodel, state: State) -> dict[str, Any]:
     return {"state": state, **dump_submodel(piece)}
 
 
-# ---- which channels to keep: the functions for the `channels` hook of a method -------------------------------------
+# ---- which channels to keep: the functions for the hook `choose_channels` ------------------------------
 
 
 def window(axis: Axis, n: int, round: int, client: int | None, rng: np.random.Generator) -> Channels:

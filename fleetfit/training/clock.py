@@ -192,7 +192,7 @@ def fits_deadline(job: Job, device: Device) -> bool:
     if local.deadline_s is None or not samples:
         return True
     with isolate_rng(device.accelerator):
-        step_work = count_step_work(job, device, build(job.method).loss(job, device))
+        step_work = count_step_work(job, device, build(job.method).make_loss(job, device))
     trained, checked = count_planned_samples(local, samples, count_validation_samples(device, local))
     work = step_work * trained + forward_work(device.problem, job.submodel) * checked
     if device.clock.speed is not None:

@@ -78,7 +78,7 @@ def _execute(job: Job, device: Device) -> tuple[Update | Failure, Any]:
         if job.kind == "labels":  # nothing for a method to adapt
             return report_class_frequencies(job, device), device.memory
         method = build(job.method)
-        adapted = method.adapt(job, device)
+        adapted = method.adapt_job(job, device)
         if adapted is None:
             reason = "declined: the client affords no part of what it was sent"
             return Failure.of(job, reason, declined=True), device.memory
@@ -106,11 +106,11 @@ def _train(job: Job, device: Device, method: Method) -> tuple[Update | Failure, 
         return Failure.of(job, "the client has no training data"), device.memory
     model = get_local_model(device.problem, job.submodel, device.accelerator)
     model.load(job.state)
-    task = method.task(job, device)
+    task = method.adapt_task(job, device)
     own = device
     if task is not device.problem.task:
         own = replace(device, problem=device.problem.replace_task(task))
-    loss, penalty = method.loss(job, own), method.penalty(job, device)
+    loss, penalty = method.make_loss(job, own), method.make_penalty(job, device)
     # After module and loss are built, since building draws from it. Seed only this device's generator: the others would
     # keep a stack trace until used, which costs more than a small client's step.
     generator = torch if device.accelerator.type == "cuda" else torch.default_generator
@@ -137,7 +137,7 @@ def _train(job: Job, device: Device, method: Method) -> tuple[Update | Failure, 
     local_result, dispatched = (
         LocalResult(state, loss, task, result.steps, result.rate_sum, untrained), job.dispatched or job.submodel,
     )  # fmt: skip
-    memory = method.remember(job, device, local_result)
+    memory = method.update_client_memory(job, device, local_result)
     submodel, state = method.reply(job, device, local_result)
     report = method.report(job, device, local_result)
     extra = {name: value.detach().cpu() for name, value in report.items() if isinstance(value, Tensor)}
@@ -393,7 +393,7 @@ def run_group(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update | F
             method = build(jobs[0].method)
             jobs = [_complete_job(job, d) for job, d in zip(jobs, devices, strict=True)]
             own = [replace(d, memory=ClientMemory.from_payload(d.memory).method) for d in devices]
-            adapted = [method.adapt(job, device) for job, device in zip(jobs, own, strict=True)]
+            adapted = [method.adapt_job(job, device) for job, device in zip(jobs, own, strict=True)]
             if all(
                 new is not None and _share_model(new, job) and new.seed == job.seed
                 for new, job in zip(adapted, jobs, strict=True)

@@ -25,7 +25,7 @@ from fleetfit.rounds import Settings, iter_jobs, run, sort_by_cost, start
 
 SPECS: list[Mapping[str, Any]] = [
     *(spec_of(name) for name in names.list_names("methods")),
-    *({"name": "scalefl", "hooks": {"channels": kind}} for kind in ("window", "rolling", "random")),
+    *({"name": "scalefl", "hooks": {"choose_channels": kind}} for kind in ("window", "rolling", "random")),
     {"name": "scalefl", "split": "width", "beta": 0.0},
     {"name": "heterofl", "scaler": True, "masked": True},
     {"name": "fedavg", "plus": {"fedprox": {"mu": 0.1}}},
@@ -49,7 +49,7 @@ SPECS: list[Mapping[str, Any]] = [
 
 QUICK: list[Mapping[str, Any]] = [
     *map(spec_of, ("depthfl", "adaptivefl", "feddf", "reefl")),
-    {"name": "scalefl", "hooks": {"channels": "random"}},
+    {"name": "scalefl", "hooks": {"choose_channels": "random"}},
     {"name": "scalefl", "plus": {"feddyn": {}}},
     {"name": "heterofl", "plus": {"feddistill": {}}},
     {"name": "fedrolex", "plus": {"fednova": {"momentum": 0.5}}},
@@ -79,7 +79,7 @@ def test_local_and_processes_give_the_same_bits(spec: Mapping[str, Any], two_wor
     federation, simulation = fleets(spec)
     expected = finished(federation, local(simulation))
     assert not expected.report["failures"]
-    if build(spec).model is FEDAVG.model:
+    if build(spec).adapt_model is FEDAVG.adapt_model:
         same(expected, finished(federation, two_workers))
         return
     engine = processes(simulation, workers=2)  # workers that have the model as this method makes it

@@ -77,7 +77,7 @@ def test_the_same_bits_as_local(spec: Mapping[str, Any], two_actors: Actors) -> 
     federation, simulation = fleets(spec)
     expected = finished(federation, local(simulation))
     assert not expected.report["failures"]
-    if build(spec).model is FEDAVG.model:
+    if build(spec).adapt_model is FEDAVG.adapt_model:
         same(expected, finished(federation, two_actors))
         return
     engine = ray(simulation, workers=1)

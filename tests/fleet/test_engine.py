@@ -56,7 +56,7 @@ SPECS: list[dict[str, Any]] = [
     *(spec_of(name) for name in names.list_names("methods")),
     {"name": "plugin_method:counting", "pull": 0.1},
     {"name": "scalefl", "plus": {"feddyn": {}}},
-    {"name": "heterofl", "hooks": {"channels": "random"}},
+    {"name": "heterofl", "hooks": {"choose_channels": "random"}},
     {"name": "scalefl", "plus": {"scaffold": {}}},
     {"name": "fedrolex", "plus": {"fednova": {}}},
     {"name": "heterofl", "plus": {"feddistill": {}}},

@@ -125,7 +125,7 @@ SETUP: dict[str, Any] = {
     "change",
     [
         {"method": {"name": "plugin_method:counting"}},
-        {"method": {"name": "fedavg", "hooks": {"loss": "os:system"}}},
+        {"method": {"name": "fedavg", "hooks": {"make_loss": "os:system"}}},
         {"method": {"name": "fedavg", "plus": {"/tmp/x.py:f": {}}}},
         {"method": {"name": "fedavg", "cohort": {"name": "os:system"}}},
         {"problem": {**SETUP["problem"], "model": {"name": "os:system"}}},

@@ -120,7 +120,7 @@ def harmless_round(kind: str, place: int, reply: Reply, result: Reply) -> None:
     for at, (_, honest) in enumerate(real().round):
         update = result if at == place else honest
         assert isinstance(update, Update)
-        mean.add(update.submodel, update.state, real().federation.method.weight(update), update.untrained)
+        mean.add(update.submodel, update.state, real().federation.method.weigh(update), update.untrained)
     assert_same_bits(after.state, apply_mean(real().server.state, mean.result()))
     assert all(bool(torch.isfinite(t).all()) for t in after.state.values())
 

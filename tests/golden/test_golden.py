@@ -41,7 +41,8 @@ SETTINGS = Settings(
 SPECS: dict[str, Mapping[str, Any]] = {
     **{name: spec_of(name) for name in names.list_names("methods")},
     **{
-        f"scalefl, {kind}": {"name": "scalefl", "hooks": {"channels": kind}} for kind in ("window", "rolling", "random")
+        f"scalefl, {kind}": {"name": "scalefl", "hooks": {"choose_channels": kind}}
+        for kind in ("window", "rolling", "random")
     },
     "scalefl, strong distillation": {"name": "scalefl", "beta": 0.5, "temperature": 2.0},
     "scalefl, printed": {"name": "scalefl", "printed": True},
@@ -52,8 +53,8 @@ SPECS: dict[str, Mapping[str, Any]] = {
     "decoupled, fedyogi": {"name": "decoupled", "plus": {"fedyogi": {"lr": 0.01}}},
     "scalefl, feddyn": {"name": "scalefl", "plus": {"feddyn": {}}},
 }
-BY_SAMPLES = {"hooks": {"weight": "by_samples"}}
-BY_COUNT = {"hooks": {"weight": "by_count"}}
+BY_SAMPLES = {"hooks": {"weigh": "by_samples"}}
+BY_COUNT = {"hooks": {"weigh": "by_count"}}
 SHARES = (3, 5, 7, 11, 13, 3)
 """Of the samples: clients have 12 to 52 of 168, those of one budget unequally many."""
 UNEQUAL: dict[str, Mapping[str, Any]] = {

@@ -20,9 +20,9 @@ def aggregate_updates(
         aggregate: The hook; None: the method's.
         weight: The weights; None: the method's.
     """
-    aggregator = (aggregate or federation.method.aggregate)(federation, server)
+    aggregator = (aggregate or federation.method.make_aggregator)(federation, server)
     for update in updates:
-        aggregator.add(update, (weight or federation.method.weight)(update))
+        aggregator.add(update, (weight or federation.method.weigh)(update))
     return aggregator.result()
 
 
@@ -34,14 +34,14 @@ def aggregate_plainly(
 
 
 class Watched:
-    """A hook `aggregate` that calls a function before each update is added.
+    """A hook `make_aggregator` that calls a function before each update is added.
 
     Attributes:
         on_add: Called with the update.
         aggregate: The hook that does the work.
     """
 
-    def __init__(self, on_add: Any, aggregate: Any = FEDAVG.aggregate) -> None:
+    def __init__(self, on_add: Any, aggregate: Any = FEDAVG.make_aggregator) -> None:
         self.on_add, self.aggregate = on_add, aggregate
 
     def __call__(self, federation: Federation, server: Server) -> Any:

@@ -63,7 +63,7 @@ class MeddlingEngine(LocalEngine):
 
 
 def make_fleet(name: str = "scalefl", **more: Any) -> tuple[Federation, Simulation]:
-    spec = {"name": name, "hooks": {"choose": more.pop("choose", EVERYBODY)} | more.pop("hooks", {})}
+    spec = {"name": name, "hooks": {"choose_clients": more.pop("choose", EVERYBODY)} | more.pop("hooks", {})}
     return tiny_federation(spec, **more)
 
 

@@ -40,7 +40,7 @@ def find_server_optimiser(experiment: Experiment) -> ServerOptimiser:
 def _find_momentum_key(experiment: Experiment) -> str:
     """Return the method's key for momentum on the server; "" if it has none, or cannot be built here."""
     with contextlib.suppress(FleetFitError):
-        return build(build_method_spec(experiment)).gives_way.get("step", "")
+        return build(build_method_spec(experiment)).overridable_hooks.get("step", "")
     return ""
 
 

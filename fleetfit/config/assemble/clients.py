@@ -60,7 +60,7 @@ class SimulatedClients(Population):
     def __init__(self, experiment: Experiment, method: Method) -> None:
         check_keys(experiment)
         self._data = build_data(experiment.data)
-        self._server_data = build_server_data(experiment, self._data) if method.own_data else None
+        self._server_data = build_server_data(experiment, self._data) if method.needs_server_data else None
         self._parts = build_partition(experiment, self._data)
         largest = max(1, int(count_samples(self._parts).max()))
         super().__init__(experiment, self._data, len(self._parts), largest)
@@ -217,7 +217,7 @@ class NodeClients(Population):
     def __init__(self, experiment: Experiment, method: Method, nodes: Sequence[NodeDescription]) -> None:
         self._method, self._nodes = method, nodes
         data = find_common_data(nodes)
-        self._server_data = build_server_data(experiment, data) if method.own_data else None
+        self._server_data = build_server_data(experiment, data) if method.needs_server_data else None
         super().__init__(experiment, data, len(nodes), _find_largest(nodes))
 
     def find_budgets(self, problem: Problem, conditions: Conditions) -> DeviceBudgets:

@@ -110,7 +110,7 @@ def plan_problem(
         if method.needs_budgets
         else target_full_model(budgets)
     )
-    levels = _add_further_costs(method.levels(problem, targets), problem, budgets)
+    levels = _add_further_costs(method.make_levels(problem, targets), problem, budgets)
     problem = problem.replace_exits({e for level in levels for e in level.submodel.exits})
     problem = problem.replace_levels(level.submodel for level in levels)
     check_model(experiment, problem)

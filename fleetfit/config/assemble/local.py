@@ -29,7 +29,7 @@ def choose_training(experiment: Experiment, architecture: Architecture, method: 
     optimiser, such as the `config.toml` of a run, leaves nothing open.
     """
     open_keys, local, derived = list_open_keys(experiment), experiment.local, find_derived(architecture)
-    is_closed = not open_keys & OPTIMISERS[local.optimiser].keys() or "momentum" in method.settles
+    is_closed = not open_keys & OPTIMISERS[local.optimiser].keys() or "momentum" in method.fixed_keys
     if derived is None or is_closed:
         return experiment
     if open_keys == set(RECIPE):

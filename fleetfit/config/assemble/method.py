@@ -27,9 +27,9 @@ def build_method_spec(experiment: Experiment) -> dict[str, Any]:
     choice = dict(choose) if isinstance(choose, Mapping) else {"name": choose}
     spec = {"name": section.name, **section.settings}
     if choice != {"name": "uniform"}:
-        if "choose" in section.hooks:
+        if "choose_clients" in section.hooks:
             raise ConfigError(
-                "cohort.choose and method.hooks.choose set the same hook. Leave one out.", key="cohort.choose"
+                "cohort.choose and method.hooks.choose_clients set the same hook. Leave one out.", key="cohort.choose"
             )
         spec["cohort"] = choice
     plus = section.plus
@@ -71,7 +71,7 @@ def check_needs(experiment: Experiment, method: Method) -> None:
             f"[fleet] reports_budget: {name} does not use budgets. Leave reports_budget out.",
             key="fleet.reports_budget",
         )
-    if method.own_data and experiment.data.server is None:
+    if method.needs_server_data and experiment.data.server is None:
         raise ConfigError(
             f"[method] {name} trains on unlabelled data on the server. Set server = "
             '{ name = "cifar100" } in [data], or another set whose samples have the clients\' shape.',
@@ -142,6 +142,6 @@ def check_comparable(experiment: Experiment, federation: Federation) -> None:
             if any(len(submodels) > 1 for submodels in rounds):
                 raise ConfigError(
                     f"{where} compares clients that train the same channels, but here each client gets its own "
-                    'channels. Set method.hooks.channels = "prefix" or "rolling", or leave the option out.',
-                    key="method.hooks.channels",
+                    'channels. Set method.hooks.choose_channels = "prefix" or "rolling", or leave the option out.',
+                    key="method.hooks.choose_channels",
                 )

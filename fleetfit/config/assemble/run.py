@@ -117,7 +117,7 @@ def _assemble(
     notes = [
         *describe_data_files(experiment, clients.data, clients.count),
         *absent,
-        *describe_derivation(planned.problem, planned.levels, find_split(method.levels, planned.targets)),
+        *describe_derivation(planned.problem, planned.levels, find_split(method.make_levels, planned.targets)),
         *describe_task(planned.problem),
         *planned.method.describe(planned.problem, planned.levels, settings.local),
         *describe_misses(planned, plan, on_a_fleet),

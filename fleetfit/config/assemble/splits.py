@@ -64,7 +64,7 @@ def _cost_split_level(
 def describe_split(federation: Federation, planned: PlannedProblem) -> list[str]:
     """Note what levels with whole early blocks cost to train, where the planner and not the user chose them."""
     problem, targets = planned.problem, planned.targets
-    is_chosen = find_split(planned.method.levels, targets) == "auto" and not targets.splits
+    is_chosen = find_split(planned.method.make_levels, targets) == "auto" and not targets.splits
     others = _find_shapes(problem, targets, "both") if is_chosen else ()
     if not others:
         return []
@@ -107,7 +107,7 @@ def describe_misses(planned: PlannedProblem, plan: Plan, on_a_fleet: bool) -> li
         plan: The plan of the levels.
         on_a_fleet: The budgets are those of nodes, so that no key changes their cost or tolerance.
     """
-    hook, targets = planned.method.levels, planned.targets
+    hook, targets = planned.method.make_levels, planned.targets
     if find_split(hook, targets) is None or targets.splits or len(plan.levels) < 2:
         return []
     misses = describe_levels(plan)
@@ -149,7 +149,7 @@ def _find_remedy(
 def _list_remedies(planned: PlannedProblem, on_a_fleet: bool) -> Iterator[tuple[str, Targets, Mode]]:
     """Yield keys of `[fleet]` to try, and the targets and the split that they make."""
     fleet, budgets, blocks = planned.experiment.fleet, planned.budgets, planned.problem.architecture.blocks
-    hook, targets = planned.method.levels, planned.targets
+    hook, targets = planned.method.make_levels, planned.targets
     split: Mode = find_split(hook, targets) or "both"
     exact: Mode = "both" if may_split(hook) else split
     change = "" if exact == split else 'fleet.split = "both"'

@@ -106,9 +106,9 @@ def _find_hook_owner(experiment: Experiment, hook: str) -> tuple[str, str]:
     section, cohort = experiment.method, experiment.cohort
     if hook in section.hooks:
         return f"method.hooks.{hook}", f"method.hooks.{hook}"
-    if hook == "adapt" and cohort.deadline_s is not None and cohort.late == "shallower":
+    if hook == "adapt_job" and cohort.deadline_s is not None and cohort.late == "shallower":
         return 'cohort.late = "shallower"', "cohort.late"
-    if hook in ("note", "observe") and cohort.choose != "uniform":
+    if hook in ("annotate", "update_server_memory") and cohort.choose != "uniform":
         return "cohort.choose", "cohort.choose"
     for option in section.plus:
         if option not in POST_PROCESSING:
@@ -124,11 +124,11 @@ def _check_sums(
         if hook in method.own_hooks:
             owner, key = _find_hook_owner(experiment, hook)
             raise ConfigError(f"{where}: {owner} {effect} (hook {hook!r}){reason}. {_PLAIN_METHODS}", key=key)
-    if method.channels not in (keep_prefix, rolling):
+    if method.choose_channels not in (keep_prefix, rolling):
         raise ConfigError(
             f"{where}: each client gets its own channels, so too few clients share an element. Set "
-            'method.hooks.channels = "prefix" or "rolling".',
-            key="method.hooks.channels",
+            'method.hooks.choose_channels = "prefix" or "rolling".',
+            key="method.hooks.choose_channels",
         )
 
 
@@ -138,12 +138,12 @@ _LOUD = 15.0  # norm of the noise over all elements of a level, as a multiple of
 _PRIVATE_HOOKS = {
     "assign": "replaces the assignment of sub-models",
     "dispatch": "sends each level its own tensors",
-    "remember": "keeps memory on clients, and a checkpoint holds it",
+    "update_client_memory": "keeps memory on clients, and a checkpoint holds it",
     "reply": "lets clients omit rows from updates, depending on their data",
-    "receive": "reads single updates",
-    "note": "reads single updates",
-    "aggregate": "replaces the average",
-    "observe": "uses the members of a cohort and their updates",
+    "filter_updates": "reads single updates",
+    "annotate": "reads single updates",
+    "make_aggregator": "replaces the average",
+    "update_server_memory": "uses the members of a cohort and their updates",
 }
 """Hooks that must be FedAvg's, and the effect of a replacement."""
 
@@ -225,11 +225,11 @@ def _check_private_rounds(experiment: Experiment, federation: Federation) -> Non
     method, section = federation.method, experiment.method
     _check_no_extra(experiment, federation, "privacy", "which the noise does not cover")
     _check_sums(experiment, method, _PRIVATE_HOOKS, "[privacy]", ", which reveals more than the noise covers")
-    if "choose" in method.own_hooks:
+    if "choose_clients" in method.own_hooks:
         raise ConfigError(
             "[privacy]: clients must be drawn independently with the same probability. Leave cohort.choose and "
-            "method.hooks.choose out.",
-            key="method.hooks.choose" if "choose" in section.hooks else "cohort.choose",
+            "method.hooks.choose_clients out.",
+            key="method.hooks.choose_clients" if "choose_clients" in section.hooks else "cohort.choose",
         )
     further = [option for option in section.plus if option not in POST_PROCESSING]
     is_optimiser = getattr(method.step, "func", None) in (fedavgm.step, fedadam.step)  # fedyogi has fedadam's
@@ -238,9 +238,9 @@ def _check_private_rounds(experiment: Experiment, federation: Federation) -> Non
         if further:
             owner, key = f"[method.plus.{further[0]}]", f"method.plus.{further[0]}"
         raise ConfigError(f"[privacy]: {owner} uses more than a private round reveals. {_PLAIN_METHODS}", key=key)
-    if section.hooks.get("weight", "by_count") != "by_count":
+    if section.hooks.get("weigh", "by_count") != "by_count":
         raise ConfigError(
-            "[privacy]: all clients have the same weight. Leave method.hooks.weight out.", key="method.hooks.weight"
+            "[privacy]: all clients have the same weight. Leave method.hooks.weigh out.", key="method.hooks.weigh"
         )
     if not method.needs_budgets:
         raise ConfigError(
@@ -279,7 +279,11 @@ def _check_private_settings(experiment: Experiment) -> None:
 
 def apply_privacy(federation: Federation, settings: Settings, privacy: Privacy) -> tuple[Federation, Settings]:
     """Install the private hooks, and drop per-client results from the evaluation."""
-    hooks: dict[str, Any] = {"choose": privacy.choose, "aggregate": privacy.aggregate, "weight": weigh_equally}
+    hooks: dict[str, Any] = {
+        "choose_clients": privacy.choose,
+        "make_aggregator": privacy.aggregate,
+        "weigh": weigh_equally,
+    }
     has_test_set = federation.device is not None
     evaluation = replace(
         settings.scope, clients=0, whole=has_test_set, always=has_test_set, norms=settings.scope.norms[:1]
@@ -320,12 +324,12 @@ def describe_privacy(privacy: Privacy, federation: Federation, rounds: int) -> t
 
 _SECURE_HOOKS = {
     "dispatch": "sends each level its own tensors, but masks cover only tensors that all clients have",
-    "adapt": "lets clients train less than they received, but blocks are fixed in advance",
+    "adapt_job": "lets clients train less than they received, but blocks are fixed in advance",
     "reply": "lets clients omit rows from updates",
-    "receive": "reads single updates",
-    "note": "reads single updates",
-    "aggregate": "replaces the average, but the server has only sums",
-    "observe": "uses single updates",
+    "filter_updates": "reads single updates",
+    "annotate": "reads single updates",
+    "make_aggregator": "replaces the average, but the server has only sums",
+    "update_server_memory": "uses single updates",
 }
 """Hooks that must be FedAvg's, and the effect of a replacement."""
 
@@ -387,19 +391,19 @@ def _check_secure_rounds(experiment: Experiment, federation: Federation) -> None
     method = federation.method
     _check_no_extra(experiment, federation, "secure", "which masks do not cover")
     _check_sums(experiment, method, _SECURE_HOOKS, "[secure]", "")
-    if "remember" in method.own_hooks and federation.device is not None:
-        owner, key = _find_hook_owner(experiment, "remember")
+    if "update_client_memory" in method.own_hooks and federation.device is not None:
+        owner, key = _find_hook_owner(experiment, "update_client_memory")
         raise ConfigError(
             f"[secure]: with {owner} each client remembers its updates (hook 'remember'), and a simulation's "
             "checkpoint holds the memory of clients. Leave it out, or run on a fleet, where memory stays on the "
             "nodes.",
             key=key,
         )
-    if method.weight is not weigh_equally:
+    if method.weigh is not weigh_equally:
         raise ConfigError(
             "[secure]: sums give all clients the same weight, but this method weights clients. Set "
-            'method.hooks.weight = "by_count".',
-            key="method.hooks.weight",
+            'method.hooks.weigh = "by_count".',
+            key="method.hooks.weigh",
         )
     if experiment.local.compress is not None:
         raise ConfigError(
