@@ -19,10 +19,8 @@ BASE = {
 
 
 def objective(trial: optuna.Trial) -> float:
-    keys = {
-        "local.lr": trial.suggest_float("lr", 0.01, 0.3, log=True),
-        "method.beta": trial.suggest_float("beta", 0.0, 0.5),
-    }
+    lr = trial.suggest_float("lr", 0.01, 0.3, log=True)
+    beta = trial.suggest_float("beta", 0.0, 0.5)
 
     def on_round(report):
         if "evaluate" in report:
@@ -31,9 +29,8 @@ def objective(trial: optuna.Trial) -> float:
                 raise optuna.TrialPruned
 
     run = ff.run(
-        BASE, overrides=[f"{key}={value}" for key, value in keys.items()], on_round=on_round,
-        out=f"runs/search/trial-{trial.number}",
-    )  # fmt: skip
+        BASE, local={"lr": lr}, method={"beta": beta}, on_round=on_round, out=f"runs/search/trial-{trial.number}"
+    )
     return run.accuracy("local")
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fleetfit.aggregate import Aggregate as Aggregate
     from fleetfit.api.comparison import Comparison as Comparison, compare as compare, load_comparison as load_comparison
-    from fleetfit.api.profiling import Machine as Machine, Wishes as Wishes, profile as profile
+    from fleetfit.api.profiling import profile as profile
     from fleetfit.api.results import Run as Run, load as load
     from fleetfit.api.run import derive as derive, plan as plan, resume as resume, run as run
     from fleetfit.callbacks import Callback as Callback, RunStart as RunStart, scalars as scalars
@@ -83,7 +83,6 @@ _HOMES = {
     "Job": "core",
     "Level": "core",
     "Loss": "hooks",
-    "Machine": "api.profiling",
     "Method": "hooks",
     "MissingExtra": "errors",
     "ModelError": "errors",
@@ -102,7 +101,6 @@ _HOMES = {
     "Targets": "planner",
     "LocalResult": "core",
     "Update": "core",
-    "Wishes": "api.profiling",
     "alias": "layout",
     "block": "layout",
     "blocked": "layout",

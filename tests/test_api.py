@@ -18,7 +18,7 @@ from support.bits import has_same_bits
 
 import fleetfit as ff
 from fleetfit.api.comparison import format_label, plan_comparison
-from fleetfit.config import to_toml
+from fleetfit.config import load_experiment, to_toml
 from fleetfit.errors import ConfigError, ModelError, RunError
 from fleetfit.models.cnn import cnn
 from fleetfit.runs.folder import RunFolder
@@ -383,14 +383,14 @@ def test_the_default_folder_depends_on_what_is_compared(
     file.write_text(COMPARE)
     first = ff.compare(file).folder
     assert ff.compare(file).folder == first
-    assert ff.compare(file, overrides=["local.lr=0.05"]).folder != first
+    assert ff.compare(file, local={"lr": 0.05}).folder != first
 
 
 def test_a_folder_with_other_runs_is_refused(tmp_path: Path, file: Path) -> None:
     file.write_text(COMPARE)
     ff.compare(file, out=tmp_path / "out")
     with raises(RunError, "local.lr", "0.05"):
-        ff.compare(file, out=tmp_path / "out", overrides=["local.lr=0.05"])
+        ff.compare(file, out=tmp_path / "out", local={"lr": 0.05})
 
 
 def test_tuning_uses_validation_data_only(tmp_path: Path, file: Path) -> None:
@@ -484,7 +484,8 @@ def test_printed_numbers_belong_to_settings_of_the_file(tmp_path: Path) -> None:
 def test_the_whole_test_set_at_every_evaluation(tmp_path: Path) -> None:
     small = ["rounds=2", "data.partition.clients=8", "cohort.count=2", "local.epochs=1", "evaluate.every=1"]
     last, always = (
-        ff.run(overrides=[*small, f"evaluate.whole={text}"], out=tmp_path / text) for text in ("false", "true")
+        ff.run(load_experiment(overrides=[*small, f"evaluate.whole={text}"]), out=tmp_path / text)
+        for text in ("false", "true")
     )
     assert ["full" in m["evaluate"]["static"] for m in last.metrics] == [False, True]
     assert ["full" in m["evaluate"]["static"] for m in always.metrics] == [True, True]

@@ -291,7 +291,7 @@ def test_one_callback_name_is_enough(tmp_path: Path) -> None:
     file = run_file(tmp_path)
     recorder = Heard()
     run = ff.run(
-        file, out=tmp_path / "run", overrides=[f"callbacks={tmp_path}/mine.py:lines", "rounds=1"],
+        load_experiment(file, [f"callbacks={tmp_path}/mine.py:lines", "rounds=1"]), out=tmp_path / "run",
         callbacks=[recorder, {"name": f"{tmp_path}/mine.py:lines", "word": "also"}],
     )  # fmt: skip
     assert (tmp_path / "lines.txt").read_text().splitlines() == ["round 1", "also 1"] and recorder.rounds == [1]

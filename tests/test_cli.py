@@ -21,6 +21,7 @@ import fleetfit as ff
 from fleetfit import names
 from fleetfit.cli import listing
 from fleetfit.cli.run import demo
+from fleetfit.config import load_experiment
 from fleetfit.errors import ConfigError
 
 SMALL = ["--set", "data.partition.clients=8", "--set", "rounds=2", "--set", "local.epochs=1", "--set", "cohort.count=4"]
@@ -91,7 +92,7 @@ def test_an_output_folder_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
     for name in ("circle", "file", "to_file"):
         assert str(tmp_path / name) in run_verb("run", *SMALL, "--out", tmp_path / name, code=2).err
         with pytest.raises(ff.FleetFitError):
-            ff.run(overrides=SMALL[1::2], out=tmp_path / name)
+            ff.run(load_experiment(overrides=SMALL[1::2]), out=tmp_path / name)
 
 
 # ---- mistakes ------------------------------------------------------------------------------------------------------

@@ -373,7 +373,7 @@ def test_a_name_leads_to_no_other_folder(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "two.toml").write_text(HEAD + ROWS)
     for name in ("../../elsewhere", "ö" * 190, "Two Rows"):
-        folder = ff.compare("two.toml", overrides=["rounds=1", f"name={json.dumps(name)}"]).folder
+        folder = ff.compare("two.toml", rounds=1, name=name).folder
         assert folder.parent == Path("runs") and folder.is_dir(), name
     assert folder.name.startswith("compare-Two Rows-")
 

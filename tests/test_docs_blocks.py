@@ -196,7 +196,7 @@ def test_a_run_file_runs(block: Block, tmp_path: Path, monkeypatch: pytest.Monke
         )
     else:
         try:
-            run = ff.run(path, out=tmp_path / "out", overrides=["rounds=1", "local.epochs=1"])
+            run = ff.run(load_experiment(path, ["rounds=1", "local.epochs=1"]), out=tmp_path / "out")
         except ff.MissingExtra as error:
             pytest.skip(str(error))
         assert run.finished

@@ -102,14 +102,14 @@ WAYS = ["path", "text", "tables", "an experiment", "keywords", "objects", "an in
 def test_run_and_plan(call: Calls, place: Path, way: str, tmp_path: Path) -> None:
     source, keywords = sources(place)[way]
     reports: list[Mapping[str, Any]] = []
-    run = call("run", source, out=tmp_path / "run", overrides=["local.lr=0.05"], on_round=reports.append,
+    run = call("run", source, seed=7, out=tmp_path / "run", on_round=reports.append,
                callbacks=[reports.append], progress=False, **keywords)  # fmt: skip
-    assert run.finished and len(reports) == 2 and run.experiment.local.lr == 0.05
-    assert run.plan.to_toml() == call("plan", source, overrides=["local.lr=0.05"], **keywords).to_toml()
+    assert run.finished and len(reports) == 2 and run.experiment.seed == 7
+    assert run.plan.to_toml() == call("plan", source, seed=7, **keywords).to_toml()
 
 
 def test_the_defaults_are_a_run_too(call: Calls, tmp_path: Path) -> None:
-    assert call("run", overrides=["rounds=1", "local.max_steps=1"], out=str(tmp_path / "run")).finished
+    assert call("run", rounds=1, local={"max_steps": 1}, out=str(tmp_path / "run")).finished
     assert call("plan").levels
 
 
@@ -160,19 +160,19 @@ def test_compare(call: Calls, place: Path, way: str, tmp_path: Path) -> None:
         "beside tables": (tables, {"data": (X, Y)}),
     }[way]
     rounds: list[Any] = []
-    comparison = call("compare", source, out=tmp_path / "compared", overrides=["local.lr=0.05"], against="heterofl",
+    comparison = call("compare", source, out=tmp_path / "compared", seed=7, against="heterofl",
                       jobs=1, on_run=lambda title, number, count, run: rounds.append,
                       on_progress=lambda progress: None, record=tmp_path / "kept", progress=False,
                       **keywords)  # fmt: skip
     assert comparison.finished and {row for row, _ in comparison.runs} == {"scalefl", "heterofl"} and len(rounds) == 2
-    assert all(run.experiment.local.lr == 0.05 for runs in comparison.runs.values() for run in runs)
+    assert all(run.experiment.seed == 7 for runs in comparison.runs.values() for run in runs)
     split = "validation" if way == "beside a file" else "test"
     assert (
         comparison.runs["scalefl", ""][0].columns["static"]
         and comparison.runs["scalefl", ""][0].experiment.evaluate.split == split
     )
     assert list((tmp_path / "kept").glob("*.json"))
-    again = call("compare", source, out=tmp_path / "compared", overrides=["local.lr=0.05"], **keywords)
+    again = call("compare", source, out=tmp_path / "compared", seed=7, **keywords)
     assert again.table.rows == comparison.table.rows  # nothing is run again
     if "objects" not in way and "beside" not in way:
         assert call("load_comparison", tmp_path / "compared").table.rows == comparison.table.rows
@@ -211,10 +211,9 @@ def test_comparisons_of_objects_have_folders_of_their_own(
 def test_profile(call: Calls, place: Path, tmp_path: Path) -> None:
     facts = DataDescription("c", "classification", (6,), 3, 0, -1)
     lines: list[str] = []
-    machine = ff.Machine(limit_s=60)
-    profile = call("profile", place / "run.toml", wishes=ff.Wishes(memory_bytes=2e9), machine=machine, facts=facts,
+    profile = call("profile", place / "run.toml", memory=2e9, limit_s=60, facts=facts,
                    out=tmp_path / "budget.toml", force=True, say=lines.append, seed=1,
-                   overrides=["local.batch_size=8", "fleet.levels=[0.5, 1.0]"])  # fmt: skip
+                   local={"batch_size": 8}, fleet={"levels": [0.5, 1.0]})  # fmt: skip
     assert profile and lines and (tmp_path / "budget.toml").is_file()
 
 

@@ -170,7 +170,7 @@ def test_an_example_of_a_plain_module_is_derived(model):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", PLAIN)
 def test_an_example_of_a_plain_module_learns_at_four_levels(model, tmp_path):
-    run = ff.run(EXAMPLES / f"{model}.toml", out=tmp_path / "run", overrides=["rounds=3", "evaluate.every=0"])
+    run = ff.run(load_experiment(EXAMPLES / f"{model}.toml", ["rounds=3", "evaluate.every=0"]), out=tmp_path / "run")
     losses = [line["train"]["loss"] for line in run.metrics]
     assert losses[-1] < losses[0]
     assert len({level.parameters for level in run.plan.levels}) == 4
@@ -217,7 +217,7 @@ def test_an_example_of_a_model_learns_at_four_levels(model, method, tmp_path, mo
     few = ("rounds=3", "local.epochs=2", "data.partition={kind='dirichlet', alpha=100.0, clients=4}", "data.test=0.6",
            "cohort.count=4", "evaluate.every=0")  # fmt: skip
     name = f"{EXAMPLES / model}.py:{MODELS[model]}"
-    run = ff.run(out=tmp_path / "run", overrides=[f"model.name={name}", f"method.name={method}", *few])
+    run = ff.run(load_experiment(overrides=[f"model.name={name}", f"method.name={method}", *few]), out=tmp_path / "run")
     losses = [line["train"]["loss"] for line in run.metrics]
     assert losses[-1] < 0.9 * losses[0]
     assert len({level.parameters for level in run.plan.levels}) == 4
@@ -247,7 +247,7 @@ def test_the_hugging_face_model_computes_what_the_library_computes():
 
 def own_method(folder: Path, *overrides: str) -> ff.Run:
     short = ("rounds=2", "local.epochs=1", "data.partition.clients=12", "cohort.count=4", "evaluate.every=0")
-    return ff.run(EXAMPLES / "own_method.toml", out=folder, overrides=[*short, *overrides])
+    return ff.run(load_experiment(EXAMPLES / "own_method.toml", [*short, *overrides]), out=folder)
 
 
 @pytest.mark.slow
@@ -304,25 +304,27 @@ def test_ordered_dropout_that_leans_to_the_limit_gives_everybody_their_own():
 def test_ordered_dropout_is_a_method_like_any_other(tmp_path):
     """Keys are checked before anything runs; it trains, with an option, from a run file's words."""
     with raises(ConfigError, '"leen"', '"lean"'):
-        ff.run(out=tmp_path / "no", overrides=[f"method.name={FJORD}", "method.leen=1.0"])
+        ff.run(load_experiment(overrides=[f"method.name={FJORD}", "method.leen=1.0"]), out=tmp_path / "no")
     with raises(ConfigError, 0, -1.0):
-        ff.run(out=tmp_path / "no", overrides=[f"method.name={FJORD}", "method.lean=-1.0"])
+        ff.run(load_experiment(overrides=[f"method.name={FJORD}", "method.lean=-1.0"]), out=tmp_path / "no")
     short = ("rounds=1", "local.epochs=1", "evaluate.every=0")
-    run = ff.run(out=tmp_path / "run", overrides=[f"method.name={FJORD}", "method.plus.fedprox.mu=0.1", *short])
+    run = ff.run(
+        load_experiment(overrides=[f"method.name={FJORD}", "method.plus.fedprox.mu=0.1", *short]), out=tmp_path / "run"
+    )
     assert [level.depth for level in run.plan.levels] == [6] * 4
     assert run.experiment.method.settings == {"lean": 0.0}, "every default is visible"
     assert {level.width for level in run.plan.levels} > {1.0}
 
 
 def test_an_own_data_set_runs(tmp_path):
-    run = ff.run(EXAMPLES / "own_dataset.toml", out=tmp_path / "run", overrides=["rounds=1", "data.samples=400"])
+    run = ff.run(load_experiment(EXAMPLES / "own_dataset.toml", ["rounds=1", "data.samples=400"]), out=tmp_path / "run")
     assert run.summary["data"] == "bars"
     assert run.experiment.data.settings["noise"] == 60
 
 
 def test_an_own_hook_leaves_each_level_its_own_exit(tmp_path):
     hook = f"method.hooks.make_levels={EXAMPLES / 'own_hook.py'}:own_exit_only"
-    run = ff.run(out=tmp_path / "run", overrides=[hook, "rounds=1", "local.epochs=1"])
+    run = ff.run(load_experiment(overrides=[hook, "rounds=1", "local.epochs=1"]), out=tmp_path / "run")
     with_exits = assemble(load_experiment(overrides=["fleet.split=both"])).plan.levels
     assert [len(level.exits) for level in run.plan.levels] == [1, 1, 1, 1]
     assert [level.exits[-1] for level in with_exits] == [level.exits[-1] for level in run.plan.levels]

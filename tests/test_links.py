@@ -299,7 +299,7 @@ def test_quorums_without_a_clock_are_noted() -> None:
     assert assembly.settings.quorum is None
     assert assembly.federation.cohort == 6 and assembly.settings.links == LinkFaults(lost_up=0.3)
     with raises(ConfigError, "[cohort] quorum", key="cohort.quorum"):
-        ff.run({**table, "cohort": {"count": 6}}, overrides=["cohort.quorum=0.5"])
+        ff.run(load_experiment({**table, "cohort": {"count": 6}}, ["cohort.quorum=0.5"]))
 
 
 @pytest.mark.parametrize(

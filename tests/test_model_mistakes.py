@@ -10,6 +10,7 @@ from support import check_error, raises, run_verb
 from torch import Tensor, nn
 
 import fleetfit as ff
+from fleetfit.config import load_experiment
 from fleetfit.errors import ModelError
 
 AXES = 'self.axes = {"hidden": Axis(hidden), "classes": Axis(classes, scaled=False)}'
@@ -233,4 +234,4 @@ def test_an_error_of_a_plug_in_names_its_line(function: str, tmp_path: Path) -> 
     settings = {"data.name": "digits", "rounds": 1, "local.max_steps": 1, "data.partition.clients": 2}
     settings[PLACES_OF_PLUG_INS[function]] = value
     with raises(ff.ConfigError, "KeyError", "spruce", "broken.py, line 3"):
-        ff.run(overrides=[f"{key}={one}" for key, one in settings.items()], out=tmp_path / "run")
+        ff.run(load_experiment(overrides=[f"{key}={one}" for key, one in settings.items()]), out=tmp_path / "run")

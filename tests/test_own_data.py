@@ -458,7 +458,7 @@ def test_each_kind_is_found_with_a_model_that_fits(tmp_path: Path) -> None:
     for name, (kind, model) in expected.items():
         experiment = load_experiment({"data": {"path": str(tmp_path / name)}})
         assert (experiment.data.name, experiment.model.name) == (kind, model), name
-        ff.plan(experiment, overrides=["data.partition.kind=iid", "data.partition.clients=4"])
+        ff.plan(load_experiment(experiment, ["data.partition.kind=iid", "data.partition.clients=4"]))
     assert load_experiment(overrides=[f"data={tmp_path / 'rows.npz'}"]).data.settings["standardise"] is True
     assert load_experiment({"data": {"path": str(tmp_path / "photos"), "size": 12}}).data.settings["size"] == 12
     chosen = load_experiment({"data": {"path": str(tmp_path / "photos")}, "model": {"name": "resnet20"}})

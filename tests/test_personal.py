@@ -270,7 +270,7 @@ def test_privacy_withholds_it(tmp_path: Path) -> None:
     assert outcome.server.prior == () and outcome.columns["static"]["personal"] is None
     assert not any(line["evaluate"]["static"]["personal"] for line in outcome.metrics if "evaluate" in line)
     with raises(ConfigError, key="evaluate.prior"):
-        ff.run({**table, "evaluate": TINY["evaluate"]}, overrides=["evaluate.prior=own"], out=tmp_path / "other")
+        ff.run(load_experiment({**table, "evaluate": TINY["evaluate"]}, ["evaluate.prior=own"]), out=tmp_path / "other")
 
 
 @pytest.mark.parametrize("task", ["regression", "multi_label"])

@@ -11,7 +11,7 @@ from support import raises, run_verb
 from support.profiles import FACTS, TABLES, with_fleet
 
 from fleetfit.api import profiling
-from fleetfit.api.profiling import Machine, ProfileResult, parse_wishes, profile
+from fleetfit.api.profiling import ProfileResult, profile
 from fleetfit.cli.plan import PlanOptions, plan_model, plan_run_file
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.levels import plan_levels
@@ -63,7 +63,7 @@ def test_group_with_budget_file_gets_level(chosen: int, wish: str, measuring: An
     (tmp_path / "plan.toml").write_text(assemble(load_experiment(TABLES)).plan.to_toml())
     most: dict[str, Any] = {"step_s": 0.1 * 2**chosen, "latency_s": 0.01 * 2**chosen, "memory": f"{2**chosen} MB"}
     settled = with_fleet(levels=str(tmp_path / "plan.toml"))
-    result = profile(settled, wishes=parse_wishes(**{wish: most[wish]}), facts=FACTS, out=tmp_path / "pi.toml")
+    result = profile(settled, **{wish: most[wish]}, facts=FACTS, out=tmp_path / "pi.toml")
     assert result.affords.level == chosen
     groups = [{"budget": str(tmp_path / "pi.toml")}, {"budget": 1.0, "name": "whole"}]
     assembly = assemble(load_experiment(with_fleet(levels=str(tmp_path / "plan.toml"), groups=groups)))
@@ -81,7 +81,7 @@ def test_node_with_budget_file_gets_level(chosen: int, measuring: Any, tmp_path:
     from fleetfit.fleet.settings import read_settings
 
     measuring(THREE)
-    profile(TABLES, wishes=parse_wishes(step_s=0.1 * 2**chosen), facts=FACTS, out=tmp_path / "budget.toml")
+    profile(TABLES, step_s=0.1 * 2**chosen, facts=FACTS, out=tmp_path / "budget.toml")
     (tmp_path / "node.toml").write_text('name = "pi"\nbudget = "budget.toml"\n[data]\nname = "tiny:tiny_data"\n')
     settings = read_settings(tmp_path / "node.toml")
     nodes = NodeDescription("pi", FACTS, 20, settings.budget, settings.tolerance)
@@ -99,7 +99,7 @@ def test_each_level_has_a_budget(method: str, cost: str, measuring: Any) -> None
     levels = plan_levels(load_experiment(tables), FACTS).levels
     for chosen, level in enumerate(levels):
         measuring([found_of(0.1 * (i + 1)) for i in range(len(levels))])
-        result = profile(tables, wishes=parse_wishes(step_s=0.1 * (chosen + 1)), facts=FACTS)
+        result = profile(tables, step_s=0.1 * (chosen + 1), facts=FACTS)
         limit = (1 + result.affords.tolerance) * float(result.affords.budget[cost])
         assert result.affords.level == chosen
         assert [other.needs <= limit for other in levels[: chosen + 1]] == [True] * (chosen + 1), level.name
@@ -146,7 +146,7 @@ def test_the_largest_level_within_every_wish(
 ) -> None:
     monkeypatch.setattr(profiling, "find_energy_meter", lambda: EnergyMeter("battery", lambda: 0.0))
     measuring([found_of(0.1 * k, 0.01 * k, 10**6 * k, energy_j=float(k)) for k in (1, 2, 4)])
-    result = profile(TABLES, wishes=parse_wishes(**wishes), facts=FACTS)
+    result = profile(TABLES, **wishes, facts=FACTS)
     assert result.affords.level == level
     assert [not one.reasons for one in result.levels] == [True] * (level + 1) + [False] * (2 - level)
 
@@ -165,7 +165,7 @@ def test_too_large_level_is_not_tried(measuring: Any, monkeypatch: pytest.Monkey
     before = plan_levels(load_experiment(TABLES), FACTS)
     second = before.cost(before.levels[1], "memory_bytes")
     monkeypatch.setattr(profiling, "free_memory", lambda *_: int(second))
-    result = profile(TABLES, wishes=parse_wishes(memory="1 GB"), facts=FACTS)
+    result = profile(TABLES, memory="1 GB", facts=FACTS)
     assert len(calls) == 2 and calls[0].most_bytes == int(second)
     assert result.levels[2].reasons and not result.levels[1].reasons
 
@@ -180,19 +180,19 @@ def test_each_level_gets_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(profiling, "profile_level", measured)
     monkeypatch.setattr(profiling.time, "monotonic", lambda: now[0])
-    profile(TABLES, facts=FACTS, machine=Machine(limit_s=30.0))
+    profile(TABLES, facts=FACTS, limit_s=30.0)
     assert limits == [(10.0, 30.0), (14.0, 28.0), (18.0, 18.0)]
     limits.clear()
-    result = profile(TABLES, facts=FACTS, machine=Machine(limit_s=12.5))
+    result = profile(TABLES, facts=FACTS, limit_s=12.5)
     assert len(limits) == 2 and result.levels[2].reasons
     assert result.affords.level == 1
 
 
 def test_unmeasured_cost_is_not_afforded() -> None:
-    wishes = profiling.Wishes(step_s=1.0, latency_s=1.0, memory_bytes=100.0, energy_j=1.0)
-    assert profiling.list_reasons(found_of(memory=90, energy_j=0.5), 200.0, wishes) == ()
+    limits = profiling.DeviceLimits(step_s=1.0, latency_s=1.0, memory_bytes=100.0, energy_j=1.0)
+    assert profiling.list_reasons(found_of(memory=90, energy_j=0.5), 200.0, limits) == ()
     without = Measurement(found_of().step, None, None, None, None)
-    reasons = profiling.list_reasons(without, 200.0, wishes)
+    reasons = profiling.list_reasons(without, 200.0, limits)
     assert [reason.partition(" ")[0] for reason in reasons] == ["inference", "a", "a"]
     assert "MB" in reasons[2], "memory is as predicted"
 
@@ -209,32 +209,32 @@ def test_the_budget_is_the_levels_cost(measuring: Any) -> None:
     before = plan_levels(load_experiment(TABLES), FACTS)
     predicted = before.cost(before.levels[1], "memory_bytes")
     measuring([found_of(0.1, memory=100), found_of(0.2, memory=int(2 * predicted)), found_of(9.0)])
-    result = profile(TABLES, wishes=parse_wishes(step_s=0.5, memory="12 MB"), facts=FACTS)
+    result = profile(TABLES, step_s=0.5, memory="12 MB", facts=FACTS)
     file = budget_of(result)
     needs = before.levels[1].needs
     assert needs <= file["budget"]["parameters"] < needs + 1.1e-6
     assert file["budget"]["memory_bytes"] == "5 MB" and file["tolerance"] == 0.2  # 12 / 2 / 1.2
     measuring([found_of(0.1, memory=100), found_of(0.2, memory=0), found_of(9.0)])
-    result = profile(TABLES, wishes=parse_wishes(step_s=0.5, memory="12 MB"), facts=FACTS)
+    result = profile(TABLES, step_s=0.5, memory="12 MB", facts=FACTS)
     assert result.affords.budget["memory_bytes"] == "10 MB", "never more than is predicted"
 
 
 def test_default_limit_is_half_of_free_memory(measuring: Any) -> None:
     measuring(THREE)
-    assert profile(TABLES, facts=FACTS).wishes.memory_bytes == 5 * 10**8
+    assert profile(TABLES, facts=FACTS).limits.memory_bytes == 5 * 10**8
     assert "latency_s" not in profile(TABLES, facts=FACTS).affords.budget
 
 
 def test_latency_is_a_fraction_of_the_full_models_here(measuring: Any) -> None:
     measuring([found_of(latency_s=0.01), found_of(latency_s=0.02), found_of(latency_s=0.1)])
-    result = profile(TABLES, wishes=parse_wishes(latency_s=0.06), facts=FACTS)
+    result = profile(TABLES, latency_s=0.06, facts=FACTS)
     fraction = float(result.affords.budget["latency_s"])
     assert (
         result.affords.level == 1 and fraction == pytest.approx(0.06 / 0.1 / 1.2, rel=0.1) and not result.affords.notes
     )
-    assert profile(TABLES, wishes=parse_wishes(latency_s=0.5), facts=FACTS).affords.budget["latency_s"] == 1.0
+    assert profile(TABLES, latency_s=0.5, facts=FACTS).affords.budget["latency_s"] == 1.0
     measuring([found_of(latency_s=0.01), Measurement(failed="cause")])
-    result = profile(TABLES, wishes=parse_wishes(latency_s=0.011), facts=FACTS)
+    result = profile(TABLES, latency_s=0.011, facts=FACTS)
     before = plan_levels(load_experiment(TABLES), FACTS)
     levels = [before.cost(level, "multiply_adds") for level in (before.levels[0], None)]
     assert float(result.affords.budget["latency_s"]) == pytest.approx(levels[0] / levels[1], rel=1e-3)
@@ -260,7 +260,7 @@ def test_budget_file_escapes_reasons(measuring: Any) -> None:
 def test_no_fitting_level_writes_nothing(measuring: Any, tmp_path: Path) -> None:
     measuring(THREE)
     with raises(PlanError, 1, 0.1, 0.05):
-        profile(TABLES, wishes=parse_wishes(step_s=0.05), facts=FACTS, out=tmp_path / "b.toml")
+        profile(TABLES, step_s=0.05, facts=FACTS, out=tmp_path / "b.toml")
     assert not any(tmp_path.iterdir())
 
 
@@ -269,7 +269,7 @@ def test_method_with_other_needs_is_refused(measuring: Any) -> None:
     measuring(THREE)
     tables = {**with_fleet(tolerance=0.9), "method": {"name": "exclusivefl", "exits": "all"}}
     with raises(PlanError, "level 1", "exclusivefl"):
-        profile(tables, wishes=parse_wishes(step_s=0.1), facts=FACTS)
+        profile(tables, step_s=0.1, facts=FACTS)
     assert profile(tables, facts=FACTS).affords.level == 2
 
 
@@ -295,7 +295,7 @@ def budget_of_file(path: Path) -> set[str]:
         (["--energy-j", "3"], "--energy-j cannot be checked. Leave it out."),
         (["--input-shape", "1,8,8"], "--input-shape and --classes need each other"),
         (["run.toml", "--model", "cnn"], "--model"),
-        (["--memory", "300"], "--memory: a budget of memory_bytes"),
+        (["--memory", "300"], "memory: a budget of memory_bytes"),
         (["--step-s", "0"], "step_s"),
         (["--limit-s", "0"], "limit"),
         (["--device", "tpu"], 'must be "cpu", "cuda" or "cuda:N"'),
@@ -331,7 +331,7 @@ def test_objects_cannot_be_profiled() -> None:
 
 def test_a_group_of_the_run_may_name_a_budget_file(measuring: Any, tmp_path: Path) -> None:
     measuring(THREE)
-    profile(TABLES, wishes=parse_wishes(step_s=0.2), facts=FACTS, out=tmp_path / "pi.toml")
+    profile(TABLES, step_s=0.2, facts=FACTS, out=tmp_path / "pi.toml")
     (tmp_path / "run.toml").write_text('fleet.groups = [{ budget = "pi.toml" }, { budget = 1.0 }]\n')
     assert load_experiment(tmp_path / "run.toml").fleet.groups[0].tolerance == 0.2
 

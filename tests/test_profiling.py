@@ -17,7 +17,7 @@ from support.profiles import FACTS, TABLES, with_fleet
 from tiny import plain, tiny_problem
 from waiting import LIMIT_S, listening_to_ctrl_c, running, wait_until
 
-from fleetfit.api.profiling import Machine, profile
+from fleetfit.api.profiling import profile
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.levels import plan_levels
 from fleetfit.core import Job
@@ -311,7 +311,7 @@ def test_memory_is_close_to_prediction(batch: int, width: float) -> None:
 def test_profile_survives_failed_levels(model: str, cause: str, tmp_path: Path) -> None:
     """The first level is measured, and the budget says so; the second fails; the third is not tried."""
     tables = {**with_fleet(), "model": {"name": model}}
-    result = profile(tables, facts=FACTS, machine=Machine(limit_s=60.0 if "endless" in model else LIMIT_S))
+    result = profile(tables, facts=FACTS, limit_s=60.0 if "endless" in model else LIMIT_S)
     assert [len(level.reasons) for level in result.levels] == [0, 1, 1] and result.affords.level == 0
     assert cause in result.levels[1].reasons[0] and "not tried" in result.levels[2].reasons[0]
 

@@ -165,7 +165,12 @@ ROUND = re.compile(r"round (\d)/3")
 def test_a_script_prints_progress_on_stderr_unless_disabled(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ff.run(QUICK, out=tmp_path / "quiet", progress=False)
     assert capfd.readouterr() == ("", "")
-    run = ff.run(overrides=["rounds=3", "data.partition.clients=8"], local={"max_steps": 1}, out=tmp_path / "shown")
+    run = ff.run(
+        rounds=3,
+        data={"partition": {"clients": 8}},
+        local={"max_steps": 1},
+        out=tmp_path / "shown",
+    )
     out, err = capfd.readouterr()
     lines = err.splitlines()
     numbers = [i for i, line in enumerate(lines) if ROUND.match(line)]

@@ -84,7 +84,7 @@ def shown(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("readme")
     write_files(START, folder)
     write_photos(folder)
-    ff.run(folder / "first.toml", out=folder / "runs" / "first", overrides=["local.epochs=1"])
+    ff.run(load_experiment(folder / "first.toml", ["local.epochs=1"]), out=folder / "runs" / "first")
     return folder
 
 

@@ -16,11 +16,15 @@ from fleetfit.cli.main import make_app
 from fleetfit.errors import ConfigError
 
 SIGNATURES = {
-    "run": "source, *, out, overrides, on_round, callbacks, progress, **sections",
+    "run": "file, *, model, data, method, fleet, local, cohort, peft, attack, secure, privacy, engine, evaluate, "
+    "checkpoint, rounds, seed, name, start, callbacks, out, on_round, progress, **unknown",
     "resume": "folder, *, on_round, callbacks, progress, **sections",
     "load": "folder, **sections",
+    "plan": "file, **sections",
     "derive": "module, data, *, exits, head, weights, axes, progress",
-    "compare": "file, *, out, overrides, on_run, jobs, against, record, on_progress, progress, **sections",
+    "compare": "file, *, out, jobs, against, record, on_run, on_progress, progress, **sections",
+    "profile": "file, *, step_s, latency_s, memory, energy_j, device, threads, limit_s, facts, out, force, say, "
+    "**sections",
 }
 
 RUN = {"accuracy", "assembly", "best_exit", "calibrate", "checkpoint", "columns", "evaluate", "export", "finished",
@@ -71,6 +75,6 @@ def test_plan_is_that_of_the_run() -> None:
     described = {"rounds": 1, "fleet": {"groups": [{"budget": 0.3}, {"budget": 1.0}]}}
     plan = fleetfit.plan(described)
     assert [level.name for level in plan.levels] == ["1", "2"] and plan.levels[-1].share == 1.0
-    assert fleetfit.plan(described, overrides=["fleet.levels=[0.5, 1.0]"]).levels[0].target == 0.5
+    assert fleetfit.plan(described, fleet={"levels": [0.5, 1.0]}).levels[0].target == 0.5
     with raises(ConfigError, "fleetfit compare", "[compare]"):
         fleetfit.plan({"compare": {"row": [{}]}})

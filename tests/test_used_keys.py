@@ -149,7 +149,7 @@ def test_a_made_up_key_is_refused_by_name(place: str, tmp_path: Path, monkeypatc
                 if not isinstance(value, dict)]  # fmt: skip
         if len(flat) == len(PLACES[place]):
             key = f"{place}.{MADE_UP}" if place else MADE_UP
-            messages.append(get_message(lambda: ff.run(TINY, overrides=[*flat, f"{key}=1"])))
+            messages.append(get_message(lambda: ff.run(load_experiment(TINY, [*flat, f"{key}=1"]))))
     for message in messages:
         assert MADE_UP in message and section in message, message
     if place == "compare":
@@ -627,7 +627,7 @@ def test_reefl_without_ree_names_what_only_ree_needs() -> None:
 )
 def test_what_is_asked_for_and_not_used_is_refused(overrides: list[str], key: str, tmp_path: Path) -> None:
     """From `--set` it is refused; from a file it is a note, but for what contradicts the method of the same file."""
-    message = get_message(lambda: ff.run(TINY, overrides=overrides, out=tmp_path / "run"))
+    message = get_message(lambda: ff.run(load_experiment(TINY, overrides), out=tmp_path / "run"))
     section, _, inner = key.partition(".")
     assert f"[{section}] {inner} " in message
     assert not (tmp_path / "run").exists()

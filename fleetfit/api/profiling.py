@@ -21,12 +21,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import tomli_w
 import torch
 
-from fleetfit.api.run import check_single_run
+from fleetfit.api.run import Sections, check_single_run
 from fleetfit.config import Experiment, load_experiment
 from fleetfit.config.assemble.levels import PlannedProblem, plan_levels
 from fleetfit.core import DataDescription, Level, Local
@@ -54,7 +54,7 @@ _LR = 1e-6  # the trained weights are not used, and must not diverge
 
 
 @dataclass(frozen=True)
-class Wishes:
+class DeviceLimits:
     """Limits that the owner of a device sets; None: no limit.
 
     Attributes:
@@ -82,30 +82,30 @@ class Wishes:
         return ", ".join(words) or "no limit"
 
 
-def parse_wishes(
+def parse_limits(
     step_s: float | None = None,
     latency_s: float | None = None,
-    memory: str | None = None,
+    memory: str | float | None = None,
     energy_j: float | None = None,
-) -> Wishes:
-    """Parse limits from options of the command line, such as memory "300 MB".
+) -> DeviceLimits:
+    """Return limits; memory is in bytes, or has a unit, such as "300 MB".
 
     Raises:
         ConfigError: A limit is not a positive amount.
     """
     try:
-        memory_bytes = None if memory is None else parse_amount(memory, "memory_bytes")
+        memory_bytes = parse_amount(memory, "memory_bytes") if isinstance(memory, str) else memory
     except FleetFitError as error:
-        raise ConfigError(f"--memory: {error}", key="memory", path=error.path) from None
-    wishes = Wishes(step_s, latency_s, memory_bytes, energy_j)
-    for name, value in vars(wishes).items():
+        raise ConfigError(f"memory: {error}", key="memory", path=error.path) from None
+    limits = DeviceLimits(step_s, latency_s, memory_bytes, energy_j)
+    for name, value in vars(limits).items():
         if value is not None and not value > 0:
             raise ConfigError(f"the limit for {name} must be above 0, got {value:g}.", key=name)
-    return wishes
+    return limits
 
 
 @dataclass(frozen=True)
-class Machine:
+class ProfileTarget:
     """Where and how to measure.
 
     Attributes:
@@ -163,14 +163,14 @@ class ProfileResult:
     Attributes:
         levels: The cost of each level, smallest first.
         affords: The level that the device affords, and its budget.
-        wishes: The limits of the device's owner.
+        limits: The limits of the device's owner.
         energy: The source of energy measurements, or why there is none.
         heading: Machine, date and run, line by line.
     """
 
     levels: tuple[ProfiledLevel, ...]
     affords: DeviceBudget
-    wishes: Wishes
+    limits: DeviceLimits
     energy: str
     heading: tuple[str, ...]
 
@@ -203,7 +203,7 @@ class ProfileResult:
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         rows = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
         lines = [*self.heading, f"energy: {self.energy}", "", *rows, ""]
-        lines += [f"level {self.levels[self.affords.level].name} is the largest within: {self.wishes}"]
+        lines += [f"level {self.levels[self.affords.level].name} is the largest within: {self.limits}"]
         if "memory_bytes" in self.affords.budget:
             lines.append("memory_bytes is in the planner's predicted bytes, minus the tolerance")
         lines += [*self.affords.notes]
@@ -215,20 +215,20 @@ class ProfileResult:
 # ---- from the costs of levels to a budget B_k ------------------------------------------------------------------------
 
 
-def list_reasons(measurement: Measurement, predicted_bytes: float, wishes: Wishes) -> tuple[str, ...]:
+def list_reasons(measurement: Measurement, predicted_bytes: float, limits: DeviceLimits) -> tuple[str, ...]:
     """Return every limit that a level exceeds, in words."""
     if measurement.failed:
         return (measurement.failed,)
     memory = predicted_bytes if measurement.memory_bytes is None else measurement.memory_bytes
     step, latency = measurement.step, measurement.latency
-    limits = [
-        ("a step takes {:.3g} s", None if step is None else step.median_s, wishes.step_s),
-        ("inference takes {:.3g} s", None if latency is None else latency.median_s, wishes.latency_s),
-        ("a step takes {:.3g} J", measurement.energy_j, wishes.energy_j),
-        ("a step takes {:.4g} MB", memory / 1e6, None if wishes.memory_bytes is None else wishes.memory_bytes / 1e6),
+    checks = [
+        ("a step takes {:.3g} s", None if step is None else step.median_s, limits.step_s),
+        ("inference takes {:.3g} s", None if latency is None else latency.median_s, limits.latency_s),
+        ("a step takes {:.3g} J", measurement.energy_j, limits.energy_j),
+        ("a step takes {:.4g} MB", memory / 1e6, None if limits.memory_bytes is None else limits.memory_bytes / 1e6),
     ]
     reasons = []
-    for words, value, limit in limits:
+    for words, value, limit in checks:
         if limit is not None and value is None:
             reasons.append(f"{words.split(' takes')[0]} was not measured")
         elif limit is not None and value is not None and value > limit:
@@ -236,13 +236,13 @@ def list_reasons(measurement: Measurement, predicted_bytes: float, wishes: Wishe
     return tuple(reasons)
 
 
-def find_budget(plan: PlannedProblem, levels: Sequence[ProfiledLevel], wishes: Wishes) -> DeviceBudget:
+def find_budget(plan: PlannedProblem, levels: Sequence[ProfiledLevel], limits: DeviceLimits) -> DeviceBudget:
     """Return the budget of the largest level within the limits, as derived in the module's docstring.
 
     Args:
         plan: The planned levels.
         levels: The measured levels.
-        wishes: The limits.
+        limits: The limits.
 
     Raises:
         PlanError: No level is within the limits, or no budget leads to the level.
@@ -252,10 +252,10 @@ def find_budget(plan: PlannedProblem, levels: Sequence[ProfiledLevel], wishes: W
         smallest = levels[0]
         raise PlanError(
             f"this device affords no level: even the smallest, level {smallest.name}, does not fit: "
-            f"{'; '.join(smallest.reasons)}. Raise the limits ({wishes}), or plan a smaller level."
+            f"{'; '.join(smallest.reasons)}. Raise the limits ({limits}), or plan a smaller level."
         )
     for level_index in reversed(fitting):
-        budget = _derive_budget(plan, levels, level_index, wishes)
+        budget = _derive_budget(plan, levels, level_index, limits)
         if _assign_level(plan, budget) == level_index:
             return budget
     raise PlanError(
@@ -264,7 +264,9 @@ def find_budget(plan: PlannedProblem, levels: Sequence[ProfiledLevel], wishes: W
     )
 
 
-def _derive_budget(plan: PlannedProblem, levels: Sequence[ProfiledLevel], index: int, wishes: Wishes) -> DeviceBudget:
+def _derive_budget(
+    plan: PlannedProblem, levels: Sequence[ProfiledLevel], index: int, limits: DeviceLimits
+) -> DeviceBudget:
     cost, level, planned = plan.experiment.fleet.cost, levels[index], plan.levels
     needs = planned[index].needs or level.share
     amount: Amount = _round_up(needs)
@@ -275,15 +277,15 @@ def _derive_budget(plan: PlannedProblem, levels: Sequence[ProfiledLevel], index:
     larger = [other.needs for other in planned[index + 1 :]]
     tolerance = _compute_tolerance(plan.experiment.fleet.tolerance, _round_up(needs), larger)
     notes = []
-    if wishes.memory_bytes is not None and cost != "memory_bytes":
+    if limits.memory_bytes is not None and cost != "memory_bytes":
         predicted = plan.cost(planned[index], "memory_bytes")
         needed_bytes = max(level.predicted_bytes, level.measurement.memory_bytes or 0.0)
         budget["memory_bytes"] = _format_amount(
-            "memory_bytes", wishes.memory_bytes * predicted / needed_bytes / (1 + tolerance)
+            "memory_bytes", limits.memory_bytes * predicted / needed_bytes / (1 + tolerance)
         )
         if level.measurement.memory_bytes is None:
             notes.append("This platform does not report the memory of a process. The predicted memory is used.")
-    if wishes.latency_s is not None and cost != "latency_s":
+    if limits.latency_s is not None and cost != "latency_s":
         timed = {i: one.measurement.latency.median_s for i, one in enumerate(levels) if one.measurement.latency}
         last, problem = max(timed), plan.problem
         whole = full_cost(problem.architecture, problem.input_shape).multiply_adds
@@ -291,7 +293,7 @@ def _derive_budget(plan: PlannedProblem, levels: Sequence[ProfiledLevel], index:
         full_s = timed[last] * whole / part
         if last < len(levels) - 1:
             notes.append(f"The full model's latency is extrapolated from level {levels[last].name} by multiply-adds.")
-        share = max(wishes.latency_s / full_s / (1 + tolerance), timed[index] / full_s)
+        share = max(limits.latency_s / full_s / (1 + tolerance), timed[index] / full_s)
         budget["latency_s"] = min(1.0, _round_up(share))
     return DeviceBudget(index, budget, tolerance, tuple(notes))
 
@@ -336,16 +338,20 @@ Say = Callable[[str], None]
 @isolate_torch_state()
 @explain_plug_ins()
 def profile(
-    source: str | Path | Mapping[str, Any] | Experiment | None = None,
+    file: str | Path | Mapping[str, Any] | Experiment | None = None,
     *,
-    wishes: Wishes | None = None,
-    machine: Machine | None = None,
+    step_s: float | None = None,
+    latency_s: float | None = None,
+    memory: str | float | None = None,
+    energy_j: float | None = None,
+    device: str = "cpu",
+    threads: int = 1,
+    limit_s: float = 60.0,
     facts: DataDescription | None = None,
     out: str | Path | None = None,
     force: bool = False,
     say: Say | None = None,
-    overrides: Sequence[str] = (),
-    **sections: Any,
+    **sections: Unpack[Sections],
 ) -> ProfileResult:
     """Measure the cost of each level of a run on this device, and return or write the derived budget.
 
@@ -355,32 +361,37 @@ def profile(
     `fleetfit.api.profiling` derives the budget.
 
     Args:
-        source: A run file, its tables, or an `Experiment`.
-        wishes: The limits; without a memory limit, half of the free memory.
-        machine: Where to measure, and how long.
+        file: A run file, its tables, or an `Experiment`.
+        step_s: Limit in seconds of a training step.
+        latency_s: Limit in seconds of inference of one sample.
+        memory: Limit in bytes of a training step, or with a unit, such as "300 MB"; by default half of the free memory.
+        energy_j: Limit in joules of a training step.
+        device: "cpu", "cuda" or "cuda:N".
+        threads: Threads per job, as in a node's configuration.
+        limit_s: Limit in seconds of the whole profile.
         facts: Facts about the data for building the model; without them, the run's data are loaded.
         out: The budget file to write; None: do not write a file.
         force: Whether to replace an existing file.
         say: Called with a sentence before and after each level.
-        overrides: `a.b=c`, as on the command line.
-        **sections: Sections of a run file.
+        **sections: Sections of a run file, as `fleetfit.run` takes them. They win over `file`.
 
     Raises:
         PlanError: The device affords no level. No file is written.
         FleetFitError: Something does not fit.
     """
-    machine, wishes, say = machine or Machine(), wishes or Wishes(), say or (lambda _: None)
+    target, limits = ProfileTarget(device, threads, limit_s), parse_limits(step_s, latency_s, memory, energy_j)
+    say = say or (lambda _: None)
     path = None if out is None else Path(out)
     if path is not None:
         _check_output(path, force)
-    end = time.monotonic() + machine.limit_s
-    accelerator, energy = _check_machine(machine, wishes)
-    experiment = load_experiment(source, overrides, **sections)
+    end = time.monotonic() + target.limit_s
+    accelerator, energy = _check_target(target, limits)
+    experiment = load_experiment(file, **sections)
     check_single_run(experiment, "profile")
     plan = plan_levels(experiment, facts, accelerator)
     free = free_memory(accelerator)
-    if wishes.memory_bytes is None:
-        wishes = replace(wishes, memory_bytes=_MEMORY_SHARE * free)
+    if limits.memory_bytes is None:
+        limits = replace(limits, memory_bytes=_MEMORY_SHARE * free)
     spec = plan.problem.spec
     if spec is None:
         raise ConfigError(
@@ -388,9 +399,9 @@ def profile(
             '("package.module:function" or "file.py:function").',
             key="model.name",
         )
-    levels = _measure_levels(plan, spec, machine, wishes, free, end, say)
-    budget = find_budget(plan, levels, wishes)
-    result = ProfileResult(tuple(levels), budget, wishes, energy.source, _make_heading(plan, machine))
+    levels = _measure_levels(plan, spec, target, limits, free, end, say)
+    budget = find_budget(plan, levels, limits)
+    result = ProfileResult(tuple(levels), budget, limits, energy.source, _make_heading(plan, target))
     if path is not None:
         try:
             write_text(path, result.to_toml())
@@ -411,27 +422,33 @@ def _check_output(path: Path, force: bool) -> None:
         )
 
 
-def _check_machine(machine: Machine, wishes: Wishes) -> tuple[torch.device, EnergyMeter]:
-    if not machine.limit_s > 0 or machine.threads < 1:
+def _check_target(target: ProfileTarget, limits: DeviceLimits) -> tuple[torch.device, EnergyMeter]:
+    if not target.limit_s > 0 or target.threads < 1:
         raise ConfigError(
-            f"the time limit must be above 0 s, and threads at least 1; got {machine.limit_s:g} and {machine.threads}.",
-            key="limit_s" if machine.threads >= 1 else "threads",
+            f"the time limit must be above 0 s, and threads at least 1; got {target.limit_s:g} and {target.threads}.",
+            key="limit_s" if target.threads >= 1 else "threads",
         )
-    accelerator, energy = resolve_device(machine.device), find_energy_meter()
-    if wishes.energy_j is not None and energy.read is None:
+    accelerator, energy = resolve_device(target.device), find_energy_meter()
+    if limits.energy_j is not None and energy.read is None:
         raise ConfigError(f"energy is {energy.source}, so --energy-j cannot be checked. Leave it out.", key="energy_j")
     return accelerator, energy
 
 
 def _measure_levels(
-    plan: PlannedProblem, spec: Mapping[str, Any], machine: Machine, wishes: Wishes, free: int, end: float, say: Say
+    plan: PlannedProblem,
+    spec: Mapping[str, Any],
+    target: ProfileTarget,
+    limits: DeviceLimits,
+    free: int,
+    end: float,
+    say: Say,
 ) -> list[ProfiledLevel]:
     """Measure level by level. Each gets an equal share of the remaining time."""
     planned, cost = plan.levels, plan.experiment.fleet.cost
     batch_size = plan.budgets.conditions.batch_size
     local = Local.load({**dict(plan.experiment.local), "lr": _LR, "batch_size": batch_size, "max_steps": None,
                         "patience": None, "compress": None})  # fmt: skip
-    host_bytes = None if machine.device.startswith("cuda") else free
+    host_bytes = None if target.device.startswith("cuda") else free
     levels: list[ProfiledLevel] = []
     for index, level in enumerate(planned):
         left_s = end - time.monotonic()
@@ -448,12 +465,12 @@ def _measure_levels(
         else:
             say(f"Level {level.name} of {len(planned)}: measuring for {share_s:.0f} s at most.")
             request = ProfileRequest(
-                spec, plan.method_spec, level.submodel, index, plan.data.classes, local, batch_size, machine.device,
-                machine.threads, host_bytes,
+                spec, plan.method_spec, level.submodel, index, plan.data.classes, local, batch_size, target.device,
+                target.threads, host_bytes,
             )  # fmt: skip
             measurement = profile_level(request, share_s, left_s)
         share = plan.cost(level, cost) / plan.cost(None, cost)
-        reasons = list_reasons(measurement, predicted, wishes)
+        reasons = list_reasons(measurement, predicted, limits)
         levels.append(ProfiledLevel(level.name, share, predicted, measurement, reasons))
         parts = [
             ("a step", _format_timing(measurement.step)),
@@ -465,16 +482,16 @@ def _measure_levels(
     return levels
 
 
-def _make_heading(plan: PlannedProblem, machine: Machine) -> tuple[str, ...]:
+def _make_heading(plan: PlannedProblem, target: ProfileTarget) -> tuple[str, ...]:
     name = f"{platform.node()}, {platform.platform()}, {platform.machine()}"
-    if machine.device.startswith("cuda"):
-        name += f", {torch.cuda.get_device_name(torch.device(machine.device))}"
+    if target.device.startswith("cuda"):
+        name += f", {torch.cuda.get_device_name(torch.device(target.device))}"
     model, method = plan.experiment.model.name, plan.experiment.method.name
     shape = " x ".join(map(str, plan.problem.input_shape))
-    threads = f"{machine.threads} thread{'s' * (machine.threads > 1)}"
+    threads = f"{target.threads} thread{'s' * (target.threads > 1)}"
     return (
         f"Budget of this device, measured by `fleetfit profile`, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
-        f"machine: {name}; torch {torch.__version__}; {machine.device}, {threads}",
+        f"machine: {name}; torch {torch.__version__}; {target.device}, {threads}",
         f"run: {model}, {method}, samples of {shape}, batches of {plan.budgets.conditions.batch_size}; share is of "
         f"{plan.experiment.fleet.cost}",
     )

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Never, TypedDict, Unpack
 
 from torch import nn
 
@@ -41,6 +41,8 @@ from fleetfit.data.transform import Transform
 from fleetfit.derivation import DerivedArchitecture, prove_layout
 from fleetfit.engines.base import Engine
 from fleetfit.errors import ConfigError, MissingExtra, RunError
+from fleetfit.hooks import Method
+from fleetfit.layout import Architecture
 from fleetfit.machine import isolate_torch_state
 from fleetfit.planner import Plan
 from fleetfit.privacy import check_key_place, load_key, load_or_create_key
@@ -54,33 +56,99 @@ from fleetfit.runs.folder import RunFolder, choose_path, compute_checksum, to_js
 from fleetfit.runs.schema import SummaryRecord
 from fleetfit.runs.summary import add_seconds, make_summary
 
+Section = Mapping[str, Any]
+"""Keys of a section of a run file."""
+Model = str | nn.Module | Callable[..., Any] | Architecture | Section
+"""What `run` takes as a model."""
+NamedMethod = str | Callable[..., Method] | Section
+"""What `run` takes as a method."""
+
+
+class Sections(TypedDict, total=False):
+    """The sections and keys of a run file that `run` takes as keywords; a comparison also takes `compare`."""
+
+    model: Model
+    data: Any
+    method: NamedMethod
+    fleet: Section
+    local: Section
+    cohort: Section
+    peft: Section | str
+    attack: Section
+    secure: Section
+    privacy: Section
+    engine: Section | str
+    evaluate: Section
+    checkpoint: Section
+    rounds: int
+    seed: int
+    name: str
+    start: str | Path
+    callbacks: Sequence[Any]
+    compare: Section
+
+
 OnRound = Callable[[Mapping[str, Any]], None]
 """Called with the report of each round, as in `metrics.jsonl`."""
 
 
 @isolate_torch_state()
 def run(
-    source: str | Path | Mapping[str, Any] | Experiment | None = None,
+    file: str | Path | Mapping[str, Any] | Experiment | None = None,
     *,
-    out: str | Path | None = None,
-    overrides: Sequence[str] = (),
-    on_round: OnRound | None = None,
+    model: Model | None = None,
+    data: Any = None,
+    method: NamedMethod | None = None,
+    fleet: Section | None = None,
+    local: Section | None = None,
+    cohort: Section | None = None,
+    peft: Section | str | None = None,
+    attack: Section | None = None,
+    secure: Section | None = None,
+    privacy: Section | None = None,
+    engine: Section | str | None = None,
+    evaluate: Section | None = None,
+    checkpoint: Section | None = None,
+    rounds: int | None = None,
+    seed: int | None = None,
+    name: str | None = None,
+    start: str | Path | None = None,
     callbacks: Sequence[Any] = (),
+    out: str | Path | None = None,
+    on_round: OnRound | None = None,
     progress: ProgressOption | RunDisplay = "auto",
-    **sections: Any,
+    **unknown: Never,
 ) -> Run:
     """Run an experiment from start to end.
 
     Args:
-        source: A run file, its tables, or an `Experiment`; the defaults if left out.
-        out: The run folder; `runs/<time>-<name>-<hash>` by default.
-        overrides: `a.b=c`, as on the command line.
-        on_round: Called with each round's report. An exception stops the run, which can be resumed.
+        file: A run file, its tables, or an `Experiment`; the defaults if left out. The sections below win over it.
+        model: A name, an instance of a PyTorch module, a function that makes one, an `Architecture`, or a table with
+            `name` and keys of `[model]`.
+        data: A name, a path, arrays, a data frame, texts, a PyTorch data set, a `Data`, or a table with `name` and keys
+            of `[data]`.
+        method: A name, a function that returns a `Method`, or a table with `name` and keys of `[method]`.
+        fleet: Keys of `[fleet]`, such as `{"groups": [{"budget": 0.25}, {"budget": 1.0}]}`.
+        local: Keys of `[local]`, such as `{"lr": 0.05, "epochs": 2}`.
+        cohort: Keys of `[cohort]`: the clients of a round.
+        peft: A name, or keys of `[peft]`: which part of the model is trained.
+        attack: Keys of `[attack]`: simulated hostile clients.
+        secure: Keys of `[secure]`; `{}` is secure aggregation with its defaults.
+        privacy: Keys of `[privacy]`; `{}` is differential privacy with its defaults.
+        engine: A name, or keys of `[engine]`: where jobs run.
+        evaluate: Keys of `[evaluate]`.
+        checkpoint: Keys of `[checkpoint]`.
+        rounds: Rounds of training.
+        seed: Seed of all random choices.
+        name: Part of the run folder's name.
+        start: Folder of another run, whose last state is the initial state.
         callbacks: Further callbacks besides the run file's: objects with methods of `fleetfit.Callback`, functions of a
             round's report, and names and tables as in a run file.
+        out: The run folder; `runs/<time>-<name>-<hash>` by default.
+        on_round: Called with each round's report. An exception stops the run, which can be resumed.
         progress: Whether to show notes, slow steps and rounds: a bar or lines on stderr, in a notebook the cell; False
             shows nothing. Or a display (see `fleetfit.api.progress.RunDisplay`).
-        **sections: Sections of a run file, with names or objects: `model=MyArchitecture()`, `data=my_data`.
+        **unknown: Nothing. Another keyword is refused, with the key that it may mean.
 
     Returns:
         The finished run.
@@ -91,7 +159,11 @@ def run(
     names.check_not_importing()
     with open_display(progress) as display:
         display.say("Preparing the data, the model and its levels.")
-        experiment = load_experiment(source, overrides, **sections)
+        experiment = load_experiment(
+            file, model=model, data=data, method=method, fleet=fleet, local=local, cohort=cohort, peft=peft,
+            attack=attack, secure=secure, privacy=privacy, engine=engine, evaluate=evaluate, checkpoint=checkpoint,
+            rounds=rounds, seed=seed, name=name, start=start, **unknown,
+        )  # fmt: skip
         if out is not None and not experiment.compare.set_keys:
             path = files.parse_path(out)
             is_script = isinstance(progress, bool | str)
@@ -149,18 +221,12 @@ def resume(
 
 @isolate_torch_state()
 @names.explain_plug_ins()
-def plan(
-    source: str | Path | Mapping[str, Any] | Experiment | None = None,
-    *,
-    overrides: Sequence[str] = (),
-    **sections: Any,
-) -> Plan:
+def plan(file: str | Path | Mapping[str, Any] | Experiment | None = None, **sections: Unpack[Sections]) -> Plan:
     """Plan the fleet of an experiment: the levels, their sizes and costs, and the level of each client.
 
     Args:
-        source: A run file, its tables, or an `Experiment`; the defaults if left out.
-        overrides: `a.b=c`, as on the command line.
-        **sections: Sections of a run file, with names or objects: `model=MyArchitecture()`, `data=my_data`.
+        file: A run file, its tables, or an `Experiment`; the defaults if left out.
+        **sections: Sections of a run file, as `fleetfit.run` takes them. They win over `file`.
 
     Returns:
         The plan of a run of the experiment. Save it with `Plan.to_toml()`, and use the saved plan as `fleet.levels`.
@@ -168,7 +234,7 @@ def plan(
     Raises:
         FleetFitError: Something does not fit.
     """
-    experiment = load_experiment(source, overrides, **sections)
+    experiment = load_experiment(file, **sections)
     check_single_run(experiment, "plan")
     assembly = assemble(experiment)
     check_requested_keys(assembly.unused, experiment)

@@ -77,7 +77,7 @@ def run_comparison(
         against: Label of the baseline row.
         record: Folder where the results are also stored.
     """
-    from fleetfit.api.comparison import compare
+    from fleetfit.api.comparison import plan_comparison, run_plan
     from fleetfit.api.progress import ComparisonDisplay
     from fleetfit.report.tables import make_row_level_table
 
@@ -86,10 +86,10 @@ def run_comparison(
     options += [word for override in overrides or () for word in ("--set", override)] + ["--fast"] * fast
     command = shlex.join(["fleetfit", *verb, *options])
     with output.explain_interrupt(command):
-        comparison = compare(
-            file, out=out, overrides=add_speed(overrides, fast), jobs=jobs, against=against, record=record,
-            progress=ComparisonDisplay(jobs, sys.stdout, quiet),
-        )  # fmt: skip
+        plan = plan_comparison(file, add_speed(overrides, fast))
+        comparison = run_plan(
+            plan, file, out, jobs, against, record, progress=ComparisonDisplay(jobs, sys.stdout, quiet)
+        )
     for table in comparison.tables:
         output.print_table(table, None if table is comparison.table else 100)
     output.print_table(

@@ -459,7 +459,8 @@ def profile(
     level within your limits. Name the file as the budget of a node or of a group in a run file. If no level fits, it
     writes no file and exits with code 2.
     """
-    from fleetfit.api.profiling import Machine, parse_wishes, profile as measure_levels
+    from fleetfit.api.profiling import profile as measure_levels
+    from fleetfit.config import load_experiment
 
     source: Path | dict[str, Any] | None = file
     if model is not None:
@@ -469,15 +470,14 @@ def profile(
         source = {"model": {"name": model}, "fleet": {"cost": cost, "groups": groups}}
     with output.explain_interrupt():
         result = measure_levels(
-            source,
-            wishes=parse_wishes(step_s, latency_s, memory, energy_j),
-            machine=Machine(device, threads, limit_s),
+            load_experiment(source, add_speed(overrides, fast)),
+            step_s=step_s, latency_s=latency_s, memory=memory, energy_j=energy_j,
+            device=device, threads=threads, limit_s=limit_s,
             facts=_describe_samples(model is not None, input_shape, classes, task, vocabulary),
             out=out, force=force, say=output.print_line,
-            overrides=add_speed(overrides, fast),
         )  # fmt: skip
     output.print_table(result.table)
-    output.print_line(f"Energy: {result.energy}. Within: {result.wishes}.")
+    output.print_line(f"Energy: {result.energy}. Within: {result.limits}.")
     for note in result.affords.notes:
         output.print_line(note)
     output.print_line(f'Written: {out}. Use it in the configuration of a node: budget = "{out.name}".')

@@ -45,9 +45,12 @@ def run(
     Writes a run folder (in `runs/`, or --out) with the complete configuration, metrics, checkpoints, plan, summary,
     plots and page. `fleetfit resume FOLDER` continues a stopped run.
     """
+    from fleetfit.config import load_experiment
+
     display = make_display(quiet)
     with _explain_interrupt(display):
-        finished = fleetfit.run(file, out=out, overrides=add_speed(overrides, fast), progress=display)
+        experiment = load_experiment(file, add_speed(overrides, fast))
+        finished = fleetfit.run(experiment, out=out, progress=display)
     output.print_locations(finished.folder)
 
 

@@ -21,7 +21,7 @@ from fleetfit.config.components import list_components
 from fleetfit.config.detect import choose_training, complete_data, is_path, sets_client_count, wrap_in_memory_data
 from fleetfit.config.dump import make_plain
 from fleetfit.config.keys import dump_section, format_key, replace_key
-from fleetfit.config.merge import CHOOSERS, Table, deep_merge, flatten, merge_tables
+from fleetfit.config.merge import CHOOSERS, Table, deep_merge, drop_absent, flatten, merge_tables
 from fleetfit.config.parse import check_callbacks, parse_experiment, parse_section
 from fleetfit.config.schema import CLIENTS, FRACTION, Experiment, Request
 from fleetfit.config.toml import (
@@ -88,12 +88,13 @@ def load_experiment(
             name of the run. Of an experiment, what its user wrote is changed, and the defaults follow.
         overrides: `a.b=c`, with the value in TOML's notation or as text. They win over the source.
         **keywords: Whole sections or single keys of the top level, which win over both. Objects may replace names:
-            `model=MyArchitecture()`.
+            `model=MyArchitecture()`. None: absent.
 
     Raises:
         ConfigError: A file, an override or a keyword is wrong.
         DataError: The data at a path are missing, or of an unknown format.
     """
+    keywords = drop_absent(keywords)
     check_values(keywords)
     change = deep_merge(parse_overrides(overrides), resolve_tables(keywords, Path.cwd()))
     table: Mapping[str, Any]

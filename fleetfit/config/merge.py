@@ -33,6 +33,11 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> Table:
     return flat
 
 
+def drop_absent(sections: Mapping[str, Any]) -> Table:
+    """Return the sections that are not None."""
+    return {key: value for key, value in sections.items() if value is not None}
+
+
 def deep_merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> Table:
     """Return the base with a change merged into it, key by key. No key is dropped."""
     result = dict(base)

@@ -8,6 +8,7 @@ import fleetfit as ff
 from experiments.devices import main
 from experiments.verdicts.__main__ import ROOT
 from experiments.verdicts.claims import contrasts, read
+from fleetfit.config import load_experiment
 from fleetfit.runs.comparison import read_results
 from fleetfit.runs.environment import describe_environment
 
@@ -20,7 +21,7 @@ SHORT = ["rounds=1", "local.epochs=1", "data.name=digits", "data.partition.kind=
 @pytest.mark.slow
 def test_every_claimed_number_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """But for the levels: this run has two, those of the claims are 2 and 4."""
-    ff.run(out=tmp_path / "run", overrides=SHORT)
+    ff.run(load_experiment(overrides=SHORT), out=tmp_path / "run")
     main([str(tmp_path / "run"), "--setting", "x", "--record", str(tmp_path / "kept"), "--turns", "3"])
     results = read_results(tmp_path / "kept" / "devices.json")
     (run,) = results.runs

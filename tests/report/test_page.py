@@ -223,7 +223,7 @@ def test_classes_have_their_names(copied: Path, names: list[str], shown: list[st
 
 def test_a_run_keeps_the_names_of_its_classes(tmp_path: Path) -> None:
     table = {"a": np.arange(60.0) % 7, "label": np.array(["rose", "lily", "oak"] * 20)}
-    run = ff.run(data=table, rounds=1, overrides=["data.partition.clients=2"], out=tmp_path / "run")
+    run = ff.run(data={"name": table, "partition": {"clients": 2}}, rounds=1, out=tmp_path / "run")
     assert json.loads((run.folder / "fleet.json").read_text())["first"]["class_names"] == ["lily", "oak", "rose"]
 
 

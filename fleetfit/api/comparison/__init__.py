@@ -5,9 +5,9 @@
 
 import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from fleetfit import files, names
 from fleetfit.api.comparison.execute import ComparisonOutcome, OnProgress, OnRun, check_jobs, run_comparison
@@ -36,6 +36,7 @@ from fleetfit.api.progress import (
     explain_interrupt,
     make_comparison_display,
 )
+from fleetfit.api.run import Sections
 from fleetfit.config import Experiment
 from fleetfit.config.assemble.data import share_data
 from fleetfit.errors import COMMAND, NoUsableUpdates
@@ -54,14 +55,13 @@ def compare(
     file: str | Path | Mapping[str, Any] | Experiment | None = None,
     *,
     out: str | Path | None = None,
-    overrides: Sequence[str] = (),
-    on_run: OnRun | None = None,
     jobs: int = 1,
     against: str | None = None,
     record: str | Path | None = None,
+    on_run: OnRun | None = None,
     on_progress: OnProgress | None = None,
     progress: ProgressOption | ComparisonDisplay = "auto",
-    **sections: Any,
+    **sections: Unpack[Sections],
 ) -> Comparison:
     """Run every row of a file in every setting with every seed.
 
@@ -70,18 +70,18 @@ def compare(
             tables, or an `Experiment`.
         out: The folder. By default it is in `runs/` and its name depends on the runs, so the same call resumes. With
             objects in place of names it is a new folder each time.
-        overrides: `a.b=c`. They change what all rows share; a row or setting with the key keeps its value.
-        on_run: Called before each run, in place of showing it. Its result, if any, is called with each round's report.
         jobs: Number of runs at a time. With more than one, each run has its own process, with one thread and its own
             data. The bits are the same.
         against: Label of the baseline row; by default `compare.against`, or the first row.
+        record: A folder for a copy of `results.json`, with the run file's name, after all runs are finished.
+        on_run: Called before each run, in place of showing it. Its result, if any, is called with each round's report.
         on_progress: Called with the state and the estimated time left of the comparison: before the first run, after
             each round and after each run.
         progress: Whether to show the runs and their rounds: bars or lines on stderr, in a notebook the cell; False
             shows nothing.
-        record: A folder for a copy of `results.json`, with the run file's name, after all runs are finished.
-        **sections: Sections of a run file, with names or objects: `model=MyArchitecture()`, `data=my_data`. They are
-            overrides of `file`; without `file` they are the run file.
+        **sections: Sections of a run file, as `fleetfit.run` takes them, and `compare` with keys of `[compare]`. They
+            change what all rows of `file` share; a row or setting with the key keeps its value. Without `file` they are
+            it.
 
     Returns:
         The comparison. Its `failures` has the runs without a usable update; all others are finished. All rows tune over
@@ -92,9 +92,24 @@ def compare(
         FleetFitError: The file is wrong, the folder is not empty and has no comparison, a run's folder has another run,
             or the process of a run died (raised after the other runs have finished).
     """
-    names.check_not_importing()
-    plan = plan_comparison(file, overrides, **sections)
+    plan = plan_comparison(file, **sections)
     path = Path(file) if isinstance(file, str | Path) else Path(f"{plan.name}.toml")
+    return run_plan(plan, path, out, jobs, against, record, on_run, on_progress, progress)
+
+
+def run_plan(
+    plan: ComparisonPlan,
+    path: Path,
+    out: str | Path | None = None,
+    jobs: int = 1,
+    against: str | None = None,
+    record: str | Path | None = None,
+    on_run: OnRun | None = None,
+    on_progress: OnProgress | None = None,
+    progress: ProgressOption | ComparisonDisplay = "auto",
+) -> Comparison:
+    """Run a planned comparison. `path` is its run file; the other arguments and the errors are those of `compare`."""
+    names.check_not_importing()
     record_path = None if record is None else find_record_path(path, record)
     if out is not None:
         folder = files.parse_path(out)

@@ -40,7 +40,7 @@ from fleetfit.config.assemble.run import assemble
 from fleetfit.config.assembly import UnusedKey
 from fleetfit.config.keys import replace_key
 from fleetfit.config.load import complete_experiment, parse_overrides, read_run_file, resolve_tables
-from fleetfit.config.merge import deep_merge, flatten, merge_tables
+from fleetfit.config.merge import deep_merge, drop_absent, flatten, merge_tables
 from fleetfit.config.parse import parse_experiment
 from fleetfit.config.schema import CompareSection, MethodSection
 from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, truncate
@@ -331,12 +331,12 @@ def _name_error(name: str) -> Iterator[None]:
 def plan_comparison(
     source: str | Path | Mapping[str, Any] | Experiment | None = None, overrides: Sequence[str] = (), **sections: Any
 ) -> ComparisonPlan:
-    """Plan the comparison of a file, tables or sections; see `fleetfit.compare`.
+    """Plan the comparison of a file, tables or sections; see `fleetfit.compare`. Sections of None are absent.
 
     Raises:
         ConfigError: A row, a setting, a list of values or an override is wrong, or the rows cannot be compared.
     """
-    change, keywords = parse_overrides(overrides), resolve_tables(sections, Path.cwd())
+    change, keywords = parse_overrides(overrides), resolve_tables(drop_absent(sections), Path.cwd())
     if source is None:
         return _make_plan(keywords, "comparison", change)
     change = deep_merge(change, keywords)
