@@ -12,12 +12,15 @@ from support import raises
 from torch import nn
 
 import fleetfit as ff
+from fleetfit.api.run import Sections
 from fleetfit.config import load_experiment
 from fleetfit.core import DataDescription
 from fleetfit.errors import ConfigError
 from fleetfit.layout import infer_layout
 from fleetfit.models.mlp import mlp
 
+SECTIONS = {*Sections.__annotations__, "unknown"} - {"callbacks"}
+"""Those of a run file: tests/test_surface.py gives each of them."""
 X = np.random.default_rng(0).normal(0, 1, (160, 6)).astype("f4")
 Y = np.arange(160) % 3
 TABLES: dict[str, Any] = {
@@ -86,7 +89,7 @@ def sources(place: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
         "objects": (None, {**TABLES, "data": (X, Y)}),
         "an instance": (None, {**TABLES, "data": (X, Y), "model": mlp(3, (6,), hidden=16)}),
         "a function": (None, {**TABLES, "data": (X, Y), "model": own}),
-        "beside a file": (place / "run.toml", {"data": (X, Y), "seed": 1}),
+        "beside a file": (place / "run.toml", {"data": (X, Y), "name": "other"}),
     }
 
 
@@ -211,7 +214,8 @@ def test_comparisons_of_objects_have_folders_of_their_own(
 def test_profile(call: Calls, place: Path, tmp_path: Path) -> None:
     facts = DataDescription("c", "classification", (6,), 3, 0, -1)
     lines: list[str] = []
-    profile = call("profile", place / "run.toml", memory=2e9, limit_s=60, facts=facts,
+    profile = call("profile", place / "run.toml", memory=2e9, step_s=9.0, latency_s=9.0, energy_j=None,
+                   device="cpu", threads=1, limit_s=60.0, facts=facts,
                    out=tmp_path / "budget.toml", force=True, say=lines.append, seed=1,
                    local={"batch_size": 8}, fleet={"levels": [0.5, 1.0]})  # fmt: skip
     assert profile and lines and (tmp_path / "budget.toml").is_file()
@@ -303,5 +307,5 @@ def test_nothing_was_forgotten(call: Calls) -> None:
     if len(call.given) < 5:
         pytest.skip("needs the other tests of this file")
     for name, function in {**FUNCTIONS, **METHODS}.items():
-        parameters = {p for p in inspect.signature(function).parameters if p != "self"}
+        parameters = inspect.signature(function).parameters.keys() - {"self"} - SECTIONS
         assert parameters <= call.given.get(name, set()), f"{name}: {parameters - call.given.get(name, set())}"

@@ -12,6 +12,7 @@ from support import raises
 
 import fleetfit
 from fleetfit import errors
+from fleetfit.api import run as execution
 from fleetfit.cli.main import make_app
 from fleetfit.errors import ConfigError
 
@@ -45,6 +46,29 @@ def test_signatures() -> None:
                 keyword_only = True
             parts.append(f"**{parameter.name}" if parameter.kind is parameter.VAR_KEYWORD else parameter.name)
         assert ", ".join(parts) == expected, name
+
+
+def test_run_passes_each_section_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It spells out what the others take as `Sections`, without what only comparisons have."""
+    given: dict[str, Any] = {}
+
+    def load(file: Any, **sections: Any) -> None:
+        given.update(sections)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(execution, "load_experiment", load)
+    sections = {name: object() for name in execution.Sections.__annotations__.keys() - {"compare", "callbacks"}}
+    assert sections.keys() <= inspect.signature(fleetfit.run).parameters.keys()
+    with pytest.raises(KeyboardInterrupt):
+        fleetfit.run(**sections, progress=False)
+    assert given == sections
+    assert sections.keys() | {"callbacks", "compare", "recorded"} == fleetfit.Experiment.model_fields.keys()
+
+
+def test_an_unknown_keyword_leads_to_its_key() -> None:
+    for wrong, right in (("lr", "[local] lr"), ("rouds", "rounds")):
+        with raises(ConfigError, right, key=wrong):
+            fleetfit.run(**{wrong: 1}, progress=False)
 
 
 def test_members_of_a_run() -> None:
