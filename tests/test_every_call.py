@@ -46,7 +46,7 @@ class Calls:
     def __init__(self) -> None:
         self.given: dict[str, set[str]] = {}
 
-    def __call__(self, name: str, *arguments: Any, **keywords: Any) -> Any:
+    def __call__(self, name: str, /, *arguments: Any, **keywords: Any) -> Any:
         function = {**FUNCTIONS, **METHODS}[name]
         bound = inspect.signature(function).bind(*arguments, **keywords)
         self.given.setdefault(name, set()).update(bound.arguments)
