@@ -50,10 +50,10 @@ def test_signatures() -> None:
 
 def test_run_passes_each_section_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """It spells out what the others take as `Sections`, without what only comparisons have."""
-    given: dict[str, Any] = {}
+    passed: dict[str, Any] = {}
 
     def load(file: Any, **sections: Any) -> None:
-        given.update(sections)
+        passed.update(sections)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(execution, "load_experiment", load)
@@ -61,7 +61,7 @@ def test_run_passes_each_section_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sections.keys() <= inspect.signature(fleetfit.run).parameters.keys()
     with pytest.raises(KeyboardInterrupt):
         fleetfit.run(**sections, progress=False)
-    assert given == sections
+    assert passed == sections
     assert sections.keys() | {"callbacks", "compare", "recorded"} == fleetfit.Experiment.model_fields.keys()
 
 
