@@ -23,12 +23,12 @@ from fleetfit.engines.local import local as local_engine
 from fleetfit.evaluation import (
     EvaluationScope,
     build_level_module,
-    compute_moments,
     estimate_statistics,
     evaluate,
     evaluate_on_device,
     has_batch_norm,
 )
+from fleetfit.evaluation.statistics import compute_moments
 from fleetfit.layout import State
 from fleetfit.models.cnn import cnn
 from fleetfit.rounds import Settings, run_round, start

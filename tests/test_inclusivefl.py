@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fleetfit.core import Failure, Federation, Level, Local, Server, Simulation
 from fleetfit.engines.local import local as local_engine
-from fleetfit.evaluation import build_level_module, get_level_state
+from fleetfit.evaluation.levels import build_level_module, get_level_state
 from fleetfit.layout import Axis, Layout, Segment, TensorLayout, infer_layout
 from fleetfit.methods.inclusivefl import find_own_blocks
 from fleetfit.models.resnet import resnet

@@ -19,7 +19,7 @@ from fleetfit.core import Failure, Federation, Server, Update
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError, NoUsableUpdates
-from fleetfit.evaluation import compute_moments
+from fleetfit.evaluation.statistics import compute_moments
 from fleetfit.hooks import CoverageMean, take_mean
 from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.rounds.report import make_rollback_report

@@ -22,19 +22,12 @@ from fleetfit.evaluation.collect import (
     evaluate as evaluate,
     evaluate_on_device as evaluate_on_device,
 )
-from fleetfit.evaluation.jobs import (
-    make_failure_record as make_failure_record,
-    make_job as make_job,
-)
+from fleetfit.evaluation.jobs import make_failure_record as make_failure_record, make_job as make_job
 from fleetfit.evaluation.levels import (
     Statistics as Statistics,
     build_level_module as build_level_module,
     find_trained_levels as find_trained_levels,
-    get_level_state as get_level_state,
     has_batch_norm as has_batch_norm,
 )
 from fleetfit.evaluation.scope import EvaluationPart as EvaluationPart, EvaluationScope as EvaluationScope
-from fleetfit.evaluation.statistics import (
-    compute_moments as compute_moments,
-    estimate_statistics as estimate_statistics,
-)
+from fleetfit.evaluation.statistics import estimate_statistics as estimate_statistics

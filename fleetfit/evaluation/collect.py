@@ -1,18 +1,17 @@
 """Run the jobs of an evaluation, on the clients or on one device, and collect the columns of their replies."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from fleetfit.core import Device, Failure, Federation, Server
+from fleetfit.core import Device, Failure, Federation, Server, Update
 from fleetfit.core.section import Norm
-from fleetfit.core.work import Split
 from fleetfit.data import Data
 from fleetfit.engines.base import Engine
 from fleetfit.errors import DataError, ModelError
-from fleetfit.evaluation.columns import get_accuracy, make_columns, make_device_columns
+from fleetfit.evaluation.columns import Metrics, get_accuracy, make_columns, make_device_columns
 from fleetfit.evaluation.jobs import OWN, Tag, iter_jobs, iter_tags, make_failure_record
-from fleetfit.evaluation.levels import Statistics, find_known_levels, find_top_level, has_batch_norm
+from fleetfit.evaluation.levels import Statistics, find_top_level, has_batch_norm
 from fleetfit.evaluation.scope import EvaluationScope
 from fleetfit.evaluation.statistics import estimate_statistics
 from fleetfit.machine import one_thread
@@ -33,9 +32,8 @@ def evaluate(
     if has_norms and "static" in scope.norms:
         statistics, failures = estimate_statistics(federation, engine, server, scope)
     norms = scope.norms if has_norms else scope.norms[:1]
-    known = find_known_levels(federation, server, scope)
-    tags = list(iter_tags(federation, scope, norms, known))
-    replies: dict[Tag, tuple[int, Mapping[str, Any]]] = {}
+    tags = list(iter_tags(federation, server, scope, norms))
+    replies: dict[Tag, tuple[int, Metrics]] = {}
     jobs = iter_jobs(federation, server, scope, tags, statistics)
     for tag, (job, reply) in zip(tags, pair_jobs_with_replies(engine.run, jobs), strict=True):
         reply = validate_reply(reply, job, federation)
@@ -52,9 +50,9 @@ def evaluate(
         test_samples = sizes.pop(None, 0)
         columns["partial"] = {"clients": len(sizes), "samples": sum(sizes.values()) or test_samples}
     for norm in norms:
-        columns[norm] = make_columns(federation, scope, norm, replies, known)
+        columns[norm] = make_columns(federation, scope, norm, replies)
         if scope.whole and scope.triggered is not None:
-            columns[norm] |= measure_backdoor(federation, server, scope, norm, statistics, failures)
+            columns[norm] |= measure_backdoor(federation, server, scope, norm, statistics, scope.triggered, failures)
     if "batch" in columns:
         order = "shuffled with a seed" if scope.evaluation.shuffle else "stored"
         columns["batch"] |= {"batch_size": scope.evaluation.batch_size, "order": order}
@@ -62,7 +60,7 @@ def evaluate(
 
 
 def measure_backdoor(
-    federation: Federation, server: Server, scope: EvaluationScope, norm: Norm, statistics: Statistics,
+    federation: Federation, server: Server, scope: EvaluationScope, norm: Norm, statistics: Statistics, device: Device,
     failures: list[dict[str, Any]],
 ) -> dict[str, Any]:  # fmt: skip
     """Return the share of test samples with its trigger on which each level predicts a backdoor attack's target.
@@ -72,20 +70,27 @@ def measure_backdoor(
     Returns:
         "backdoor" of the largest level that a client trains, and "backdoor_levels".
     """
-    assert scope.triggered is not None
-    split: Split = "test"
     top = find_top_level(federation)
-    tags = [Tag(norm, split, level, None, "global") for level in range(top + 1)]
+    scope = replace(scope, evaluation=replace(scope.evaluation, split="test"))
     scores: dict[str, float] = {}
-    device, scope = scope.triggered, replace(scope, evaluation=replace(scope.evaluation, split=split))
-    for tag, job in zip(tags, iter_jobs(federation, server, scope, tags, statistics), strict=True):
-        with one_thread():
-            reply, _ = run_job(job, device)
+    for level, reply in _run_levels(federation, server, scope, norm, range(top + 1), statistics, device):
         if isinstance(reply, Failure):
             failures.append(make_failure_record("evaluation of the backdoor", reply))
         elif reply.metrics["n"]:
-            scores[str(tag.level + 1)] = get_accuracy(reply.metrics)
+            scores[str(level + 1)] = get_accuracy(reply.metrics)
     return {"backdoor": scores.get(str(top + 1)), "backdoor_levels": scores}
+
+
+def _run_levels(
+    federation: Federation, server: Server, scope: EvaluationScope, norm: Norm, levels: Iterable[int],
+    statistics: Statistics, device: Device,
+) -> Iterator[tuple[int, Update | Failure]]:  # fmt: skip
+    """Yield each level's reply on one device, which runs in this process."""
+    tags = [Tag(norm, scope.evaluation.split, level, None, "global") for level in levels]
+    for tag, job in zip(tags, iter_jobs(federation, server, scope, tags, statistics), strict=True):
+        with one_thread():
+            reply, _ = run_job(job, device)
+        yield tag.level, reply
 
 
 def evaluate_on_device(
@@ -110,15 +115,13 @@ def evaluate_on_device(
     check_samples(device.data, split)
     columns: dict[str, Any] = {"split": split, "data": device.data.name}
     for norm in scope.norms if has_norms else scope.norms[:1]:
-        levels = statistics if has_norms and norm == "static" else range(len(federation.levels))
-        tags = [Tag(norm, split, i, None, "global") for i in range(len(federation.levels)) if i in levels]
+        needs_statistics = has_norms and norm == "static"
+        levels = [i for i in range(len(federation.levels)) if i in statistics or not needs_statistics]
         replies = {}
-        for tag, job in zip(tags, iter_jobs(federation, server, scope, tags, statistics), strict=True):
-            with one_thread():
-                reply, _ = run_job(job, device)
+        for level, reply in _run_levels(federation, server, scope, norm, levels, statistics, device):
             if isinstance(reply, Failure):
-                raise ModelError(f"level {federation.levels[tag.level].name} cannot be evaluated: {reply.reason}")
-            replies[tag.level] = reply.metrics
+                raise ModelError(f"level {federation.levels[level].name} cannot be evaluated: {reply.reason}")
+            replies[level] = reply.metrics
         columns[norm] = make_device_columns(federation, replies)
     return columns
 

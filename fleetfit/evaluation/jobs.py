@@ -4,12 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from fleetfit.core import Evaluation, Failure, Federation, Job, Server
 from fleetfit.core.section import Norm
 from fleetfit.core.work import Kind, Split
-from fleetfit.evaluation.levels import Statistics, find_top_level, get_level_state
+from fleetfit.evaluation.levels import Statistics, find_known_levels, find_top_level, get_level_state
 from fleetfit.evaluation.scope import EvaluationPart, EvaluationScope
 from fleetfit.layout import State
 from fleetfit.seeds import derive_seed, make_numpy_rng
@@ -19,40 +17,44 @@ OWN = -1
 
 
 class Tag(NamedTuple):
-    """An evaluation job: norm, split, level (or `OWN`), client (or None for the server's own test set), and scope."""
+    """An evaluation job.
+
+    Attributes:
+        norm: Batch-norm policy.
+        split: Of the data.
+        level: 0-based, or `OWN`.
+        client: None for the server's own test set.
+        scope: In the job's settings.
+        is_own: Whether it measures the client's own level.
+    """
 
     norm: Norm
     split: Split
     level: int
     client: int | None
     scope: Literal["local", "global"]
+    is_own: bool = False
 
 
-def adapts_jobs(federation: Federation) -> bool:
-    """Return whether devices adapt jobs, perhaps by scope."""
-    return "adapt_job" in federation.method.own_hooks
-
-
-def iter_tags(
-    federation: Federation, scope: EvaluationScope, norms: Sequence[Norm], known: np.ndarray
-) -> Iterator[Tag]:
+def iter_tags(federation: Federation, server: Server, scope: EvaluationScope, norms: Sequence[Norm]) -> Iterator[Tag]:
     """Yield the jobs level by level and scope by scope, so that neighbours share a state and are run together.
 
     A client at the largest level has one "global" job for both columns, unless devices adapt jobs, perhaps by scope.
     """
-    top, split = find_top_level(federation), scope.evaluation.split
-    ids = _draw_clients(federation, scope)
+    top, split, known = find_top_level(federation), scope.evaluation.split, find_known_levels(federation, server, scope)
+    ids, adapts = _draw_clients(federation, scope), "adapt_job" in federation.method.own_hooks
     for norm in norms:
         for level in range(top, -1, -1):
-            own = [client for client in ids if known[client] == level]
+            own = {client: None for client in ids if known[client] == level}
             if level == top:
-                yield from (Tag(norm, split, level, client, "global") for client in (ids if scope.beyond else own))
-            if level != top or adapts_jobs(federation):
-                yield from (Tag(norm, split, level, client, "local") for client in own)
+                for client in ids if scope.beyond else own:
+                    yield Tag(norm, split, level, client, "global", not adapts and client in own)
+            if level != top or adapts:
+                yield from (Tag(norm, split, level, client, "local", True) for client in own)
             if scope.whole and federation.device is not None and (federation.levels[level].averaged or level == top):
                 yield Tag(norm, split, level, None, "global")
         if scope.beyond and not federation.method.needs_budgets:
-            yield from (Tag(norm, split, OWN, client, "local") for client in ids)
+            yield from (Tag(norm, split, OWN, client, "local", True) for client in ids)
         if scope.whole and split == "test" and norm == norms[0]:
             yield from (Tag(norm, "validation", top, client, "global") for client in ids)
 
@@ -80,17 +82,17 @@ def iter_jobs(
     last, top, part = -1, find_top_level(federation), scope.part or EvaluationPart()
     state: State = {}
     all_moments = {f"level{i + 1}/{name}": t for i, moments in statistics.items() for name, t in moments.items()}
-    for index, (norm, split, tag_level, client, tag_scope) in enumerate(tags):
-        is_own = tag_level == OWN
-        level = top if is_own else tag_level
+    for index, (norm, split, tag_level, client, tag_scope, _) in enumerate(tags):
+        chooses = tag_level == OWN
+        level = top if chooses else tag_level
         if level != last:
             last, state = level, get_level_state(federation, server, level)
         # also of the server's test set, which shares a pass with the clients
         personal = scope.evaluation.personal and split == scope.evaluation.split
-        settings = replace(scope.evaluation, norm=norm, split=split, own=is_own, scope=tag_scope, personal=personal)
-        moments = {} if norm != "static" else all_moments if is_own else statistics.get(level)
         samples = scope.samples if client is None else part.client_samples
-        settings = replace(settings, samples=samples)
+        settings = replace(scope.evaluation, norm=norm, split=split, samples=samples, own=chooses, scope=tag_scope,
+                           personal=personal)  # fmt: skip
+        moments = {} if norm != "static" else all_moments if chooses else statistics.get(level)
         job = make_job("evaluate", federation, server, index, client, level, state, settings, moments)
         if samples is not None:  # the same samples in all rounds
             owner = () if client is None else (client,)
