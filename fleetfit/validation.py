@@ -25,7 +25,7 @@ from fleetfit.errors import FleetFitError, RunError, format_exception, one_line
 from fleetfit.hooks import build
 from fleetfit.layout import State, batch_norms, build_module, make_input, outputs
 from fleetfit.layout.meta import on_meta
-from fleetfit.messages import LIGHTER, decompress, scale_shapes
+from fleetfit.messages import LIGHTER, decompress, job_size, reply_size, scale_shapes
 from fleetfit.submodel import Submodel, check_shapes, compute_norm, find_mismatch, get_slice_plan, make_flat_state
 from fleetfit.submodel.state import Shapes
 
@@ -185,6 +185,28 @@ def validate_reply(
         return _validate(reply, job, federation, {} if norms is None else norms)
     except Exception as error:
         return reject(job, f"it could not be validated: {format_exception(error)}")
+
+
+def validate_and_measure(
+    reply: Update | Failure, job: Job, federation: Federation, norms: dict[int, float] | None = None
+) -> Update | Failure:
+    """Return a reply as validation passes it, with its bytes counted; never raises.
+
+    Args:
+        reply: The reply, whatever it holds.
+        job: The job that it answers.
+        federation: The server's view.
+        norms: Gets the norm of a training update's state, by job index.
+    """
+    result = validate_reply(reply, job, federation, norms)
+    bytes_up = 0
+    if not (isinstance(result, Failure) and result.absent):
+        try:
+            bytes_up = reply_size(reply, federation.problem.layout)
+        except Exception as error:  # no client can have sent it
+            if isinstance(result, Update):
+                result = reject(job, f"it has no bytes: {format_exception(error)}")
+    return replace(result, bytes_down=job_size(job, federation.problem.layout), bytes_up=bytes_up)
 
 
 def reject(job: Job, reason: str, **numbers: Any) -> Failure:

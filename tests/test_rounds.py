@@ -351,7 +351,7 @@ def test_a_reply_that_cannot_be_packed_is_refused(monkeypatch: pytest.MonkeyPatc
             raise ValueError("no such kind of number")
         return 7
 
-    monkeypatch.setattr("fleetfit.messages.reply_size", unpackable)
+    monkeypatch.setattr("fleetfit.validation.reply_size", unpackable)
     federation, simulation = make_fleet()
     _, report = run_round(
         federation, local_engine(shorten_client(simulation, 5, 0)), Settings(1, LOCAL), start(federation)

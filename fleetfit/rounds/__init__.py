@@ -12,5 +12,4 @@ from fleetfit.rounds.round import (
     iter_jobs as iter_jobs,
     run_round as run_round,
     sort_by_cost as sort_by_cost,
-    validate_and_measure as validate_and_measure,
 )

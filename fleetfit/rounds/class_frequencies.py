@@ -16,14 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleetfit import messages
 from fleetfit.core import FREQUENCIES, Evaluation, Failure, Federation, Job, RoundSums, Server, Update
 from fleetfit.engines.base import Engine
 from fleetfit.engines.secure import LABEL_GRID
 from fleetfit.evaluation import make_failure_record, make_job
 from fleetfit.rounds.round import Settings
 from fleetfit.seeds import make_numpy_rng
-from fleetfit.validation import find_sums_error, pair_jobs_with_replies, validate_reply
+from fleetfit.validation import find_sums_error, pair_jobs_with_replies, validate_and_measure
 
 MAX_CLIENTS = 1000
 MAX_SECURE_CLIENTS = 50
@@ -76,13 +75,12 @@ def learn_prior(
 
 def ask_class_frequencies(federation: Federation, engine: Engine, server: Server) -> ClassFrequencies:
     """Ask clients for their class frequencies, and return the mean."""
-    total, layout = torch.zeros(federation.classes, dtype=torch.float64), federation.problem.layout
-    replies: list[Update | Failure] = []
+    total, replies = torch.zeros(federation.classes, dtype=torch.float64), list[Update | Failure]()
     for job, reply in pair_jobs_with_replies(engine.run, iter_label_jobs(federation, server)):
-        reply = replace(validate_reply(reply, job, federation), bytes_down=messages.job_size(job, layout), bytes_up=0)
+        reply = validate_and_measure(reply, job, federation)
         if isinstance(reply, Update):
             total += reply.state[FREQUENCIES]
-            reply = replace(reply, state={}, bytes_up=messages.reply_size(reply, layout))
+            reply = replace(reply, state={})
         replies.append(reply)
     return _summarise(total, replies)
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleetfit import messages
 from fleetfit.aggregate import Aggregate, average_sums
 from fleetfit.core import Aggregator, Failure, Federation, Job, Local, RoundSums, Server, Update
 from fleetfit.engines.base import Engine
@@ -42,7 +41,7 @@ from fleetfit.rounds.timekeeper import Timekeeper
 from fleetfit.secure import TOO_FEW, SecureRun
 from fleetfit.seeds import derive_seed, make_numpy_rng
 from fleetfit.submodel import Submodel, concat_state, make_flat_state
-from fleetfit.validation import find_extra_error, find_sums_error, reject, validate_reply
+from fleetfit.validation import find_extra_error, find_sums_error, validate_and_measure
 
 
 @dataclass(frozen=True)
@@ -322,28 +321,6 @@ class RoundUpdates:
 
 def _without_tensors(reply: Update | Failure) -> Update | Failure:
     return replace(reply, state={}, extra={}) if isinstance(reply, Update) else reply
-
-
-def validate_and_measure(
-    reply: Update | Failure, job: Job, federation: Federation, norms: dict[int, float] | None = None
-) -> Update | Failure:
-    """Return a reply as validation passes it, with its bytes counted; never raises.
-
-    Args:
-        reply: The reply, whatever it holds.
-        job: The job that it answers.
-        federation: The server's view.
-        norms: Gets the norm of a training update's state, by job index.
-    """
-    result = validate_reply(reply, job, federation, norms)
-    bytes_up = 0
-    if not (isinstance(result, Failure) and result.absent):
-        try:
-            bytes_up = messages.reply_size(reply, federation.problem.layout)
-        except Exception as error:  # no client can have sent it
-            if isinstance(result, Update):
-                result = reject(job, f"it has no bytes: {format_exception(error)}")
-    return replace(result, bytes_down=messages.job_size(job, federation.problem.layout), bytes_up=bytes_up)
 
 
 _AVERAGING = "averaging the updates (make_aggregator)"

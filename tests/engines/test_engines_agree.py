@@ -148,7 +148,7 @@ def test_a_worker_that_dies_loses_no_round(tmp_path: Path, two_workers: Engine) 
 @pytest.mark.slow
 def test_a_job_that_kills_every_worker_fails(two_workers: Engine) -> None:
     federation, _ = fleets({"name": "plugin_method:always_killing"})
-    two_workers.load({})
+    two_workers.load_memories({})
     reports = [r.report for r in run(federation, two_workers, Settings(2, SETTINGS.local), start(federation))]
     reasons = [f["reason"] for report in reports for f in report["failures"] if f["client"] == 5]
     assert reasons and all("workers died" in reason for reason in reasons)

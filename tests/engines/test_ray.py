@@ -102,7 +102,7 @@ def test_tensors_enter_the_store_once(two_actors: Actors, monkeypatch: pytest.Mo
     puts: list[int] = []
     put = two_actors._put
     monkeypatch.setattr(two_actors, "_put", lambda message: puts.append(len(message)) or put(message))
-    two_actors.load({})
+    two_actors.load_memories({})
     _, report = run_round(federation, two_actors, SETTINGS, start(federation))
     assert report["train"]["clients"] == 7
     assert len(puts) == len(set(puts)) == len({federation.level_of[c] for c in range(7)}) == 3
@@ -155,7 +155,7 @@ def test_an_actor_that_dies_in_a_job_loses_no_round(tmp_path: Path, two_actors: 
 def test_an_actor_killed_between_rounds_loses_no_round(two_actors: Actors) -> None:
     federation, simulation = fleets({"name": "scalefl"})
     expected = finished(federation, local(simulation))
-    two_actors.load({})
+    two_actors.load_memories({})
     rounds = run(federation, two_actors, SETTINGS, start(federation))
     next(rounds)
     pid = ask(two_actors, 0, lambda actor: os.getpid())
@@ -167,7 +167,7 @@ def test_an_actor_killed_between_rounds_loses_no_round(two_actors: Actors) -> No
 
 def test_a_job_that_kills_every_actor_fails(two_actors: Actors) -> None:
     federation, _ = fleets({"name": "plugin_method:always_killing"})
-    two_actors.load({})
+    two_actors.load_memories({})
     one = replace(SETTINGS, rounds=2, evaluate_every=0)
     reports = [r.report for r in run(federation, two_actors, one, start(federation))]
     reasons = [f["reason"] for report in reports for f in report["failures"] if f["client"] == 5]

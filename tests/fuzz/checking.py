@@ -30,8 +30,8 @@ from fleetfit.fleet.node import answer
 from fleetfit.fleet.protocol import read_answer
 from fleetfit.layout import Layout, State
 from fleetfit.messages import load_job, load_reply, unpack
-from fleetfit.rounds import run_round, validate_and_measure
-from fleetfit.validation import find_job_error
+from fleetfit.rounds import run_round
+from fleetfit.validation import find_job_error, validate_and_measure
 
 ASKED = ("hello", "setup", "train", "train", "evaluate", "statistics")
 UNPARSED = "not parsed"
