@@ -27,6 +27,7 @@ from fleetfit.data.files.folders import resolve_folder
 from fleetfit.data.files.memory import Samples, read_memory
 from fleetfit.data.splits import SPLITS
 from fleetfit.data.transform import FILE, Transform
+from fleetfit.derivation.exits import ModuleWithExits
 from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean
 from fleetfit.factories import call_factory
 from fleetfit.inference import Calibration, Measure, Mode, Scores
@@ -105,7 +106,10 @@ def check_early_exits(run: TrainedRun, level: Level) -> None:
 
 
 def build_level_module(run: TrainedRun, level: LevelName) -> nn.Module:
-    """Return a level's model in eval mode, with the statistics of its last evaluation or new ones."""
+    """Return a level's model in eval mode, with the statistics of its last evaluation or new ones.
+
+    In a run with one exit, the levels of a plain module return what it returns: logits, not a list of them.
+    """
     assembly, name = run.assembly, find_level(run, level).name
     index = [entry.name for entry in assembly.federation.levels].index(name)
     statistics = run.checkpoint["statistics"] or {}
@@ -115,7 +119,10 @@ def build_level_module(run: TrainedRun, level: LevelName) -> nn.Module:
             statistics, _ = evaluation.estimate_statistics(assembly.federation, engine, run.server, scope, [index])
         if index not in statistics:
             raise RunError(f"level {name} has no batch-norm statistics: no client could measure them.")
-    return evaluation.build_level_module(assembly.federation, run.server, index, statistics)
+    module = evaluation.build_level_module(assembly.federation, run.server, index, statistics)
+    if isinstance(module, ModuleWithExits):
+        module.returns_list = len(assembly.federation.problem.exits) > 1
+    return module
 
 
 def load_model(run: TrainedRun, level: LevelName) -> nn.Module:

@@ -189,6 +189,9 @@ class Run:
     def model(self, level: int | str | None = None) -> nn.Module:
         """Return a level's model as a plain module in eval mode, with static batch-norm statistics.
 
+        It returns the logits of each exit, shallow to deep. Where all levels of a plain `torch.nn.Module` have one
+        exit, they return the logits alone, as the module does.
+
         Args:
             level: 1..L, or its name ("S1" of AdaptiveFL's pool); the largest by default.
 

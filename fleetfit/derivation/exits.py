@@ -210,6 +210,8 @@ class ModuleWithExits(nn.Module):
         self.heads = nn.ModuleDict({str(e): head for e, head in heads.items()})
         self._visit: Callable[[int, Tensor], bool] | None = None
         self._first = 0  # of the exits that are read
+        self.returns_list = True
+        """False: forward returns the logits of its only exit themselves, as the instance does."""
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode of all modules but the norms that keep their statistics."""
@@ -217,7 +219,7 @@ class ModuleWithExits(nn.Module):
         evaluate_kept_norms(self)
         return self
 
-    def forward(self, x: Tensor) -> list[Tensor]:
+    def forward(self, x: Tensor) -> list[Tensor] | Tensor:
         """Return the logits of each exit, shallow to deep."""
         logits: list[Tensor] = []
         last = len(self.exits) - 1
@@ -251,7 +253,7 @@ class ModuleWithExits(nn.Module):
         finally:
             for handle in handles:
                 handle.remove()
-        return logits
+        return logits if self.returns_list else logits[-1]
 
     def _pool(self, head: nn.Module, hidden: Tensor, x: Tensor) -> Tensor:
         """Return the mean over a text's own tokens, where a classifier takes the mean over places."""

@@ -95,11 +95,6 @@ def run_with(net: Any, out: Path, local: dict[str, Any], **sections: Any) -> tup
     return run, data.batch(data.split("test"))[0]
 
 
-def last(logits: Any) -> Tensor:
-    out: Tensor = logits[-1] if isinstance(logits, list) else logits
-    return out
-
-
 CASES: dict[str, Callable[[], Encoder]] = {
     "frozen norms": Encoder,
     "a frozen encoder": lambda: Encoder(frozen=("conv1", "norm1", "conv2", "norm2")),
@@ -119,8 +114,8 @@ def test_statistics_are_kept(case: str, tmp_path: Path) -> None:
     net = CASES[case]()
     run, x = run_still(net, tmp_path / "run", **ONE_LEVEL)
     with torch.no_grad():
-        torch.testing.assert_close(last(run.model()(x)), net.eval()(x), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(last(ff.load(run.folder, model=net, data=make_images()).model()(x)), net(x))
+        torch.testing.assert_close(run.model()(x), net.eval()(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ff.load(run.folder, model=net, data=make_images()).model()(x), net(x))
     is_noted = case != "norms of buffers"
     assert any('"norm1", "norm2"' in note for note in run.notes) == is_noted
 
@@ -142,7 +137,7 @@ def test_a_step_normalises_by_the_statistics() -> None:
     net, x, y = Encoder(holds=True), torch.randn(8, 1, 6, 6), torch.arange(8) % CLASSES
     derived = derive_architecture(net, x)
     module = build_module(derived, derived.plan.axes, derived.positions[-1:]).train()
-    nn.functional.cross_entropy(last(module(x)), y).backward()
+    nn.functional.cross_entropy(module(x)[-1], y).backward()
     nn.functional.cross_entropy(net.train()(x), y).backward()
     assert net.conv1.weight.grad is not None and bool(net.conv1.weight.grad.any())
     torch.testing.assert_close(module.get_parameter("net.conv1.weight").grad, net.conv1.weight.grad)
@@ -177,7 +172,7 @@ def test_a_narrow_level_has_its_part_of_the_statistics(tmp_path: Path) -> None:
         h = normalise(nn.functional.conv2d(x, net.conv1.weight[:n], bias1[:n], padding=1), net.norm1)
         h = normalise(nn.functional.conv2d(h, net.conv2.weight[:n, :n], bias2[:n], padding=1), net.norm2)
         expected = h.mean((2, 3)) @ net.fc.weight[:, :n].T + net.fc.bias
-        torch.testing.assert_close(last(module(x)), expected)
+        torch.testing.assert_close(module(x)[-1], expected)
 
 
 @pytest.mark.parametrize("tuning", ["frozen", "ssf"])
@@ -185,7 +180,7 @@ def test_what_fine_tuning_freezes_keeps_its_statistics(tuning: str, tmp_path: Pa
     net = Encoder(frozen=())
     run, x = run_still(net, tmp_path / "run", **ONE_LEVEL, peft={"name": tuning})
     with torch.no_grad():
-        torch.testing.assert_close(last(run.model()(x)), net.eval()(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(run.model()(x), net.eval()(x), rtol=1e-4, atol=1e-5)
 
 
 def make_encoder(classes: int = CLASSES) -> Encoder:
@@ -198,4 +193,4 @@ def test_workers_and_levels_keep_them(tmp_path: Path) -> None:
         f"{Path(__file__)}:make_encoder", tmp_path / "run", fleet={"tolerance": 0.9}, engine={"name": "processes"}
     )
     with torch.no_grad():
-        torch.testing.assert_close(last(run.model()(x)), make_encoder().eval()(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(run.model()(x), make_encoder().eval()(x), rtol=1e-4, atol=1e-5)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from plain_models import Flat, Patches, Residual, Sequence
+from plain_models import Flat, Grouped, Patches, Residual, Sequence
 from sampling import some_quick
 from support import Expected, raises
 from support.bits import have_same_state
@@ -467,3 +467,25 @@ def test_images_without_channels_are_refused(tmp_path: Path) -> None:
         ff.run(square, model=Net(), out=tmp_path / "run")
     table["data"] |= {"name": (x[:, None], y)}
     assert ff.run(table, model=Net(), out=tmp_path / "run").finished
+
+
+# ---- what a level returns --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("net", [Flat(), Grouped()], ids=["one exit", "exits that nobody trains"])
+def test_a_run_with_one_exit_has_models_that_return_logits(net: nn.Module, tmp_path: Path) -> None:
+    """The instance with the trained weights returns the same tensor."""
+    done = run(describe(net, method={"name": "heterofl"}), tmp_path / "run")
+    model: Any = done.model()
+    net.load_state_dict(model.net.state_dict())
+    x = torch.rand(3, 1, 4, 4)
+    with torch.no_grad():
+        assert torch.equal(model(x), net.eval()(x)) and done.model(level=1)(x).shape == (3, 4)
+
+
+def test_levels_of_a_run_with_early_exits_return_lists(tmp_path: Path) -> None:
+    """The level with one exit, too, so that [-1] is the last exit's logits at each level."""
+    done = run(describe(Residual(width=8), method={"name": "scalefl"}), tmp_path / "run")
+    x = torch.rand(3, 1, 4, 4)
+    logits = [done.model(level)(x) for level in (1, 2)]
+    assert [len(one) for one in logits] == [1, 2] and all(isinstance(one, list) for one in logits)
