@@ -3,6 +3,7 @@
 import json
 import shlex
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from support import compare_text, raises, run_verb
 
 import fleetfit as ff
+from fleetfit.errors import MissingExtra
 
 TINY = Path(__file__).parent / "tiny.py"
 TEXT = f"""
@@ -55,6 +57,19 @@ def test_a_finished_comparison_is_opened_as_it_was(comparison: ff.Comparison) ->
     folders = {key: [run.folder for run in runs] for key, runs in comparison.runs.items()}
     assert {key: [run.folder for run in runs] for key, runs in again.runs.items()} == folders
     assert "two ways" in again._repr_html_() and "<table" in again._repr_html_()
+
+
+def test_the_runs_are_a_data_frame(comparison: ff.Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    frame = comparison.to_frame()
+    assert frame[["row", "setting", "seed"]].values.tolist() == [
+        [row, setting, run.experiment.seed] for (row, setting), runs in comparison.runs.items() for run in runs
+    ]
+    expected = [100 * run.accuracy("local") for runs in comparison.runs.values() for run in runs]
+    assert frame["local"].tolist() == pytest.approx(expected, abs=1e-4)
+    assert (frame["rounds"] == 2).all() and (frame["seconds"] > 0).all()
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with raises(MissingExtra, extra="tables"):
+        comparison.to_frame()
 
 
 def test_a_verb_on_one_run_names_a_run_of_it(own: Path) -> None:

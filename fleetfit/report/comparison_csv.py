@@ -44,7 +44,7 @@ def format_comparison_csv(results: ComparisonResults) -> str:
     writer.writeheader()
     groups: dict[tuple[str, str], list[Line]] = {}
     for run in results.runs:
-        line = _make_run_line(run)
+        line = make_run_line(run)
         writer.writerow(line)
         groups.setdefault((run.row, run.setting), []).append(line)
     for key, lines in groups.items():
@@ -57,7 +57,8 @@ def format_comparison_csv(results: ComparisonResults) -> str:
     return escape_controls(text.getvalue())
 
 
-def _make_run_line(run: RunResult) -> Line:
+def make_run_line(run: RunResult) -> Line:
+    """Return the cells of a run, by column."""
     return {
         "what": "run", "row": run.row, "setting": run.setting, "seed": run.seed, "seeds": 1, "rounds": run.rounds,
         "tuned": format_values(run.tuned),

@@ -29,12 +29,12 @@ from fleetfit.api.results import Run, load
 from fleetfit.config import to_table
 from fleetfit.config.dump import make_plain
 from fleetfit.config.merge import flatten
-from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, RunError
+from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, RunError, import_optional
 from fleetfit.files import write_text
 from fleetfit.markup import escape_html
 from fleetfit.report import figures, page
 from fleetfit.report.columns import MEANINGS, is_rounds
-from fleetfit.report.comparison_csv import format_comparison_csv
+from fleetfit.report.comparison_csv import format_comparison_csv, make_run_line
 from fleetfit.report.drawing import make_plots_folder, save_figures
 from fleetfit.report.order import explain_row_order
 from fleetfit.report.page.run_set import RunSet
@@ -130,6 +130,18 @@ class Comparison:
     def tables(self) -> list[Table]:
         """All tables, in the order of `table.md` and of the terminal."""
         return [one for one in (self.table, self.difference_table, self.tuning_table) if one is not None]
+
+    def to_frame(self) -> Any:
+        """Return the finished runs as a `pandas.DataFrame`, a line for each, with the columns of `table.csv`.
+
+        They are `row`, `setting` and `seed`, the final numbers (accuracies in percent), rounds and seconds.
+
+        Raises:
+            MissingExtra: pandas is not installed.
+        """
+        pandas = import_optional("pandas", "tables", "A data frame")
+        frame = pandas.DataFrame([make_run_line(run) for run in self._visible.results.runs])
+        return frame.drop(columns=["what", "seeds"])
 
     def write(self) -> None:
         """Write `table.md`, `table.csv`, the plots and the page."""
