@@ -137,7 +137,7 @@ def test_noise_differs_by_round_and_client() -> None:
 
 
 def test_lies_about_samples_budget_and_level() -> None:
-    reported = names.resolve("attacks", "false_samples")(scale=50.0).tell(
+    reported = names.resolve("attacks", "false_samples")(scale=50.0).misreport(
         Clients(np.array([10, 20, 30])), np.array([1])
     )
     assert reported.num_examples.tolist() == [10, 1000, 30]
@@ -145,7 +145,7 @@ def test_lies_about_samples_budget_and_level() -> None:
 
     lie = names.resolve("attacks", "false_budget")()
     clients = Clients(np.array([9, 9]), np.array([0.1, 0.2]), further={"size_bytes": np.array([0.3, 0.4])})
-    reported = lie.tell(clients, np.array([0]))
+    reported = lie.misreport(clients, np.array([0]))
     assert (reported.budget.tolist(), reported.further["size_bytes"].tolist()) == ([1.0, 0.2], [1.0, 0.4])
     honest, forgery, job = forged("false_budget", FULL, own=CORE)
     core = elements(extract(LAYOUT, SENT, CORE)).keys()

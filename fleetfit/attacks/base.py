@@ -12,7 +12,7 @@ holds all of its updates in memory.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,65 +25,11 @@ from fleetfit.engines.base import Engine, WrappedEngine
 from fleetfit.errors import ConfigError
 from fleetfit.layout import Layout
 from fleetfit.seeds import make_numpy_rng, make_torch_rng
-from fleetfit.submodel import SlicePlan, Submodel, concat_state, full_submodel, get_slice_plan, move_state
+from fleetfit.submodel import SlicePlan, Submodel, concat_state, full_submodel, get_slice_plan, move_flat
 
 Parts = Sequence[Mapping[str, Tensor]]
 
 # ---- an attack -------------------------------------------------------------------------------------------------------
-
-
-class PoisonHook(Protocol):
-    """Replace the samples that a hostile client trains on."""
-
-    def __call__(self, data: Data, indices: Tensor, rng: torch.Generator, /) -> tuple[Tensor, Tensor]:
-        """Return samples and labels, as many as there are indices, as `Data.x` and `Data.y` hold them.
-
-        Args:
-            data: The whole data set.
-            indices: The client's training samples, int64 [n].
-            rng: Seeded by run and client.
-        """
-        ...
-
-
-class ProbeHook(Protocol):
-    """Make the samples on which the attack's success is measured: test samples with a trigger."""
-
-    def __call__(self, data: Data, indices: Tensor, /) -> tuple[Tensor, Tensor]:
-        """Return samples and the labels that the attack wants; of all the given samples or fewer.
-
-        Args:
-            data: The whole data set.
-            indices: The test samples, int64 [n].
-        """
-        ...
-
-
-class TellHook(Protocol):
-    """Change the values that hostile clients report when they register."""
-
-    def __call__(self, clients: Clients, hostile: np.ndarray, /) -> Clients:
-        """Return the clients as the server sees them.
-
-        Args:
-            clients: The true values of all clients.
-            hostile: Ids of the clients that lie.
-        """
-        ...
-
-
-class ForgeHook(Protocol):
-    """Make a hostile client's update of the honest one that it has trained."""
-
-    def __call__(self, update: Update, scene: "Scene", rng: torch.Generator, /) -> Update:
-        """Return the update that is sent instead.
-
-        Args:
-            update: The result of honest training on the client's samples; its tensors must not be written to.
-            scene: The client's job and knowledge.
-            rng: Seeded by run, round and client.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -91,18 +37,23 @@ class Attack:
     """An attack: the functions of hostile clients; None for honest behaviour.
 
     Attributes:
-        poison: Replaces their training samples.
-        probe: Makes the samples on which success is measured.
-        tell: Changes the values that they report.
-        forge: Replaces their updates.
-        together: Whether they see all updates of the round before they send theirs.
+        poison: Replaces the samples that a client trains on: from the data set, the client's training samples (indices,
+            int64 [n]) and a generator, seeded by run and client, to n samples and labels, as `Data.x` and `Data.y` hold
+            them.
+        probe: Makes the samples on which success is measured: from the data set and the test samples (indices) to
+            samples with a trigger and the labels that the attack wants; of all test samples or fewer.
+        misreport: Changes the values that clients report: from the true values of all clients and the ids of hostile
+            ones to the clients as the server sees them.
+        forge: Makes the update that is sent: from the result of honest training on the client's samples, whose tensors
+            must not be written to, the client's `Scene`, and a generator, seeded by run, round and client.
+        colludes: Whether they see all updates of the round before they send theirs.
     """
 
-    poison: PoisonHook | None = None
-    probe: ProbeHook | None = None
-    tell: TellHook | None = None
-    forge: ForgeHook | None = None
-    together: bool = False
+    poison: Callable[[Data, Tensor, torch.Generator], tuple[Tensor, Tensor]] | None = None
+    probe: Callable[[Data, Tensor], tuple[Tensor, Tensor]] | None = None
+    misreport: Callable[[Clients, np.ndarray], Clients] | None = None
+    forge: Callable[[Update, "Scene", torch.Generator], Update] | None = None
+    colludes: bool = False
 
 
 # ---- the knowledge of a hostile client -------------------------------------------------------------------------------
@@ -117,7 +68,7 @@ class Scene:
         job: The client's job.
         core: The smallest level's sub-model in this round, which all clients train.
         own: The sub-model that the client really affords.
-        round: The honest updates of all clients of the round; empty unless the attack is one `together`.
+        round: The honest updates of all clients of the round; empty unless the attack `colludes`.
     """
 
     layout: Layout
@@ -144,9 +95,7 @@ class Scene:
 
 def get_sent_state(layout: Layout, job: Job, update: Update) -> Tensor:
     """Return the state that was sent, of an update's sub-model, flat."""
-    if update.submodel == job.submodel:
-        return concat_state(job.state)
-    return concat_state(move_state(layout, job.state, job.submodel, update.submodel))
+    return move_flat(layout, concat_state(job.state), job.submodel, update.submodel)
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,9 +259,9 @@ class Attackers:
         x, y = self.attack.probe(data, data.split("test"))
         return replace(server, data=replace(data, x=x, y=y, groups=None, splits={"test": torch.arange(len(x))}))
 
-    def tell(self, clients: Clients) -> Clients:
+    def misreport(self, clients: Clients) -> Clients:
         """Return the clients as the server sees them."""
-        return clients if self.attack.tell is None else self.attack.tell(clients, np.array(self.clients))
+        return clients if self.attack.misreport is None else self.attack.misreport(clients, np.array(self.clients))
 
     def wrap_engine(self, engine: Engine, layout: Layout) -> Engine:
         """Return an engine that replaces these clients' updates."""
@@ -341,7 +290,7 @@ class _ForgingEngine(WrappedEngine):
         for reply in self.engine.run(self._record_jobs(jobs)):
             if reply.index not in self._jobs:
                 yield reply
-            elif self.attackers.attack.together:
+            elif self.attackers.attack.colludes:
                 held.append(reply)
             else:
                 yield self._forge(reply, Knowledge(self.layout))
@@ -359,7 +308,7 @@ class _ForgingEngine(WrappedEngine):
 
     def _record_jobs(self, jobs: Iterator[Job]) -> Iterator[Job]:
         for job in jobs:
-            if job.kind == "train" and (self.attackers.attack.together or job.client in self.attackers.own):
+            if job.kind == "train" and (self.attackers.attack.colludes or job.client in self.attackers.own):
                 self._jobs[job.index] = job
             yield job
 

@@ -16,7 +16,7 @@ from fleetfit.errors import ConfigError
 
 def false_budget() -> Attack:
     """Make the attack."""
-    return Attack(tell=report_full_budget, forge=move_own_part)
+    return Attack(misreport=report_full_budget, forge=move_own_part)
 
 
 def report_full_budget(clients: Clients, hostile: np.ndarray) -> Clients:

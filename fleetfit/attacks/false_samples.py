@@ -18,7 +18,7 @@ def false_samples(scale: float = 100.0) -> Attack:
         scale: How many times as many, above 1.
     """
     check_range("attack.scale", scale, 1, 1e6)
-    return Attack(tell=partial(report_more_samples, scale=scale), forge=partial(claim_samples, scale=scale))
+    return Attack(misreport=partial(report_more_samples, scale=scale), forge=partial(claim_samples, scale=scale))
 
 
 def report_more_samples(clients: Clients, hostile: np.ndarray, scale: float) -> Clients:

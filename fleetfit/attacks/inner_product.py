@@ -20,7 +20,7 @@ def inner_product(scale: float = 5.0) -> Attack:
         scale: How many times the mean, above 0.
     """
     check_range("attack.scale", scale, 0)
-    return Attack(forge=partial(oppose_mean, scale=scale), together=True)
+    return Attack(forge=partial(oppose_mean, scale=scale), colludes=True)
 
 
 def oppose_mean(update: Update, scene: Scene, rng: torch.Generator, scale: float) -> Update:

@@ -20,7 +20,7 @@ def little_is_enough(z: float = 1.5) -> Attack:
         z: Standard deviations, above 0. The paper has 0.3 to 1.5, depending on the number of attackers.
     """
     check_range("attack.z", z, 0)
-    return Attack(forge=partial(shift_mean, z=z), together=True)
+    return Attack(forge=partial(shift_mean, z=z), colludes=True)
 
 
 def shift_mean(update: Update, scene: Scene, rng: torch.Generator, z: float) -> Update:

@@ -19,7 +19,7 @@ _CHUNK = 1 << 18  # elements
 
 def min_max() -> Attack:
     """Make the attack."""
-    return Attack(forge=move_to_limit, together=True)
+    return Attack(forge=move_to_limit, colludes=True)
 
 
 def move_to_limit(update: Update, scene: Scene, rng: torch.Generator) -> Update:

@@ -30,7 +30,6 @@ from fleetfit.submodel import (
     get_shapes,
     get_slice_plan,
     move_flat,
-    move_state,
     pack_state,
     parse_submodel,
 )
@@ -47,11 +46,10 @@ def get_movement(federation: Federation, server: Server, update: Update) -> Tens
         server: The server before the round.
         update: A valid update.
     """
-    layout = federation.problem.layout
-    sent = federation.method.dispatch(federation, server, update.client, update.dispatched)
-    if update.submodel != update.dispatched:
-        sent = move_state(layout, sent, update.dispatched, update.submodel)
-    return concat_state(update.state).cpu() - concat_state(sent).cpu()
+    sent = concat_state(federation.method.dispatch(federation, server, update.client, update.dispatched)).cpu()
+    return concat_state(update.state).cpu() - move_flat(
+        federation.problem.layout, sent, update.dispatched, update.submodel
+    )
 
 
 def count_trainers(federation: Federation, round: int) -> Tensor:

@@ -80,7 +80,7 @@ def apply_attack(
     probe = attackers.make_probe_device(federation.device)
     data, parts = attackers.poison(simulation.data, simulation.parts)
     return (
-        replace(federation, clients=attackers.tell(federation.clients)),
+        replace(federation, clients=attackers.misreport(federation.clients)),
         replace(simulation, data=data, parts=parts),
         replace(settings, hostile=frozenset(attackers.clients), scope=replace(settings.scope, triggered=probe)),
     )
