@@ -25,7 +25,7 @@ from fleetfit.submodel import concat_state
 
 Updates = Sequence[Update]
 Receive = Callable[[Federation, Server, Updates], Iterable[Update]]
-HERE = "test_receive"
+HERE = "test_filter_updates"
 
 
 def without(*clients: int) -> Receive:

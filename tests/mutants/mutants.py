@@ -46,14 +46,15 @@ TESTS: Mapping[str, Sequence[str]] = {
     "evaluation": ("test_evaluate", "test_rounds", "golden", "test_attacks"),
     "layout": ("test_layout", "test_model_mistakes", "test_wrong_layouts", "test_check_model", "test_submodel",
                "properties/test_product_properties", "test_reefl"),
-    "hooks": ("test_method_spec", "test_methods", "test_rounds", "test_receive", "test_docs_generated", "golden"),
+    "hooks": ("test_method_spec", "test_methods", "test_rounds", "test_filter_updates", "test_docs_generated",
+              "golden"),
     "methods": ("test_methods", "test_reductions", "test_selection", "golden", "test_used_keys"),
     "options": ("test_server_options", "test_methods", "test_lora_product", "test_deadlines", "golden"),
-    "rounds": ("test_rounds", "test_receive", "test_availability", "test_standing", "golden"),
+    "rounds": ("test_rounds", "test_filter_updates", "test_availability", "test_standing", "golden"),
     "submodel": ("test_submodel", "test_aggregate", "test_rounds", "golden"),
     "training": ("test_train", "test_limits", "test_clock", "test_deadlines", "test_start",
                  "test_evaluate", "golden"),
-    "validation.py": ("test_validation", "test_rounds", "test_evaluate", "test_receive", "test_compression",
+    "validation.py": ("test_validation", "test_rounds", "test_evaluate", "test_filter_updates", "test_compression",
                       "test_secure_runs"),
 }  # fmt: skip
 """The tests of each part of `fleetfit/`; a test file that has the name of the mutated module goes first."""
@@ -75,7 +76,7 @@ MORE: Mapping[str, Sequence[str]] = {
     ),
     "rounds/report.py": (
         "test_rounds",
-        "test_receive",
+        "test_filter_updates",
         "test_standing",
         "test_attacks",
         "test_deadlines",
@@ -92,7 +93,7 @@ MORE: Mapping[str, Sequence[str]] = {
     ),
     "rounds/round.py": (
         "test_rounds",
-        "test_receive",
+        "test_filter_updates",
         "test_validation",
         "test_availability",
         "test_standing",
@@ -105,7 +106,7 @@ MORE: Mapping[str, Sequence[str]] = {
     "rounds/rollback.py": (
         "test_standing",
         "test_rounds",
-        "test_receive",
+        "test_filter_updates",
         "test_checkpoints",
         "golden",
     ),
