@@ -289,16 +289,10 @@ def _add_option(
         defaults={**method.defaults, **option.defaults},
         overridable_hooks=overridable,
         declare_extra=_join_extra(method.declare_extra, option.declare_extra),
-        check_memory=_join_checks(method.check_memory, option.check_memory),
-        describe=_join_descriptions(method.describe, option.describe),
+        check_memory=lambda *arguments: (method.check_memory(*arguments), option.check_memory(*arguments)),
+        describe=lambda *arguments: [*method.describe(*arguments), *option.describe(*arguments)],
         **changes,
     )
-
-
-def _join_descriptions(
-    first: Callable[..., Iterable[str]], second: Callable[..., Iterable[str]]
-) -> Callable[..., Iterable[str]]:
-    return lambda problem, levels, local: [*first(problem, levels, local), *second(problem, levels, local)]
 
 
 def _join_extra(
@@ -311,10 +305,6 @@ def _join_extra(
         return fedavg.ExtraShapes({**down, **more_down}, {**up, **more_up})
 
     return declare_extra
-
-
-def _join_checks(first: Callable[..., Any], second: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda federation, memory: (first(federation, memory), second(federation, memory))
 
 
 def _chain_job_changes(
@@ -394,8 +384,8 @@ _NEVER_CALLS = {
 def find_unused_parts(spec: Mapping[str, Any]) -> dict[str, str]:
     """Return the keys of a spec, as a run file names them, that have no effect in a round, each with the reason.
 
-    A hook is unused where the method declares to replace it. A hyperparameter or an option is unused where all hooks
-    that it changes are set one by one in `method.hooks`, or replaced.
+    A hook is unused where the method declares it. A hyperparameter or an option is unused where the method that is
+    built without it has the same hooks, such as where they are set one by one in `method.hooks`.
 
     Args:
         spec: The method's; see `build`.
@@ -407,39 +397,30 @@ def find_unused_parts(spec: Mapping[str, Any]) -> dict[str, str]:
     unused |= {
         f"method.hooks.{hook}": f"{label} {_NEVER_CALLS[hook]}" for hook in own_hooks if hook in method.unused_hooks
     }
-    reason = f"method.hooks.{', '.join(sorted(own_hooks))} takes the place of all that it would do"
-    for key, changed in _find_changed_hooks(spec):
-        if changed <= {*own_hooks, *method.unused_hooks}:
-            unused[key] = reason if changed & own_hooks.keys() else f"{label} is the same without it"
+    winners = f"method.hooks.{', '.join(sorted(own_hooks))} takes the place of all that it would do"
+    for key, rest in _leave_out_each(spec):
+        with contextlib.suppress(FleetFitError):  # raised where the method needs the key
+            without = build_anew(rest)
+            fields = {*HOOKS, *_COMPARED} - {*method.unused_hooks}
+            if all(_is_same(getattr(method, name), getattr(without, name)) for name in fields):
+                unused[key] = winners if own_hooks else f"{label} is the same without it"
     return unused
 
 
-def _find_changed_hooks(spec: Mapping[str, Any]) -> Iterator[tuple[str, set[str]]]:
-    """Yield each hyperparameter and option of a spec, and the fields of the method that differ without it."""
-    name = spec.get("name", "fedavg")
-    values = {key: v for key, v in spec.items() if key not in ("name", "cohort", "plus", "hooks")}
-    factory = None if isinstance(name, Method) else name if callable(name) else names.resolve("methods", name)
-    parameters = {} if factory is None else inspect.signature(factory).parameters
-    for key, value in values.items() if factory is not None else ():
-        parameter = parameters.get(key)
-        if parameter is not None and is_default(value, parameter.default):
-            continue
-        rest = {other: v for other, v in values.items() if other != key}
-        with contextlib.suppress(FleetFitError):  # raised where the method needs the key
-            without = _make_method("methods", name, rest)
-            yield f"method.{key}", _find_differences(_make_method("methods", name, values), without)
-    for option, settings in spec.get("plus", {}).items():
-        yield f"method.plus.{option}", _find_differences(_make_method("options", option, settings), FEDAVG)
+_COMPARED = ("needs_budgets", "needs_server_data", "needs_prior", "fixed_keys", "defaults", "token_defaults")
 
 
-def _find_differences(one: Method, other: Method) -> set[str]:
-    fields = {*HOOKS, *DECLARED} - {
-        "unused_hooks",
-        "declare_extra",
-        "check_memory",
-        "describe",
-    }  # which go with other hooks
-    return {name for name in fields if not _is_same(getattr(one, name), getattr(other, name))}
+def _leave_out_each(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each option of a spec, and each hyperparameter that has not its default, with the rest of the spec."""
+    name, plus = spec.get("name", "fedavg"), spec.get("plus", {})
+    factory = name if callable(name) or isinstance(name, Method) else names.resolve("methods", name)
+    parameters = {} if isinstance(factory, Method) else inspect.signature(factory).parameters
+    for key in (key for key in spec if key not in ("name", "cohort", "plus", "hooks")):
+        if key not in parameters or not is_default(spec[key], parameters[key].default):
+            yield f"method.{key}", {other: value for other, value in spec.items() if other != key}
+    for option in plus:
+        rest = {other: settings for other, settings in plus.items() if other != option}
+        yield f"method.plus.{option}", {**spec, "plus": rest}
 
 
 def _is_same(one: Any, other: Any) -> bool:

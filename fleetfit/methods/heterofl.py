@@ -115,14 +115,9 @@ def _make_scaler(fraction: float) -> Callable[[nn.Module, tuple[Tensor, ...]], t
 def send_own_classes(job: Job, device: Device, result: LocalResult) -> tuple[Submodel, State]:
     """Send back only the output rows of the client's classes: the others learned nothing but to be zero."""
     axes = device.problem.layout.axes
-    present = torch.nonzero(find_classes(device)).flatten().tolist()
+    classes = tuple(torch.nonzero(find_classes(device)).flatten().tolist())
     axis = find_class_axis(axes)
-    if axis is None or axes[axis].size != device.data.classes or len(present) == device.data.classes:
+    if axis is None or axes[axis].size != device.data.classes or len(classes) == device.data.classes:
         return job.submodel, result.state
-    return keep_channels(job, device, result.state, axis, present)
-
-
-def keep_channels(job: Job, device: Device, state: State, axis: str, channels: list[int]) -> tuple[Submodel, State]:
-    """Return the sub-model and state that keep these channels of one axis."""
-    rows = narrow_state(device.problem.layout, state, job.submodel.sizes, {axis: tuple(channels)})
-    return Submodel({**job.submodel.channels, axis: tuple(channels)}, job.submodel.exits), rows
+    rows = narrow_state(device.problem.layout, result.state, job.submodel.sizes, {axis: classes})
+    return Submodel({**job.submodel.channels, axis: classes}, job.submodel.exits), rows
