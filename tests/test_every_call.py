@@ -249,7 +249,7 @@ def test_a_run_is_asked(call: Calls, done: ff.Run, tmp_path: Path) -> None:
     for budget, mode, measure in ((0.9, "budgeted", "max"), (1.0, "anytime", "entropy"), (0.9, "budgeted", "margin")):
         call("Run.calibrate", done, level=4, budget=budget, cost="multiply_adds", mode=mode, measure=measure,
              temperature=True, client=None, data=data)  # fmt: skip
-    call("Run.export", done, 1, tmp_path / "device", forms=(), data=data, progress=False, prior="own")
+    call("Run.export", done, tmp_path / "device", 1, forms=(), data=data, progress=False, prior="own")
     for sections in (
         {},
         {"evaluate": {"split": "validation"}},
