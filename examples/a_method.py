@@ -13,8 +13,14 @@ from functools import partial
 
 import numpy as np
 
-from fleetfit import Federation, Method, Server, Submodel, split_levels
 from fleetfit.errors import ConfigError
+from fleetfit.method import (
+    Federation,
+    Method,
+    Server,
+    Submodel,
+    split_levels,
+)
 
 
 def fjord(lean: float = 0.0) -> Method:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fleetfit import Architecture, Axis, ExitModel, segments
+from fleetfit.architecture import Architecture, Axis, ExitModel, segments
 
 
 class Grow(nn.Module):

@@ -10,7 +10,7 @@ or downloaded. An axis is one number in the config, so all layers of a stage sha
 from torch import nn
 from transformers import ConvNextConfig, ConvNextModel
 
-from fleetfit import Architecture, Axis, ExitModel, interleaved
+from fleetfit.architecture import Architecture, Axis, ExitModel, interleaved
 
 
 class Classifier(nn.Module):

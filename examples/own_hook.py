@@ -6,7 +6,7 @@ A hook is named by function in a run file, `method.hooks.make_levels = "own_hook
 worker processes too.
 """
 
-from fleetfit import Level, Problem, Targets, split_levels
+from fleetfit.method import Level, Problem, Targets, split_levels
 
 
 def own_exit_only(problem: Problem, targets: Targets) -> list[Level]:

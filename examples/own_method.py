@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from fleetfit import Method, take_mean
+from fleetfit.method import Method, take_mean
 from fleetfit.methods.scalefl import scalefl
 
 

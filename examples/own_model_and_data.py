@@ -4,9 +4,10 @@ import torch
 from torch import nn
 
 import fleetfit as ff
+from fleetfit.architecture import Architecture, Axis, ExitModel
 
 
-class Net(ff.ExitModel):  # blocks are named blocks.{i}, classifiers heads.{block count}; the rest is up to you
+class Net(ExitModel):  # blocks are named blocks.{i}, classifiers heads.{block count}; the rest is up to you
     def __init__(self, hidden, classes, exits):
         super().__init__()
         self.exits = exits
@@ -18,9 +19,9 @@ class Net(ff.ExitModel):  # blocks are named blocks.{i}, classifiers heads.{bloc
         return self.stem(x).relu()
 
 
-class Family(ff.Architecture):  # what can be scaled, and how to build any size of it
+class Family(Architecture):  # what can be scaled, and how to build any size of it
     def __init__(self, hidden=64, classes=5):
-        self.axes = {"hidden": ff.Axis(hidden), "classes": ff.Axis(classes, scaled=False)}
+        self.axes = {"hidden": Axis(hidden), "classes": Axis(classes, scaled=False)}
         self.blocks = 5
 
     def build(self, axes, exits):

@@ -9,7 +9,7 @@ file. A run that goes on after an interruption adds the rounds that are new.
 import csv
 from pathlib import Path
 
-import fleetfit as ff
+from fleetfit.callbacks import scalars
 
 
 class CsvTracker:
@@ -21,4 +21,4 @@ class CsvTracker:
 
     def on_round(self, report):
         with Path(self.path).open("a", newline="") as file:
-            csv.writer(file).writerows([report["round"], name, value] for name, value in ff.scalars(report).items())
+            csv.writer(file).writerows([report["round"], name, value] for name, value in scalars(report).items())

@@ -8,7 +8,7 @@ A flatten is the one thing here that has to be declared: each channel owns the f
 
 from torch import nn
 
-from fleetfit import Architecture, Axis, ExitModel, interleaved
+from fleetfit.architecture import Architecture, Axis, ExitModel, interleaved
 
 
 class Net(ExitModel):

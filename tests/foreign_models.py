@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fleetfit import Architecture, Axis, alias, block, blocked, interleaved, product, segments
+from fleetfit.architecture import Architecture, Axis, alias, block, blocked, interleaved, product, segments
 
 Sizes = Mapping[str, int]
 Exits = tuple[int, ...]

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetfit import (
+from fleetfit.core import LocalResult
+from fleetfit.method import (
     Aggregate,
     Device,
     Failure,
@@ -20,7 +21,6 @@ from fleetfit import (
     outputs,
     take_mean,
 )
-from fleetfit.core import LocalResult
 
 
 def counting(pull: float = 0.01) -> Method:

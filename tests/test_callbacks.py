@@ -18,6 +18,7 @@ from support.bits import have_same_state
 from waiting import wait_until
 
 import fleetfit as ff
+from fleetfit.callbacks import RunStart, scalars
 from fleetfit.config import load_experiment
 from fleetfit.config.components import check_keys
 from fleetfit.errors import ConfigError
@@ -38,7 +39,7 @@ class Heard(ff.Callback):
     def __init__(self) -> None:
         self.all: list[tuple[str, Any]] = []
 
-    def on_start(self, start: ff.RunStart) -> None:
+    def on_start(self, start: RunStart) -> None:
         self.all.append(("start", start))
 
     def on_round(self, report: Mapping[str, Any]) -> None:
@@ -113,7 +114,7 @@ def test_the_numbers_of_a_report_are_one_table() -> None:
                                                  "levels": {"S1": {"local": 0.5}}}, "failures": []},
         "late": True,
     }  # fmt: skip
-    assert ff.scalars(report) == {
+    assert scalars(report) == {
         "lr": 0.1, "train/by_level/1": 2.0, "failures": 1.0, "evaluate/static/local": 0.5,
         "evaluate/static/exits/1": 0.25, "evaluate/static/exits/2": 0.75, "evaluate/static/levels/S1/local": 0.5,
         "evaluate/failures": 0.0,
@@ -407,7 +408,7 @@ def test_tensorboard_has_every_number_once(tmp_path: Path) -> None:
     events = EventAccumulator(str(run.folder / "tensorboard")).Reload()
     expected: dict[str, list[tuple[int, float]]] = {}
     for line in read_metrics(run.folder):
-        for place, value in ff.scalars(line).items():
+        for place, value in scalars(line).items():
             expected.setdefault(place, []).append((line["round"], value))
     assert sorted(events.Tags()["scalars"]) == sorted(expected)
     for place, points in expected.items():
@@ -468,7 +469,7 @@ def test_wandb_has_every_number_and_resumes_its_run(tmp_path: Path, capfd: pytes
     first, second = (read_offline(place) for place in sorted((run.folder / "wandb").glob("offline-run-*")))
     assert first["id"] == second["id"] and first["group"] == second["group"] == "mine" and first["name"] == "run"
     assert first["config"]["method"]["name"] == "scalefl" and first["config"]["rounds"] == 3
-    steps = {line["round"]: ff.scalars(line) for line in read_metrics(run.folder)}
+    steps = {line["round"]: scalars(line) for line in read_metrics(run.folder)}
     assert list(first["history"]) == [1, 2] and list(second["history"]) == [3]
     for step, values in (first["history"] | second["history"]).items():
         assert values == pytest.approx(steps[step])

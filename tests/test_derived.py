@@ -191,7 +191,7 @@ MODEL = """
 import torch
 from torch import nn
 from torch.nn.utils.parametrize import register_parametrization
-from fleetfit import Architecture, Axis
+from fleetfit.architecture import Architecture, Axis
 
 class Power(nn.Module):
     def __init__(self, rows):

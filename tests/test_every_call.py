@@ -13,11 +13,35 @@ from torch import nn
 
 import fleetfit as ff
 from fleetfit.api.run import Sections
+from fleetfit.architecture import (
+    Architecture,
+    alias,
+    block,
+    blocked,
+    check_layout,
+    exit_after,
+    interleaved,
+    product,
+    segments,
+)
+from fleetfit.callbacks import scalars
 from fleetfit.config import load_experiment
 from fleetfit.core import DataDescription
 from fleetfit.errors import ConfigError
 from fleetfit.layout import infer_layout
+from fleetfit.method import (
+    Aggregate,
+    Submodel,
+    Targets,
+    Update,
+    extract,
+    get_movement,
+    outputs,
+    split_levels,
+    take_mean,
+)
 from fleetfit.models.mlp import mlp
+from fleetfit.runs.listing import clear_checkpoints
 
 SECTIONS = {*Sections.__annotations__, "unknown"} - {"callbacks"}
 """Those of a run file: tests/test_surface.py gives each of them."""
@@ -34,7 +58,10 @@ fleet = { tolerance = 0.4 }
 local = { max_steps = 2 }
 data = { path = "c.npz" }
 """
+AUTHORS = (check_layout, alias, block, blocked, exit_after, interleaved, product, segments, outputs, extract,
+           get_movement, split_levels, take_mean, scalars, clear_checkpoints)  # fmt: skip
 FUNCTIONS = {name: getattr(ff, name) for name in ff.__all__ if inspect.isfunction(getattr(ff, name))}
+FUNCTIONS |= {function.__name__: function for function in AUTHORS}
 METHODS = {
     f"Run.{name}": member for name, member in inspect.getmembers(ff.Run, inspect.isfunction) if not name.startswith("_")
 }
@@ -93,7 +120,7 @@ def sources(place: Path) -> dict[str, tuple[Any, dict[str, Any]]]:
     }
 
 
-def own(classes: int, input_shape: tuple[int, ...]) -> ff.Architecture:
+def own(classes: int, input_shape: tuple[int, ...]) -> Architecture:
     """An architecture of one's own, by its function."""
     return mlp(classes, input_shape, hidden=16)
 
@@ -263,7 +290,7 @@ def test_a_run_is_asked(call: Calls, done: ff.Run, tmp_path: Path) -> None:
 def test_models_and_layouts(call: Calls) -> None:
     architecture = mlp(3, (6,), hidden=16)
     layout = infer_layout(architecture)
-    level = ff.Submodel({axis: range(size) for axis, size in layout.full_sizes.items()}, layout.exits)
+    level = Submodel({axis: range(size) for axis, size in layout.full_sizes.items()}, layout.exits)
     for inputs in ({"input_shape": (6,)}, {"example": torch.zeros(2, 6)}):
         assert call("check_layout", architecture, layout, [level], say=lambda what: None, seed=1, **inputs)
     assert len(call("outputs", architecture.build(layout.full_sizes, layout.exits), torch.zeros(2, 6))) == len(
@@ -283,20 +310,20 @@ def test_models_and_layouts(call: Calls) -> None:
 
 def test_a_method_s_pieces(call: Calls, done: ff.Run) -> None:
     federation = done.assembly.federation
-    targets = ff.Targets((0.5, 1.0), (0.4, 0.4))
+    targets = Targets((0.5, 1.0), (0.4, 0.4))
     for mode in ("both", "width", "depth"):
         for exits in ("all", "last"):
             assert len(call("split_levels", federation.problem, targets, mode=mode, exits=exits)) == 2
     assert len(call("split_levels", federation.problem, targets, default="auto")) == 2
     size = done.server.state
-    aggregate = ff.Aggregate(
+    aggregate = Aggregate(
         {name: torch.ones_like(t) for name, t in size.items()}, {name: torch.ones_like(t) for name, t in size.items()}
     )
     after = call("take_mean", federation, done.server, aggregate, [])
     assert all(bool((t == 1).all()) for t in after.state.values())
     level = federation.levels[0].submodel
-    state = ff.extract(federation.problem.layout, done.server.state, level)
-    update = ff.Update(0, 0, 0, 0, level, level, {name: tensor + 1 for name, tensor in state.items()}, 1, {"loss": 1.0})
+    state = extract(federation.problem.layout, done.server.state, level)
+    update = Update(0, 0, 0, 0, level, level, {name: tensor + 1 for name, tensor in state.items()}, 1, {"loss": 1.0})
     movement = call("get_movement", federation, done.server, update)
     assert torch.allclose(movement, torch.ones(1), atol=1e-5)
     assert all(isinstance(value, float) for value in call("scalars", done.metrics[-1]).values())

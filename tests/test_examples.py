@@ -19,6 +19,8 @@ import fleetfit as ff
 from experiments.paper_plans import make_scalefl_table_1
 from fleetfit import rounds
 from fleetfit.api.comparison import plan_comparison
+from fleetfit.architecture import check_layout
+from fleetfit.callbacks import scalars
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
 from fleetfit.config.components import check_keys
@@ -106,7 +108,7 @@ def test_an_own_tracker_takes_ten_lines_and_keeps_every_number(tmp_path, monkeyp
     )  # fmt: skip
     with (run.folder / "all.csv").open() as file:
         read = [(int(number), name, float(value)) for number, name, value in csv.reader(file)]
-    assert read == [(m["round"], name, value) for m in run.metrics for name, value in ff.scalars(m).items()]
+    assert read == [(m["round"], name, value) for m in run.metrics for name, value in scalars(m).items()]
 
 
 def test_optuna_searches_and_prunes(tmp_path, monkeypatch):
@@ -204,7 +206,7 @@ def test_the_layout_of_an_example_is_right(model):
     needs_transformers(model)
     module = runpy.run_path(str(EXAMPLES / f"{model}.py"))
     family = module[MODELS[model]](classes=10, channels=1)
-    report = ff.check_layout(family, input_shape=(1, 8, 8))
+    report = check_layout(family, input_shape=(1, 8, 8))
     assert set(report.permutation) == set(family.axes)
     assert report.cuts and not report.not_proved
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import fleetfit as ff
+from fleetfit.runs.listing import clear_checkpoints
 
 
 class Stop(Exception):
@@ -44,7 +45,7 @@ def test_a_run_of_a_table_goes_on_and_is_listed(stopped: Path) -> None:
     assert again.accuracy("local") == run.accuracy("local") is not None
     (after,) = ff.list_runs(stopped / "runs")
     assert (after.rounds, after.finished, after.damage, after.local) == (3, True, "", run.accuracy("local"))
-    ff.clear_checkpoints(stopped / "runs")
+    clear_checkpoints(stopped / "runs")
     assert ff.list_runs(stopped / "runs")[0].checkpoints == 1
 
 

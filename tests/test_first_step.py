@@ -16,7 +16,7 @@ KEYS = ("rounds=1", "local.epochs=1", "evaluate.every=0", "data.partition.client
 SMALL = [word for key in KEYS for word in ("--set", key)]
 HOOK = f"""
 import sys
-from fleetfit import Method
+from fleetfit.method import Method
 
 def said():
     def remember(job, device, result):

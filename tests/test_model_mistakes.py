@@ -10,6 +10,7 @@ from support import check_error, raises, run_verb
 from torch import Tensor, nn
 
 import fleetfit as ff
+from fleetfit.architecture import Architecture, Axis
 from fleetfit.config import load_experiment
 from fleetfit.errors import ModelError
 
@@ -186,9 +187,9 @@ class Written(nn.Module):
         return torch.split(x.mean((2, 3)), [5, 3], 1)[0].repeat(1, 2)[:, :8]
 
 
-class WrittenSizes(ff.Architecture):
+class WrittenSizes(Architecture):
     def __init__(self, way: str = "view") -> None:
-        self.axes, self.blocks, self.positions, self.way = {"width": ff.Axis(8)}, 2, (1, 2), way
+        self.axes, self.blocks, self.positions, self.way = {"width": Axis(8)}, 2, (1, 2), way
 
     def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
         return Written(axes["width"], exits, self.way)

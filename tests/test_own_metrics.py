@@ -10,6 +10,7 @@ from run_folders import TINY
 from torch import Tensor
 
 import fleetfit as ff
+from fleetfit.callbacks import scalars
 from fleetfit.core import Evaluation, Failure, Update
 from fleetfit.errors import ConfigError
 from fleetfit.evaluation import make_job
@@ -88,7 +89,7 @@ def test_metric_means_follow_accuracy(engine: str, tmp_path: Path) -> None:
         str(level): pytest.approx(compute_metric(run, level, whole)[-1]) for level in (1, 2, 3)
     }
     assert columns["test_exits"] == pytest.approx(compute_metric(run, 3, whole))
-    assert ff.scalars(run.metrics[-1])["evaluate/static/metrics/f1/local"] == columns["local"]
+    assert scalars(run.metrics[-1])["evaluate/static/metrics/f1/local"] == columns["local"]
 
 
 def test_metrics_change_no_result(tmp_path: Path) -> None:

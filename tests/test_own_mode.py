@@ -12,6 +12,7 @@ from sampling import some_quick
 from support.bits import assert_same_bits, has_same_bits
 
 import fleetfit as ff
+from fleetfit.architecture import check_layout
 from fleetfit.layout import infer_layout
 from fleetfit.models.cnn import cnn
 from fleetfit.models.mlp import mlp
@@ -113,7 +114,7 @@ def test_other_calls(compared: ff.Comparison, tmp_path: Path, kind: str) -> None
     x, y = np.random.default_rng(0).normal(0, 1, (80, 5)), np.arange(80) % 2
     with STATES[kind]():
         assert ff.compare(ROWS, out=tmp_path / "other").table.rows == compared.table.rows
-        ff.check_layout(architecture, infer_layout(architecture), input_shape=(1, 8, 8))
+        check_layout(architecture, infer_layout(architecture), input_shape=(1, 8, 8))
         own = mlp(2, (5,), hidden=16)
         tensors = (torch.tensor(x, device="cpu"), torch.tensor(y, device="cpu"))  # perhaps inference tensors
         run = ff.run(data=tensors, model=own, rounds=1, fleet={"tolerance": 0.3}, out=tmp_path / "own")

@@ -11,14 +11,14 @@ from support import raises, run_verb
 from torch import Tensor, nn
 from zoo import CLASSES, Made, lstm
 
-import fleetfit as ff
+from fleetfit.architecture import Architecture, ExitModel, interleaved
 from fleetfit.check import check_layout
 from fleetfit.core import Problem
 from fleetfit.core.tasks import get_task
 from fleetfit.cost import Conditions, get_latency, submodel_cost, training_memory
 from fleetfit.cost.latency import measure_latency
 from fleetfit.errors import ModelError
-from fleetfit.layout import Axis, Declaration, ExitModel, blocked, build_module, infer_layout, place_module
+from fleetfit.layout import Axis, Declaration, blocked, build_module, infer_layout, place_module
 from fleetfit.machine import tensor_defaults
 from fleetfit.submodel import full_submodel
 from fleetfit.training import get_local_model
@@ -131,7 +131,7 @@ class First(nn.Module):
 
 def test_wrong_layout_with_own_tensors_is_refused() -> None:
     architecture = recurrent(lambda n, wide: torch.zeros(2, n, wide))
-    wrong = Made(architecture.axes, architecture.make, {"net.*": ff.interleaved(4, dim=0)}, architecture.input_shape)
+    wrong = Made(architecture.axes, architecture.make, {"net.*": interleaved(4, dim=0)}, architecture.input_shape)
     with raises(ModelError, '"wide"'):
         check_layout(wrong, input_shape=wrong.input_shape)
 
@@ -149,7 +149,7 @@ def test_unused_tensors_are_found() -> None:
     assert check_layout(architecture, input_shape=architecture.input_shape).inert == ("up.bias",)
 
 
-class Steps(ff.ExitModel):
+class Steps(ExitModel):
     """Blocks that each multiply by a matrix of their own making."""
 
     def __init__(self, wide: int, classes: int, exits: tuple[int, ...]) -> None:
@@ -172,7 +172,7 @@ class Turn(nn.Module):
         return self.fc(torch.eye(len(x)).flip(0) @ x).tanh()
 
 
-class Several(ff.Architecture):
+class Several(Architecture):
     blocks = 3
 
     def __init__(self) -> None:
@@ -218,7 +218,7 @@ def test_derived_state_is_found() -> None:
 MODEL = """
 import torch
 from torch import nn
-from fleetfit import Architecture, Axis, blocked
+from fleetfit.architecture import Architecture, Axis, blocked
 
 class Net(nn.Module):
     def __init__(self, h, classes):

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import fleetfit as ff
 from fleetfit import names
+from fleetfit.architecture import Axis, exit_after
 from fleetfit.check import check_layout
 from fleetfit.core import apply_peft
 from fleetfit.errors import ConfigError, FleetFitError, ModelError
@@ -433,7 +434,7 @@ class Plain(Architecture):
     blocks = 1
 
     def __init__(self, **declared: Any) -> None:
-        self.axes = {"hidden": ff.Axis(6), "classes": ff.Axis(3, scaled=False)}
+        self.axes = {"hidden": Axis(6), "classes": Axis(3, scaled=False)}
         self.declared = declared
 
     def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
@@ -444,5 +445,5 @@ class Plain(Architecture):
 def test_a_model_without_a_known_classifier_is_refused() -> None:
     with raises(ModelError, '"fc.*"', "exit_after(1)"):
         built(mode("frozen", Plain()))
-    architecture = built(mode("frozen", Plain(**{"fc.*": ff.exit_after(1)})))
+    architecture = built(mode("frozen", Plain(**{"fc.*": exit_after(1)})))
     assert {name for name, p in architecture.named_parameters() if p.requires_grad} == {"fc.weight", "fc.bias"}

@@ -15,6 +15,7 @@ from torch import nn
 from zoo import CLASSES, Made, normed
 
 import fleetfit as ff
+from fleetfit.architecture import Architecture
 from fleetfit.check import check_layout
 from fleetfit.config import load_experiment
 from fleetfit.derivation import prove_layout
@@ -24,7 +25,7 @@ from fleetfit.models.cnn import cnn
 
 MODEL = """
 from torch import nn
-from fleetfit import Architecture, Axis
+from fleetfit.architecture import Architecture, Axis
 
 class Net(nn.Module):
     def __init__(self, wide, classes):
@@ -199,7 +200,7 @@ def test_proofs_cut_at_the_levels_sizes() -> None:
         check_layout(wrong, layout_of_even(wrong), input_shape=(5, 5))
 
 
-def layout_of_even(architecture: Made) -> ff.Architecture:
+def layout_of_even(architecture: Made) -> Architecture:
     """The layout as found with granules of 16, said to have granules of 8."""
     coarse = Made(
         {**architecture.axes, "dim": Axis(32, 16)}, architecture.make, architecture.declares, architecture.input_shape

@@ -45,6 +45,7 @@ from fleetfit.data.sets.digits import digits
 from fleetfit.data.transform import Transform
 from fleetfit.engines.local import local as local_engine
 from fleetfit.hooks import HOOKS, build
+from fleetfit.method import Update
 from fleetfit.planner import Targets
 from fleetfit.rounds import Round, Settings, run, run_round, start
 
@@ -376,7 +377,7 @@ def test_the_smallest_example_of_each_hook_does_what_it_says(tmp_path):
     targets = Targets((0.3, 0.6, 1.0), (0.25, 0.25, 0.25))
     assert [level.submodel.exits for level in method.make_levels(tiny_problem(), targets)] == [(3,)] * 3
     federation, simulation = tiny_federation({"name": "fedavg"})
-    update = next(reply for reply in record_replies(federation, simulation) if isinstance(reply, ff.Update))
+    update = next(reply for reply in record_replies(federation, simulation) if isinstance(reply, Update))
     length = math.sqrt(sum(float((tensor**2).sum()) for tensor in update.state.values()))
     assert method.annotate(federation, start(federation), update)["length"] == pytest.approx(length)
     memory = None

@@ -40,7 +40,7 @@ HOOK = """
 import os, signal, time
 from pathlib import Path
 import torch
-from fleetfit import take_mean
+from fleetfit.method import take_mean
 
 FOLDER = Path(os.environ["MEETING"])
 

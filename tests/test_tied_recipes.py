@@ -14,7 +14,7 @@ import fleetfit as ff
 PAGE = (Path(__file__).parents[1] / "docs" / "own-architecture.md").read_text()
 TIED = """
 from torch import nn
-from fleetfit import Architecture, Axis, ExitModel, alias
+from fleetfit.architecture import Architecture, Axis, ExitModel, alias
 
 class Net(ExitModel):
     def __init__(self, vocabulary, hidden, exits):

@@ -108,7 +108,7 @@ def describe_exits(architecture: Architecture, module: nn.Module) -> Iterator[st
     elif missing:
         yield (
             f"the module has no {_enumerate(missing, 'and')}: it trains all the same, but its exits are computed all "
-            "at once, so that a deployed model cannot stop early; inherit from fleetfit.ExitModel for that"
+            "at once, so that a deployed model cannot stop early; inherit from fleetfit.architecture.ExitModel for that"
         )
     else:
         yield "start, segment and head are there and give what forward gives: a deployed model can stop at any exit"

@@ -144,7 +144,8 @@ def check_exits(
             if error > tolerance:
                 raise ModelError(
                     f"{name}: forward gives other logits for exit {i + 1} than start, segment and head; they differ by "
-                    f"{error:.2g} of the outputs' size. Inherit from fleetfit.ExitModel and leave forward to it."
+                    f"{error:.2g} of the outputs' size. Inherit from fleetfit.architecture.ExitModel and "
+                    "leave forward to it."
                 )
 
 

@@ -298,7 +298,7 @@ def last_exit_loss(job: Job, device: Device) -> Loss:
         device: Its task, its data, and the client's memory.
 
     Returns:
-        Module, inputs and targets -> a scalar. `fleetfit.outputs(module, x)` is one tensor per exit.
+        Module, inputs and targets -> a scalar. `fleetfit.method.outputs(module, x)` is one tensor per exit.
     """
     task = device.problem.task
 

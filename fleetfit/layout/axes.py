@@ -330,7 +330,8 @@ def require_segments(module: nn.Module) -> HasSegments:
     if missing:
         raise ModelError(
             f"adaptive inference runs a model segment by segment, and {type(module).__name__} has no "
-            f"{', no '.join(missing)}. Inherit from fleetfit.ExitModel, or write them (see docs/own-architecture.md)."
+            f"{', no '.join(missing)}. Inherit from fleetfit.architecture.ExitModel, or write them (see "
+            "docs/own-architecture.md)."
         )
     return cast(HasSegments, module)
 

@@ -113,7 +113,7 @@ class RecurrentModule(ExitModel):
         if not isinstance(module, HasSegments) or not isinstance(heads, nn.ModuleDict):
             raise ModelError(
                 "ReeFL needs a backbone that runs block by block, with start, segment and head, and its classifiers "
-                "in an nn.ModuleDict named heads. Inherit from fleetfit.ExitModel."
+                "in an nn.ModuleDict named heads. Inherit from fleetfit.architecture.ExitModel."
             )
         width = family.get_token_width(axes)
         token_heads = [head for head in heads.values() if isinstance(head, TokenHead)]
@@ -222,7 +222,8 @@ class Recurrent(ArchitectureWrapper):
             if not isinstance(module, HasSegments) or not hasattr(module, "token"):
                 raise ModelError(
                     "ReeFL needs a backbone that runs block by block, with start, segment, head, token and "
-                    "with_token. Have build() return a fleetfit.ExitModel, which has the last two. The levels of a "
+                    "with_token. Have build() return a fleetfit.architecture.ExitModel, which has the last two. The "
+                    "levels of a "
                     "plain module have none of them: use another method, such as scalefl.",
                     key="method.name",
                 )

@@ -11,6 +11,7 @@ from support import raises
 from torch import Tensor, nn
 
 import fleetfit as ff
+from fleetfit.architecture import Architecture, Axis
 from fleetfit.errors import ModelError
 
 
@@ -153,8 +154,8 @@ def test_a_complex_constant_stays_and_counts() -> None:
 
 
 def test_complex_parameters_are_refused_by_name() -> None:
-    class Family(ff.Architecture):
-        axes, blocks, positions = {"hidden": ff.Axis(12)}, 1, (1,)
+    class Family(Architecture):
+        axes, blocks, positions = {"hidden": Axis(12)}, 1, (1,)
 
         def build(self, axes: Any, exits: Any) -> nn.Module:
             return Turning(True)

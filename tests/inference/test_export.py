@@ -31,6 +31,7 @@ from fleetfit.inference.export.level import Preprocessing
 from fleetfit.inference.export.on_device import Model as Loader
 from fleetfit.inference.export.onnx import open_session, run_segments, run_whole
 from fleetfit.layout import Architecture, Axis, ExitModel, batch_norms, build_module
+from fleetfit.method import outputs
 from fleetfit.seeds import isolate_rng
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
@@ -56,7 +57,7 @@ def make_level_model(name: str, policy: Policy | None = None, width: float = 0.6
 
 def logits_of(level_model: LevelModel, x: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        return torch.stack(ff.outputs(level_model.module, Preprocessing(level_model.data)(x)))
+        return torch.stack(outputs(level_model.module, Preprocessing(level_model.data)(x)))
 
 
 FAMILIES = ["resnet18", "mobilenetv2", "msdnet", "bert", "vit", "char_lstm", "mlp_2nn"]

@@ -13,13 +13,13 @@ from small_models import CLASSES, PADDING, SMALL, VOCABULARY, architecture_of, t
 from support import raises
 from torch import Tensor, nn
 
-import fleetfit as ff
 from fleetfit.data import Data
 from fleetfit.errors import ModelError
 from fleetfit.inference.export import LevelModel, executorch, export, folder
 from fleetfit.inference.export.level import Preprocessing, make_segment_graphs, make_whole_graph, trace_program
 from fleetfit.inference.export.onnx import run_segments, run_whole
 from fleetfit.layout import Architecture, Axis, ExitModel, batch_norms, build_module, infer_layout
+from fleetfit.method import outputs
 from fleetfit.seeds import isolate_rng
 
 pytest.importorskip("onnxruntime", reason="the extra export is not installed")
@@ -193,7 +193,7 @@ def _data(shape: tuple[int, ...], vocabulary: int = VOCABULARY, tokens: bool = F
 def plain(level_model: LevelModel, x: Tensor) -> Tensor:
     """What the module itself answers [E, N, ...], without anything of the export but scaling."""
     with torch.no_grad():
-        return torch.stack(ff.outputs(level_model.module, Preprocessing(level_model.data)(x)))
+        return torch.stack(outputs(level_model.module, Preprocessing(level_model.data)(x)))
 
 
 def same(theirs: Tensor, ours: Tensor) -> None:

@@ -17,6 +17,7 @@ from fleetfit.core import DataDescription
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
 from fleetfit.inference.export.prior import make_offset
+from fleetfit.method import outputs
 
 LABELS = torch.tensor([0, 0, 0, 1, 2, 2, 2, 2])
 SPLITS = {"train": torch.arange(6), "test": torch.arange(6, 8)}
@@ -112,7 +113,7 @@ def test_an_exports_offset_is_relative_to_the_fleet(run: ff.Run, tmp_path: Path)
     logits = torch.export.load(tmp_path / "out" / "model.pt2").module()(x)
     assert run.server.prior
     expected = torch.tensor(offset_by_hand([*map(float, counts)], run.server.prior))
-    plain = ff.outputs(run.model(level), data.batch(data.split("test"))[0])
+    plain = outputs(run.model(level), data.batch(data.split("test"))[0])
     for ours, theirs in zip(plain, logits, strict=True):
         assert torch.allclose(ours + expected, theirs, atol=1e-5)
 

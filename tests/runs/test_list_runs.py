@@ -18,6 +18,7 @@ from support import raises, run_verb
 import fleetfit as ff
 from fleetfit.cli import runs as verbs
 from fleetfit.runs.folder import RunFolder
+from fleetfit.runs.listing import RunInfo, clear_checkpoints
 
 TINY = Path(__file__).parents[1] / "tiny.py"
 SECTIONS: dict[str, Any] = {
@@ -78,7 +79,7 @@ def checkpoints(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").iterdir())
 
 
-def list_runs_by_name(folder: Path) -> dict[str, ff.RunInfo]:
+def list_runs_by_name(folder: Path) -> dict[str, RunInfo]:
     return {str(one.folder.relative_to(folder)): one for one in ff.list_runs(folder)}
 
 
@@ -290,7 +291,7 @@ def test_the_newest_stays_and_unfinished_runs_are_left_alone(own: Path) -> None:
 
 
 def test_a_run_goes_on_to_the_same_end_from_what_is_left(own: Path, stored: Path) -> None:
-    ff.clear_checkpoints(own, unfinished=True)
+    clear_checkpoints(own, unfinished=True)
     assert checkpoints(own / "group/half") == NAMES[1:2]
     done = ff.resume(own / "group/half")
     assert done.summary["global"] == ff.load(stored / "whole").summary["global"]
@@ -328,21 +329,21 @@ def test_it_asks(own: Path, monkeypatch: pytest.MonkeyPatch, answer: bool) -> No
 def test_the_newest_that_can_be_read_stays(own: Path) -> None:
     newest = own / "whole/checkpoints" / NAMES[2]
     newest.write_bytes(newest.read_bytes()[:-1] + b"x")
-    ff.clear_checkpoints(own)
+    clear_checkpoints(own)
     assert checkpoints(own / "whole") == NAMES[1:], "the damaged one too, which nobody asked to remove"
 
 
 def test_where_none_can_be_read_nothing_goes(own: Path) -> None:
     for name in NAMES:
         (own / "whole/checkpoints" / name).write_bytes(b"x")
-    (cleared,) = ff.clear_checkpoints(own)
+    (cleared,) = clear_checkpoints(own)
     assert cleared.files == () and "checkpoints" in cleared.kept
     assert checkpoints(own / "whole") == NAMES
 
 
 def test_a_damaged_run_keeps_its_own(own: Path) -> None:
     (own / "whole/config.toml").write_text("=")
-    (cleared,) = ff.clear_checkpoints(own)
+    (cleared,) = clear_checkpoints(own)
     assert cleared.files == () and "config.toml" in cleared.kept
     assert checkpoints(own / "whole") == NAMES
 
@@ -351,12 +352,12 @@ def test_nothing_behind_a_link_goes(own: Path, tmp_path: Path) -> None:
     """Neither where the folder of checkpoints is one, nor where a checkpoint is; nor other files beside them."""
     shutil.move(own / "whole/checkpoints", tmp_path / "mine")
     (own / "whole/checkpoints").symlink_to(tmp_path / "mine")
-    assert ff.clear_checkpoints(own, last=True) and sorted(p.name for p in (tmp_path / "mine").iterdir()) == NAMES
+    assert clear_checkpoints(own, last=True) and sorted(p.name for p in (tmp_path / "mine").iterdir()) == NAMES
     (own / "whole/checkpoints").unlink()
     (own / "whole/checkpoints").mkdir()
     (own / "whole/checkpoints" / NAMES[0]).symlink_to(tmp_path / "mine" / NAMES[0])
     (own / "whole/checkpoints/best.safetensors").write_bytes(b"mine")
-    ff.clear_checkpoints(own / "whole", last=True)
+    clear_checkpoints(own / "whole", last=True)
     assert sorted(p.name for p in (tmp_path / "mine").iterdir()) == NAMES
     assert checkpoints(own / "whole") == ["best.safetensors", NAMES[0]]
 
@@ -369,7 +370,7 @@ def test_a_run_that_is_being_written_keeps_its_own(own: Path) -> None:
 
 
 def test_a_comparison_knows_its_finished_runs_without_them(own: Path, stored: Path) -> None:
-    ff.clear_checkpoints(own, last=True)
+    clear_checkpoints(own, last=True)
     again = ff.compare(stored.parent / "two.toml", out=own / "compared")
     assert again.table.rows == ff.compare(stored.parent / "two.toml", out=stored / "compared").table.rows
     assert checkpoints(own / "compared/fedavg/seed-0") == [], "and nothing was trained again"

@@ -213,7 +213,8 @@ def check_architecture(architecture: Any, label: Any) -> None:
         if inspect.getattr_static(architecture, name, None) is None and not hasattr(architecture, name):
             raise ConfigError(
                 f'[model] {label} must return an Architecture, but {type(architecture).__name__} lacks "{name}". '
-                "Inherit from fleetfit.Architecture, set axes and blocks, and write build(self, axes, exits).",
+                "Inherit from fleetfit.architecture.Architecture, set axes and blocks, and write "
+                "build(self, axes, exits).",
                 key="model.name",
             )
     try:
