@@ -46,7 +46,8 @@ def assign_random_level(
 ) -> list[tuple[int, int, Submodel]]:
     """Give each chosen client its level or a smaller one."""
     slots = []
-    for client in federation.method.choose_clients(federation, server, rng):
+    choose = federation.method.choose_clients
+    for client in choose(federation, server, rng):
         numbers = np.arange(1, federation.level_of[client] + 2)
         odds = (numbers / numbers[-1]) ** lean
         level = int(rng.choice(numbers, p=odds / odds.sum())) - 1
