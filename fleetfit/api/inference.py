@@ -297,18 +297,21 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
     """
     assembly = run.assembly
     data = _load_evaluation_data(run, sections.get("data"))
-    if data is not None:
-        others = {key: value for key, value in sections.items() if key != "data"}
-        return _evaluate_on(run, _change_experiment(run, others), data)
-    if assembly.simulation is None:
-        if "data" not in sections and isinstance(assembly.data, AbsentData):
+    if data is None and assembly.simulation is None:
+        if "data" in sections:
+            data = build_data(_change_experiment(run, sections).data)
+        elif isinstance(assembly.data, AbsentData):
             raise assembly.data.make_error()
-        if "data" not in sections:
+        else:
             raise ConfigError(
                 f"{ON_NODES}: fleetfit eval {run.folder} --data NAME, or run.evaluate(data=...).", key="data"
             )
-        experiment = _change_experiment(run, sections)
-        return _evaluate_on(run, experiment, build_data(experiment.data))
+    if data is not None:
+        others = {key: value for key, value in sections.items() if key != "data"}
+        scope, federation = build_settings(_change_experiment(run, others)).scope, assembly.federation
+        device = Device(federation.problem, check_other_data(run, data), accelerator=torch.device("cpu"))
+        statistics = run.checkpoint["statistics"] or {}
+        return evaluation.evaluate_on_device(federation, run.server, scope, device, statistics)
     if isinstance(sections.get("data"), Data):
         sections = {**sections, "data": _rescale_targets(run, sections["data"])}
     if sections:
@@ -343,14 +346,6 @@ def _load_evaluation_data(run: TrainedRun, section: Any) -> Data | None:
 
 def _change_experiment(run: TrainedRun, sections: Mapping[str, Any]) -> Experiment:
     return restore_experiment(dump_experiment(run.experiment), **sections)
-
-
-def _evaluate_on(run: TrainedRun, experiment: Experiment, data: Any) -> dict[str, Any]:
-    """Return the columns of all levels on data without clients."""
-    federation = run.assembly.federation
-    device = Device(federation.problem, check_other_data(run, data), accelerator=torch.device("cpu"))
-    statistics = run.checkpoint["statistics"] or {}
-    return evaluation.evaluate_on_device(federation, run.server, build_settings(experiment).scope, device, statistics)
 
 
 def compute_scores(

@@ -4,7 +4,7 @@ The server's side, which makes these jobs and the columns of their replies, is `
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Any
 
@@ -120,7 +120,8 @@ def _score(
         offset: What personal predictions add to logits [C]; None if these are not scored.
     """
     task, exits = device.problem.task, len(job.submodel.exits)
-    own_metrics = OwnMetrics(job.evaluation.metrics, exits)
+    functions = {name: names.resolve("metrics", name) for name in job.evaluation.metrics}
+    answers: list[list[Tensor]] = []  # by batch: labels and outputs, for metrics that are not means over samples
     correct, loss = torch.zeros(exits, dtype=torch.float64), torch.zeros(exits)
     units, ensemble, personal, start = 0, 0.0, 0.0, 0
     for batch in batches:
@@ -134,7 +135,8 @@ def _score(
             continue
         x, y = loader.load(batch)
         logits = outputs(model.module, x)
-        own_metrics.add(logits, y)
+        if functions:
+            answers.append([y.cpu(), *(z.float().cpu() for z in logits)])
         hits = [task.hits(z, y) for z in logits]
         units += hits[0].numel()
         correct += torch.stack([h.sum(dtype=torch.float64) for h in hits]).cpu()
@@ -143,46 +145,23 @@ def _score(
             personal += float(task.hits(logits[-1] + offset, y).sum(dtype=torch.float64))
         mean_scores = torch.stack([task.scores(z) for z in logits]).mean(0)
         ensemble += float(task.hits(mean_scores, y).sum(dtype=torch.float64))
-    metrics = {"n": units, "correct": correct.tolist(), "loss": loss.tolist(), "ensemble": ensemble}
+    metrics: dict[str, Any] = {"n": units, "correct": correct.tolist(), "loss": loss.tolist(), "ensemble": ensemble}
     metrics |= {} if offset is None else {"personal": personal}
-    return metrics | ({"own": own_metrics.compute()} if job.evaluation.metrics else {})
-
-
-class OwnMetrics:
-    """The user's metrics: functions of all outputs and labels of a device, for each exit.
-
-    Most such metrics are not means over samples (F1, AUROC, calibration error), so a device stores the outputs of all
-    its batches and calls the function once.
-    """
-
-    def __init__(self, metrics: Sequence[str], exits: int) -> None:
-        self._functions = {name: names.resolve("metrics", name) for name in metrics}
-        self._outputs: list[list[Tensor]] = [[] for _ in range(exits)]
-        self._labels: list[Tensor] = []
-
-    def add(self, outputs: Sequence[Tensor], labels: Tensor) -> None:
-        """Add a batch: the outputs of each exit [B, ...], and the labels [B, ...]."""
-        if self._functions:
-            for stored, output in zip(self._outputs, outputs, strict=True):
-                stored.append(output.float().cpu())
-            self._labels.append(labels.cpu())
-
-    def compute(self) -> Mapping[str, list[float | None]]:
-        """Return each metric's value at each exit; None if it is not finite, or if there are no samples.
-
-        Raises:
-            RunError: A function does not return a number.
-        """
-        if not self._labels:
-            return {name: [None] * len(self._outputs) for name in self._functions}
-        labels, outputs = torch.cat(self._labels), [torch.cat(batches) for batches in self._outputs]
-        return {
-            name: [_convert_to_number(name, function(output, labels)) for output in outputs]
-            for name, function in self._functions.items()
-        }
+    if functions:
+        metrics["own"] = {name: [None] * exits for name in functions}
+    if answers:
+        labels, *predictions = (torch.cat(batches) for batches in zip(*answers, strict=True))
+        for name, function in functions.items():
+            metrics["own"][name] = [_convert_to_number(name, function(output, labels)) for output in predictions]
+    return metrics
 
 
 def _convert_to_number(metric: str, value: Any) -> float | None:
+    """Return a user's metric, or None if it is not finite.
+
+    Raises:
+        RunError: It is not a number.
+    """
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError):
