@@ -423,51 +423,36 @@ def _find_statistics_error(update: Update, job: Job, federation: Federation) -> 
         return "its sums are not in torch.float64."
     if not bool(torch.isfinite(torch.cat([tensor.flatten() for tensor in update.state.values()])).all()):
         return "it has sums that are not finite."
-    if _are_plausible(update.state, positions, n):
-        return None
-    reasons = (_find_implausible_sum(update.state, name, n, each) for name, (_, each) in positions.items())
-    return next((reason for reason in reasons if reason is not None), None)
+    return _find_implausible_sum(update.state, positions, n)
 
 
-def _are_plausible(sums: Mapping[str, Tensor], positions: Mapping[str, tuple[int, int | None]], n: int) -> bool:
-    """Return True if all layers, checked at once, are plausible; False where `_find_implausible_sum` has to decide."""
-    if any(each is None for _, each in positions.values()):
-        return False
-    total, squares = (torch.cat([sums[f"{name}.{key}"] for name in positions]) for key in ("sum", "squares"))
-    counts = [n * (each or 0) for _, each in positions.values()]
-    if torch.cat([sums[f"{name}.count"] for name in positions]).tolist() != counts or not min(counts) > 0:
-        return False
-    widths = torch.tensor([width for width, _ in positions.values()])
-    count = torch.tensor(counts, dtype=torch.float64).repeat_interleave(widths)
-    fine = (squares >= 0) & _has_variance(total, squares, count) & (squares <= count * _LARGEST)
-    return max(counts) < _MAX_UNITS and bool(fine.all())
-
-
-def _has_variance(total: Tensor, squares: Tensor, count: Tensor | float) -> Tensor:
-    """Return for each channel whether (sum x)^2 <= n sum x^2, up to the precision and range of float32."""
-    return total * total <= count * (squares * (1 + 1e-5) + count * 1e-37)
-
-
-def _find_implausible_sum(sums: Mapping[str, Tensor], name: str, n: int, positions: int | None) -> str | None:
-    """Return why n samples cannot give these sums over the inputs of a batch-norm layer, or None.
+def _find_implausible_sum(
+    sums: Mapping[str, Tensor], positions: Mapping[str, tuple[int, int | None]], n: int
+) -> str | None:
+    """Return why n samples cannot give these sums over the inputs of batch-norm layers, or None.
 
     Args:
         sums: `.sum` and `.squares` [C] and `.count` [1], by name of the layer.
-        name: Of the layer.
+        positions: As `_count_norm_inputs` returns them.
         n: Samples.
-        positions: Inputs of one sample in each channel, or None where the shapes do not tell.
     """
-    total, squares, count = (sums[f"{name}.{key}"] for key in ("sum", "squares", "count"))
-    counted = float(count)
-    right = counted == n * positions if positions is not None else counted >= n and counted == int(counted)
-    if not right or not 0 < counted < _MAX_UNITS:
-        return f'it counts {counted:g} inputs of "{name}", for {n} samples.'
-    if not bool((squares >= 0).all()):
-        return f'it has sums of squares below 0 for "{name}".'
-    if not bool(_has_variance(total, squares, counted).all()):
-        return f'it has sums for "{name}" whose variance would be below 0.'
-    if not bool((squares <= counted * _LARGEST).all()):
-        return f'it has sums for "{name}" whose variance is not finite.'
+    counts = torch.cat([sums[f"{name}.count"] for name in positions])
+    for (name, (_, each)), counted in zip(positions.items(), counts.tolist(), strict=True):
+        right = counted == n * each if each is not None else counted >= n and counted == int(counted)
+        if not right or not 0 < counted < _MAX_UNITS:
+            return f'it counts {counted:g} inputs of "{name}", for {n} samples.'
+    total, squares = (torch.cat([sums[f"{name}.{key}"] for name in positions]) for key in ("sum", "squares"))
+    layer = torch.arange(len(counts)).repeat_interleave(torch.tensor([width for width, _ in positions.values()]))
+    count = counts[layer]
+    checks = (
+        ("sums of squares below 0", squares >= 0),
+        # (sum x)^2 <= n sum x^2, up to the precision and range of float32
+        ("sums whose variance is below 0", total * total <= count * (squares * (1 + 1e-5) + count * 1e-37)),
+        ("sums whose variance is not finite", squares <= count * _LARGEST),
+    )
+    for fault, fine in checks:
+        if not bool(fine.all()):
+            return f'it has {fault} for "{[*positions][int(layer[~fine][0])]}".'
     return None
 
 

@@ -236,16 +236,17 @@ def test_a_regression_may_score_below_zero() -> None:
 def test_sums_that_so_many_samples_cannot_give(key: str, change: Callable[[Tensor], Tensor], message: str) -> None:
     """20 samples, one input of each channel each; (sum x)^2 <= n sum x^2."""
     job, update = ANSWERED["statistics"]
-    name = next(n for n in update.state if n.endswith(f".{key}"))
-    wrong = replace(update, state={**update.state, name: change(update.state[name])})
-    assert message in str(find_update_error(wrong, job, FEDERATION))
+    for name in (n for n in update.state if n.endswith(f".{key}")):
+        wrong = replace(update, state={**update.state, name: change(update.state[name])})
+        reason = str(find_update_error(wrong, job, FEDERATION))
+        assert message in reason and f'"{name.removesuffix(f".{key}")}"' in reason
 
 
 @pytest.mark.parametrize(("counted", "right"), [(20, True), (60, True), (19, False), (20.5, False), (0, False)])
 def test_unknown_inputs_are_counted_as_whole_numbers(counted: float, right: bool) -> None:
     """A layer whose shapes do not tell has at least one input of each sample."""
     moments = {"norm.sum": torch.zeros(3), "norm.squares": torch.ones(3), "norm.count": torch.tensor([counted])}
-    assert (_find_implausible_sum(moments, "norm", 20, None) is None) == right
+    assert (_find_implausible_sum(moments, {"norm": (3, None)}, 20) is None) == right
 
 
 def test_unknown_inputs_are_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
