@@ -152,7 +152,7 @@ def test_reply_must_have_requested_metrics(tmp_path: Path) -> None:
     assert job_again({**dump_job(plain, layout), "state": {}}, layout).evaluation.metrics == ()
 
     def reply(**own: Any) -> Any:
-        metrics: Mapping[str, Any] = {"n": 2, "correct": [1.0], "loss": [1.0], "ensemble": 1.0, **own}
+        metrics: Mapping[str, Any] = {"n": 2, "correct": [1.0], "ensemble": 1.0, **own}
         piece = job.submodel
         return validate_reply(Update(job.round, 0, 0, 0, piece, piece, {}, 2, dict(metrics)), job, federation)
 

@@ -2,7 +2,7 @@
 plainly.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -464,16 +464,19 @@ def test_single_image_equals_batch() -> None:
                 for alone, row in zip(module(x[i : i + 1]), together, strict=True):
                     torch.testing.assert_close(alone[0], row[i], rtol=1e-5, atol=1e-6)
     job = make_job(federation, 5, 2, kind="evaluate", statistics=moments[2])
-    counts = [run_job(replace(job, evaluation=Evaluation(batch_size=b)), simulation.device(5))[0] for b in (2, 3, 64)]
-    assert len({str((u.metrics["correct"], u.metrics["ensemble"])) for u in counts if isinstance(u, Update)}) == 1
-    losses = [u.metrics["loss"] for u in counts if isinstance(u, Update)]
+    loss = "torch.nn.functional:cross_entropy"
+
+    def score(norm: Any, batch_size: int) -> Mapping[str, Any]:
+        evaluation = Evaluation(batch_size=batch_size, norm=norm, metrics=(loss,))
+        reply, _ = run_job(replace(job, evaluation=evaluation), simulation.device(5))
+        assert isinstance(reply, Update)
+        return reply.metrics
+
+    counts = [score("static", size) for size in (2, 3, 64)]
+    assert len({str((metrics["correct"], metrics["ensemble"])) for metrics in counts}) == 1
+    losses = [metrics["own"][loss] for metrics in counts]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5) and losses[0] == pytest.approx(losses[2], rel=1e-5)
-    batch = [
-        run_job(replace(job, evaluation=Evaluation(batch_size=b, norm="batch")), simulation.device(5))[0]
-        for b in (2, 64)
-    ]
-    unlike = [u.metrics["loss"] for u in batch if isinstance(u, Update)]
-    assert unlike[0] != pytest.approx(unlike[1], rel=1e-3)
+    assert score("batch", 2)["own"][loss] != pytest.approx(score("batch", 64)["own"][loss], rel=1e-3)
 
 
 def test_evaluation_resets_norm_layers() -> None:

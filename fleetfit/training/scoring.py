@@ -30,8 +30,8 @@ def score_jobs(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update]:
     """Run evaluation jobs that differ in client and seed only; the model is loaded once.
 
     Metrics: n, the units that the task scores (samples, tokens, labels); the sum of their hits per exit ("correct"),
-    and of the ensemble; per exit the sum of the samples' losses; "own": the user's metrics, per exit; "personal": the
-    hits of the last exit with log p_k - log p added to its logits, of the same pass.
+    and of the ensemble; "own": the user's metrics, per exit; "personal": the hits of the last exit with
+    log p_k - log p added to its logits, of the same pass.
     """
     job, device, model = jobs[0], devices[0], _load_model(jobs[0], devices[0])
     evaluation, data = job.evaluation, device.data
@@ -122,7 +122,7 @@ def _score(
     task, exits = device.problem.task, len(job.submodel.exits)
     functions = {name: names.resolve("metrics", name) for name in job.evaluation.metrics}
     answers: list[list[Tensor]] = []  # by batch: labels and outputs, for metrics that are not means over samples
-    correct, loss = torch.zeros(exits, dtype=torch.float64), torch.zeros(exits)
+    correct = torch.zeros(exits, dtype=torch.float64)
     units, ensemble, personal, start = 0, 0.0, 0.0, 0
     for batch in batches:
         scores = None if shared is None else shared.select(slice(start, start + len(batch)))
@@ -130,7 +130,6 @@ def _score(
         if scores is not None and not bool(scores.undecided.any()):
             sums = scores.hits.sum(0, dtype=torch.float64)
             units, correct, ensemble = units + len(batch), correct + sums[:-1], ensemble + float(sums[-1])
-            loss += scores.losses.sum(0)
             personal += 0.0 if scores.personal is None else float(scores.personal.sum())
             continue
         x, y = loader.load(batch)
@@ -140,12 +139,11 @@ def _score(
         hits = [task.hits(z, y) for z in logits]
         units += hits[0].numel()
         correct += torch.stack([h.sum(dtype=torch.float64) for h in hits]).cpu()
-        loss += torch.stack([task.loss(z, y) * len(batch) for z in logits]).cpu()
         if offset is not None:
             personal += float(task.hits(logits[-1] + offset, y).sum(dtype=torch.float64))
         mean_scores = torch.stack([task.scores(z) for z in logits]).mean(0)
         ensemble += float(task.hits(mean_scores, y).sum(dtype=torch.float64))
-    metrics: dict[str, Any] = {"n": units, "correct": correct.tolist(), "loss": loss.tolist(), "ensemble": ensemble}
+    metrics: dict[str, Any] = {"n": units, "correct": correct.tolist(), "ensemble": ensemble}
     metrics |= {} if offset is None else {"personal": personal}
     if functions:
         metrics["own"] = {name: [None] * exits for name in functions}

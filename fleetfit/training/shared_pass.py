@@ -3,15 +3,13 @@
 A client's few test samples make small batches, which cost several times as much per sample as large ones. In another
 batch the last bits of a sample's logits differ, so its hits may differ, too. If the two largest scores of a sample are
 so close that rounding may decide, its batch is run again for its client alone. So the hits of a client are the same
-either way; only its losses differ, by rounding. A model whose samples depend on each other is found by trying, and
-nothing is shared.
+either way. A model whose samples depend on each other is found by trying, and nothing is shared.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fleetfit.core import Device, Evaluation
@@ -33,20 +31,18 @@ class SampleScores:
 
     Attributes:
         hits: Of the exits and of their ensemble, bool [N, E + 1].
-        losses: Of the exits [N, E].
         undecided: Samples whose batch must be run again, bool [N].
         personal: Hits of the last exit with the client's class frequencies, bool [N]; None if these are not scored.
     """
 
     hits: Tensor
-    losses: Tensor
     undecided: Tensor
     personal: Tensor | None = None
 
     def select(self, rows: Tensor | slice) -> "SampleScores":
         """Return the scores of some samples."""
         personal = None if self.personal is None else self.personal[rows]
-        return SampleScores(self.hits[rows], self.losses[rows], self.undecided[rows], personal)
+        return SampleScores(self.hits[rows], self.undecided[rows], personal)
 
 
 def score_in_shared_pass(
@@ -76,8 +72,8 @@ def score_in_shared_pass(
     if 2 * len(batches) > alone or not _is_independent(model, loader, samples, distinct, evaluation.batch_size):
         return None
     parts = [_score_batch(model, device, loader, batch, keeps_logits=bool(offsets)) for batch in batches]
-    hits, losses, undecided, *answers = (torch.cat(columns) for columns in zip(*parts, strict=True))
-    scores, own_rows = SampleScores(hits, losses, undecided), rows.split([len(indices) for indices in samples])
+    hits, undecided, *answers = (torch.cat(columns) for columns in zip(*parts, strict=True))
+    scores, own_rows = SampleScores(hits, undecided), rows.split([len(indices) for indices in samples])
     if not offsets:
         return [scores.select(own) for own in own_rows]
     logits, labels = answers
@@ -93,7 +89,7 @@ def _score_personal(scores: SampleScores, logits: Tensor, labels: Tensor, offset
     margin = _CLOSE * (logits.abs().amax(1) + offset.abs().amax())
     two = adjusted.topk(2, dim=1).values
     undecided = scores.undecided | (two[:, 0] - two[:, 1] <= margin)
-    return SampleScores(scores.hits, scores.losses, undecided, classification.hits(adjusted, labels))
+    return SampleScores(scores.hits, undecided, classification.hits(adjusted, labels))
 
 
 def _is_independent(
@@ -118,16 +114,15 @@ def _is_independent(
 def _score_batch(
     model: LocalModel, device: Device, loader: BatchLoader, batch: Tensor, keeps_logits: bool
 ) -> tuple[Tensor, ...]:
-    """Return hits, losses and undecided of `SampleScores` for a batch, and perhaps the last logits and the labels."""
+    """Return hits and undecided of `SampleScores` for a batch, and perhaps the last logits and the labels."""
     task = device.problem.task
     x, y = loader.load(batch)
     logits = outputs(model.module, x)
     ensemble = torch.stack([task.scores(z) for z in logits]).mean(0)
     hits = torch.stack([task.hits(z, y) for z in (*logits, ensemble)], dim=1)
-    losses = torch.stack([F.cross_entropy(z, y, reduction="none") for z in logits], dim=1)
     margins = [_CLOSE * z.abs().amax(1) for z in logits]
     margins.append(torch.stack(margins).amax(0) + _CLOSE**2)  # no probability moves by more than a logit does
     largest = [z.topk(2, dim=1).values for z in (*logits, ensemble)]
     decided = [two[:, 0] - two[:, 1] > margin for two, margin in zip(largest, margins, strict=True)]
     answers = (logits[-1].cpu(), y.cpu()) if keeps_logits else ()
-    return hits.cpu(), losses.cpu(), ~torch.stack(decided).all(0).cpu(), *answers
+    return hits.cpu(), ~torch.stack(decided).all(0).cpu(), *answers
