@@ -24,7 +24,7 @@ from fleetfit.hooks.build import DECLARED
 DOCS = Path(__file__).parent
 WIDTH = 120
 BEGIN, END = "<!-- keys: made by docs/generate.py -->", "<!-- end of keys -->"
-VALUES = ("Job", "LocalResult", "Update", "Failure", "Device", "Client", "Server", "Federation")
+VALUES = ("Job", "LocalResult", "Update", "Failure", "Device", "Clients", "Server", "Federation")
 RULED = ("Where", "Before", "After", "Keeps", "FedAvg")
 OPTIONAL = "Keeps"
 

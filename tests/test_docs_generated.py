@@ -110,7 +110,7 @@ def test_every_hook_has_its_arguments_and_default() -> None:
         assert f"`{hook}({', '.join(inspect.signature(default).parameters)})`" in parts[hook]
         assert f"**FedAvg**, `{default.__name__}`" in parts[hook]
         assert all(f"- **{word}**: " in parts[hook] for word in ("Where", "Before", "After", "Returns"))
-    for value in ("Job", "Update", "Device", "Client", "Server", "Federation"):
+    for value in ("Job", "Update", "Device", "Clients", "Server", "Federation"):
         assert parts[value].count("\n- `") >= 4
 
 

@@ -1,12 +1,11 @@
 """The values of a round: problem, clients, levels, devices, federation, job, update, server.
 
-Values, not services: a `Job` goes in, an `Update` comes out; state is passed and returned. A `Client` is the server's
-knowledge of a client, a `Device` is the client's own; no function gets both.
+Values, not services: a `Job` goes in, an `Update` comes out; state is passed and returned. `Clients` has the
+server's knowledge of them, a `Device` is a client's own; no function gets both.
 """
 
 from fleetfit.core.fleet import (
     Aggregator as Aggregator,
-    Client as Client,
     Clients as Clients,
     DataDescription as DataDescription,
     Device as Device,

@@ -102,30 +102,9 @@ class NodeDescription:
 # ---- clients, devices, federation ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Client:
-    """All that the server knows of a client; a budget and samples by class only if the client reports them.
-
-    Attributes:
-        id: Its number, from 0.
-        num_examples: Training samples.
-        budget: The budget that it reports, as a fraction of the full model's cost, or None.
-        tolerance: Fraction of the budget by which a model may exceed it.
-        further: The same for each further cost that it reports.
-        labels: Training samples by class, or None if it does not report them.
-    """
-
-    id: int
-    num_examples: int
-    budget: float | None = None
-    tolerance: float = 0.1
-    further: Mapping[str, float] = field(default_factory=dict)
-    labels: tuple[int, ...] | None = None
-
-
 @dataclass(frozen=True, eq=False)
-class Clients(Sequence[Client]):
-    """All registered clients, held as arrays so that a million of them cost nothing per round.
+class Clients:
+    """All that the server knows of the registered clients, as arrays: a million of them cost nothing per round.
 
     Attributes:
         num_examples: Training samples of each, int [K].
@@ -143,15 +122,6 @@ class Clients(Sequence[Client]):
 
     def __len__(self) -> int:
         return len(self.num_examples)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        budget = None if self.budget is None else float(self.budget[index])
-        tolerance = 0.1 if self.tolerance is None else float(self.tolerance[index])
-        further = {cost: float(values[index]) for cost, values in self.further.items()}
-        labels = None if self.labels is None else tuple(int(n) for n in self.labels[index])
-        return Client(int(index), int(self.num_examples[index]), budget, tolerance, further, labels)
 
 
 @dataclass(eq=False)
