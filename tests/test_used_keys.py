@@ -381,7 +381,7 @@ def describe_assembly(assembly: Assembly) -> dict[str, Any]:
             for field in fields(resources)
             if field.name not in ("availability", "conditions")
         },
-        "availability": None if resources.availability is None else plain(dict(resources.availability.payload)),
+        "availability": plain(resources.payload["availability"]),
         "attackers": a.attackers and a.attackers.clients,
         "secure": s.secure and (s.secure.rules, s.secure.grid),
         "conditions": (resources.conditions.batch_size, dict(resources.conditions.measured)),

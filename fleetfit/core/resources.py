@@ -2,12 +2,11 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
-import torch
 
 from fleetfit.cost import Conditions
 from fleetfit.seeds import make_numpy_rng
@@ -107,19 +106,6 @@ class Availability:
     @cached_property
     def _chain(self) -> "_Chain":
         return _Chain(self)
-
-    @cached_property
-    def payload(self) -> dict[str, Any]:
-        """The same as plain values and tensors, for another process."""
-        trace = None if self.trace is None else torch.from_numpy(np.asarray(self.trace, dtype=np.uint8))
-        plain = ("clients", "share", "spread", "rounds", "day", "leave", "seed")
-        return {key: getattr(self, key) for key in plain} | {"trace": trace}
-
-    @staticmethod
-    def from_payload(payload: Mapping[str, Any]) -> "Availability":
-        """Return the availability of a payload."""
-        trace = payload["trace"]
-        return Availability(**{**payload, "trace": None if trace is None else trace.numpy().astype(bool)})
 
 
 class _Chain:
@@ -255,28 +241,12 @@ class DeviceResources:
 
     @cached_property
     def payload(self) -> dict[str, Any]:
-        """The same as plain values and tensors, for another process."""
-        return {
-            "budgets": {cost: torch.from_numpy(np.asarray(v, dtype=float)) for cost, v in self.budgets.items()},
-            "tolerance": None if self.tolerance is None else torch.from_numpy(np.asarray(self.tolerance, dtype=float)),
-            "drift": None if self.drift is None else dict(vars(self.drift)),
-            "conditions": dict(vars(self.conditions)),
-            "seed": self.seed,
-            "speeds": {name: torch.from_numpy(np.asarray(v, dtype=float)) for name, v in self.speeds.items()},
-            "jitter": self.jitter,
-            "availability": None if self.availability is None else self.availability.payload,
-        }
+        """The same as plain values and arrays, for another process."""
+        return asdict(self)
 
     @staticmethod
     def from_payload(payload: Mapping[str, Any]) -> "DeviceResources":
         """Return the resources of a payload."""
-        return DeviceResources(
-            {cost: tensor.numpy() for cost, tensor in payload["budgets"].items()},
-            None if payload["tolerance"] is None else payload["tolerance"].numpy(),
-            None if payload["drift"] is None else Drift(**payload["drift"]),
-            Conditions(**payload["conditions"]),
-            payload["seed"],
-            {name: tensor.numpy() for name, tensor in payload["speeds"].items()},
-            payload["jitter"],
-            None if payload["availability"] is None else Availability.from_payload(payload["availability"]),
-        )
+        kinds: dict[str, Any] = {"drift": Drift, "conditions": Conditions, "availability": Availability}
+        values = {key: value and kinds[key](**value) for key, value in payload.items() if key in kinds}
+        return DeviceResources(**{**payload, **values})
