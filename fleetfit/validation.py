@@ -333,7 +333,7 @@ def _find_training_error(update: Update, job: Job, federation: Federation) -> st
     most = None if job.client is None else int(federation.clients.num_examples[job.client])
     if update.num_examples < 1 or (most is not None and update.num_examples > most):
         return f"it counts {update.num_examples} training samples; the client has {most}."
-    if not update.submodel.inside(job.submodel):
+    if not update.submodel.is_part_of(job.submodel):
         return "its sub-model is not a part of the one that it was sent."
     loss: Any = update.metrics.get("loss")
     if type(loss) not in (int, float) or not abs(loss) <= _LARGEST:

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from support.states import put_back
 from tiny import Tiny
 
 from fleetfit.aggregate import Mean, apply_mean
 from fleetfit.layout import State, infer_layout
-from fleetfit.submodel import Submodel, concat_state, extract, full_submodel, put_back, random
+from fleetfit.submodel import Submodel, concat_state, extract, full_submodel, random
 
 ARCHITECTURE = Tiny()
 IDLE = ("stem.bias", "blocks.0.0.weight")  # names that some updates have not trained

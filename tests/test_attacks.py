@@ -154,7 +154,7 @@ def test_lies_about_samples_budget_and_level() -> None:
         assert number == pytest.approx(trained[place] if place in core else sent[place], abs=1e-5)
 
     honest, forgery, _ = forged("false_level", MIDDLE)
-    assert forgery.submodel == CORE and forgery.submodel.inside(MIDDLE)
+    assert forgery.submodel == CORE and forgery.submodel.is_part_of(MIDDLE)
     assert elements(forgery.state) == {p: n for p, n in elements(honest.state).items() if p in core}
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support import raises
+from support.states import put_back
 from torch import nn
 from zoo import (
     Deep,
@@ -26,7 +27,7 @@ from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, Declaration, blocked, infer_layout, interleaved, segments
 from fleetfit.models.cnn import cnn
 from fleetfit.models.resnet import resnet
-from fleetfit.submodel import Submodel, extract, put_back
+from fleetfit.submodel import Submodel, extract
 
 
 def check(architecture: Made, **options: object) -> str:

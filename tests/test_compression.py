@@ -241,7 +241,7 @@ def test_compressed_smaller_pieces() -> None:
     job, _ = job_and_update(level=2)
     _, update = job_and_update(level=0)
     update = replace(update, dispatched=job.submodel, level=2)
-    assert isinstance(update.submodel, Submodel) and update.submodel.inside(job.submodel)
+    assert isinstance(update.submodel, Submodel) and update.submodel.is_part_of(job.submodel)
     small, _ = compress(update, job, LAYOUT, "float16", None)
     reply = validate_reply(small, job, FEDERATION)
     assert isinstance(reply, Update)

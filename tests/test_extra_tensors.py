@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from support import raises
 from support.bits import assert_same_bits
+from support.states import put_back
 from support.training import assert_close, last_exit_loss, make_job, plain_sgd, train_job
 from tiny import plain, tiny_federation
 from torch import Tensor
@@ -25,7 +26,7 @@ from fleetfit.hooks import ExtraShapes, Method, build
 from fleetfit.layout import State
 from fleetfit.messages import dump_job, dump_reply, job_size, load_job, load_reply, pack, reply_size, unpack
 from fleetfit.rounds import Settings, run, run_round, start
-from fleetfit.submodel import Submodel, extract, full_submodel, put_back
+from fleetfit.submodel import Submodel, extract, full_submodel
 from fleetfit.validation import find_job_error, find_update_error
 
 LOCAL = plain(lr=0.05, epochs=3, batch_size="all")

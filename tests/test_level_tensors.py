@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.bits import assert_same_bits
 from support.engines import RecordingEngine
+from support.states import put_back
 from support.training import assert_close
 from tiny import plain, tiny_federation
 from torch import Tensor
@@ -21,7 +22,7 @@ from fleetfit.hooks.level_tensors import keep_per_level
 from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.rounds.rollback import _check_state
 from fleetfit.runs.checkpoints import CheckpointError
-from fleetfit.submodel import extract, put_back
+from fleetfit.submodel import extract
 
 LOCAL = plain(lr=0.1, epochs=2, batch_size=8)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support import aggregate_plainly, aggregate_updates, raises
+from support.states import put_back
 
 import fleetfit as ff
 from fleetfit.aggregate import Aggregate, apply_mean
@@ -21,7 +22,7 @@ from fleetfit.layout import State, infer_layout
 from fleetfit.models.vit import vit
 from fleetfit.options.lora_product import factor_nearest
 from fleetfit.peft.lora import A, B, lora
-from fleetfit.submodel import Channels, Submodel, extract, put_back, random, rolling
+from fleetfit.submodel import Channels, Submodel, extract, random, rolling
 
 RANK = 3
 ARCHITECTURE = lora(vit(4, (1, 8, 8), depth=3, hidden=12, attention_heads=3, patch=4, heads="fixed"), rank=RANK)

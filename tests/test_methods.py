@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from support import Expected, raises
 from support.engines import RecordingEngine
+from support.states import put_back
 from support.training import (
     assert_close,
     batch_moments,
@@ -40,7 +41,7 @@ from fleetfit.methods.scalefl import exits_loss
 from fleetfit.planner import LevelShape, Targets
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.seeds import make_numpy_rng
-from fleetfit.submodel import extract, put_back
+from fleetfit.submodel import extract
 from fleetfit.training import get_local_model, run_job
 
 AT_ONCE = Local(lr=0.1, momentum=0.9, weight_decay=1e-3, epochs=3, batch_size="all")

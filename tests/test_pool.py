@@ -80,9 +80,9 @@ def test_sub_models_are_nested_and_can_be_built() -> None:
     layout = infer_layout(small, (15,))
     check_layout(small, layout, [m.submodel for m in pool], input_shape=(1, 16, 16))
     for model in pool:
-        assert model.submodel.inside(pool[-1].submodel)
+        assert model.submodel.is_part_of(pool[-1].submodel)
     for a, b in pairwise(pool[:3]):
-        assert a.submodel.inside(b.submodel)
+        assert a.submodel.is_part_of(b.submodel)
 
 
 @pytest.mark.parametrize(

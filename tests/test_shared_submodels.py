@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.states import put_back
 from support.training import make_job, plain_outputs, train_job
 from tiny import plain, tiny_federation
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from fleetfit.core import Device, Federation, Job, Simulation
 from fleetfit.hooks import Loss
 from fleetfit.layout import State
-from fleetfit.submodel import Submodel, extract, put_back
+from fleetfit.submodel import Submodel, extract
 from fleetfit.training import get_local_model, make_shared_submodels
 from fleetfit.training.clock import STEP, forward_work
 

@@ -27,7 +27,7 @@ from fleetfit.models.mlp import mlp
 from fleetfit.models.resnet import resnet
 from fleetfit.models.vit import vit
 from fleetfit.planner import LevelShape, Plan, Targets, choose_split, find_shapes, get_sizes, make_plan
-from fleetfit.planner.receptive_field import compute_receptive_fields, find_first_seeing_exit
+from fleetfit.planner.receptive_field import find_first_seeing_exit, iter_receptive_fields
 from fleetfit.planner.split import find_stage_start, has_stages
 
 QUARTERS = Targets((0.125, 0.25, 0.5, 1.0), (0.1,) * 4)
@@ -48,34 +48,35 @@ def by_formula(layers: Sequence[tuple[int, int]]) -> int:
 def test_receptive_fields_follow_the_formula() -> None:
     conv, halving = (3, 1), (2, 2)
     layers = [[conv], [halving, conv], [conv], [halving, conv], [conv], [conv]]
-    fields = compute_receptive_fields(cnn(), (1, 64, 64))
+    fields = dict(iter_receptive_fields(cnn(), (1, 64, 64)))
     for exit in range(1, 6):
         # the centre of a map of even size is one place of two, so a field of an even number of pixels
         assert fields[exit] == (by_formula(list(chain(*layers[:exit]))),) * 2
     blocks = [[conv, conv]] * 3 + [[(3, 2), conv]] + [[conv, conv]] * 2
-    fields = compute_receptive_fields(resnet(depth=20), (3, 64, 64))
+    fields = dict(iter_receptive_fields(resnet(depth=20), (3, 64, 64)))
     for exit in range(1, 7):
         assert fields[exit] == (by_formula([conv, *chain(*blocks[:exit])]),) * 2
 
 
 def test_a_field_ends_at_the_image() -> None:
-    assert compute_receptive_fields(cnn(), (1, 12, 40))[4] == (
+    assert dict(iter_receptive_fields(cnn(), (1, 12, 40)))[4] == (
         12,
         by_formula([(3, 1), (2, 2), (3, 1), (3, 1), (2, 2), (3, 1)]),
     )
 
 
 def test_pooled_statistics_do_not_widen_a_field() -> None:
-    plain = compute_receptive_fields(cnn(), (1, 28, 28))
-    assert compute_receptive_fields(cnn(norm="group"), (1, 28, 28)) == plain
+    plain = dict(iter_receptive_fields(cnn(), (1, 28, 28)))
+    assert dict(iter_receptive_fields(cnn(norm="group"), (1, 28, 28))) == plain
     # a stem of stride 2 and a depthwise convolution; squeeze-and-excite would make it the whole image
-    assert compute_receptive_fields(efficientnet_b0(stride=32), (3, 64, 64))[1] == (by_formula([(3, 2), (3, 1)]),) * 2
+    fields = dict(iter_receptive_fields(efficientnet_b0(stride=32), (3, 64, 64)))
+    assert fields[1] == (by_formula([(3, 2), (3, 1)]),) * 2
 
 
 def test_the_random_generator_is_left_as_it_was() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    compute_receptive_fields(resnet(depth=14), IMAGE)
+    dict(iter_receptive_fields(resnet(depth=14), IMAGE))
     assert torch.equal(before, torch.get_rng_state())
 
 

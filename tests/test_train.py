@@ -381,7 +381,7 @@ def test_statistics_sample_limits() -> None:
 
 
 def test_statistics_end_with_the_last_norm_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stem, both layers of two blocks and the first of the third, in front of its norm: six linear layers a batch."""
+    """Stem, two blocks of two layers with their classifiers, and the first of the third block, in front of its norm."""
     federation, simulation = tiny_fleet()
     ran: list[int] = []
     plain_forward = nn.Linear.forward
@@ -394,7 +394,7 @@ def test_statistics_end_with_the_last_norm_layer(monkeypatch: pytest.MonkeyPatch
     for _ in range(2):  # the first pass of all shows which norm is the last
         ran.clear()
         run_job(make_job(federation, 4, 2, kind="statistics", evaluation=ALL.evaluation), simulation.device(4))
-    assert len(ran) == 6
+    assert len(ran) == 1 + 2 * (2 + 1) + 1
 
 
 def test_statistics_leave_the_compiler_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,7 +187,7 @@ def test_exits_that_were_never_sent_are_refused() -> None:
     right = replace(UPDATE, dispatched=one, submodel=one, state=job.state, untrained=())
     assert find_update_error(right, job, FEDERATION) is None
     assert "not a part" in str(find_update_error(replace(right, submodel=two, state=state), job, FEDERATION))
-    assert not two.inside(one) and one.inside(two)
+    assert not two.is_part_of(one) and one.is_part_of(two)
 
 
 def test_half_a_granule_is_refused() -> None:

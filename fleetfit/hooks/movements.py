@@ -153,7 +153,7 @@ def load_client_state(job: Job, device: Device, name: str) -> Tensor:
 def store_client_state(job: Job, device: Device, name: str, flat: Tensor) -> dict[str, Any]:
     """Return the client's memory with numbers for the elements of a job's sub-model; those of others stay."""
     layout, memory, submodel = device.problem.layout, device.memory or {}, job.submodel
-    if name in memory and not parse_submodel(memory[name]).inside(submodel):
+    if name in memory and not parse_submodel(memory[name]).is_part_of(submodel):
         stored, submodel = memory[name], full_submodel(layout)
         full = move_flat(layout, concat_state(stored["state"]), parse_submodel(stored), submodel).clone()
         get_slice_plan(layout, job.submodel).scatter(full, flat)

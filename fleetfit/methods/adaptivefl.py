@@ -120,7 +120,7 @@ def shrink_job(job: Job, device: Device, make_models: Models) -> Job | None:
         return job
     problem = device.problem
     pool = make_models(problem) if job.kind != "train" else make_models(problem)[: job.level + 1]
-    contained = [(i, m.submodel) for i, m in enumerate(pool) if m.submodel.inside(job.submodel)]
+    contained = [(i, m.submodel) for i, m in enumerate(pool) if m.submodel.is_part_of(job.submodel)]
     affordable = [(i, submodel) for i, submodel in contained if device.affords(submodel)]
     if not affordable:
         return None

@@ -25,7 +25,6 @@ from fleetfit.submodel.submodel import (
     pack_state as pack_state,
     parse_prefixes as parse_prefixes,
     parse_submodel as parse_submodel,
-    put_back as put_back,
     random as random,
     rolling as rolling,
     window as window,

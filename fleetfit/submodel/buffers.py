@@ -31,7 +31,11 @@ def empty_like(flat: Tensor, size: int | None = None) -> Tensor:
         return flat.new_empty(count)
     with _lock:
         try:
-            memory = _take_unused(bytes_needed) or _allocate(bytes_needed)
+            memory = _take_unused(bytes_needed)
+            if memory is None:
+                memory = mmap.mmap(-1, bytes_needed, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                with contextlib.suppress(OSError):  # huge pages are optional
+                    memory.madvise(mmap.MADV_HUGEPAGE)
         except OSError:  # no memory: torch's own error says so
             return flat.new_empty(count)
         view = memoryview(memory)
@@ -63,13 +67,6 @@ def _take_unused(bytes_needed: int) -> mmap.mmap | None:
             _remove(buffer)
             return memory
     return None
-
-
-def _allocate(size: int) -> mmap.mmap:
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # huge pages are optional
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
 
 
 def _remove(buffer: _Buffer) -> None:

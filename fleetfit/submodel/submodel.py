@@ -64,7 +64,7 @@ class Submodel:
         """Blocks kept."""
         return self.exits[-1]
 
-    def inside(self, other: "Submodel") -> bool:
+    def is_part_of(self, other: "Submodel") -> bool:
         """Return whether every element of this sub-model is in the other; both name the axes that the other narrows."""
         if not set(self.exits) <= set(other.exits):
             return False
@@ -450,17 +450,14 @@ def _check_fits(layout: Layout, submodel: Submodel) -> None:
                 f'kept channels of axis "{axis}" must be distinct and in 0..{size - 1}, got {kept!r}.', key="channels"
             )
         if layout.axes[axis].scaled and granule > 1:
-            _check_granules(axis, list(kept), granule)
+            for i in range(0, len(kept), granule):
+                if kept[i] % granule or list(kept[i : i + granule]) != list(range(kept[i], kept[i] + granule)):
+                    raise ModelError(
+                        f'kept channels of axis "{axis}" must be whole granules of {granule}, got {list(kept)}.',
+                        key="channels",
+                    )
     if not submodel.exits or any(e not in layout.exits for e in submodel.exits):
         raise ModelError(f"a sub-model has exits {submodel.exits}; the model has {layout.exits}.", key="exits")
-
-
-def _check_granules(axis: str, kept: list[int], granule: int) -> None:
-    for i in range(0, len(kept), granule):
-        if kept[i] % granule or kept[i : i + granule] != list(range(kept[i], kept[i] + granule)):
-            raise ModelError(
-                f'kept channels of axis "{axis}" must be whole granules of {granule}, got {kept}.', key="channels"
-            )
 
 
 def get_slice_plan(layout: Layout, submodel: Submodel) -> SlicePlan:
@@ -523,23 +520,12 @@ def make_flat_state(layout: Layout, submodel: Submodel, state: State) -> State:
     return plan.views(concat_state({name: state[name] for name in plan.names}))
 
 
-def put_back(layout: Layout, state: State, submodel: Submodel, piece: State) -> State:
-    """Return a new full state in which the sub-model's elements come from `piece`, and all others from `state`."""
-    _check_names(layout, state)
-    compiled = get_slice_plan(layout, submodel)
-    check_shapes(piece, compiled.shapes)
-    full = concat_state(_ordered(layout, state)).clone()
-    compiled.scatter(full, concat_state({name: piece[name] for name in compiled.names}))
-    return get_slice_plan(layout, full_submodel(layout)).views(full)
-
-
-def move_state(layout: Layout, state: State, source: Submodel, target: Submodel, fill: State | None = None) -> State:
-    """Move a state from one sub-model to another; elements that the source lacks are from `fill` (full; or zeros)."""
+def move_state(layout: Layout, state: State, source: Submodel, target: Submodel) -> State:
+    """Return a state, a copy, moved from one sub-model to another; elements that the source lacks are 0."""
     if source == target:
         return {name: tensor.clone() for name, tensor in state.items()}
-    compiled = get_slice_plan(layout, full_submodel(layout))
-    base = fill if fill is not None else compiled.views(torch.zeros(compiled.size))
-    return extract(layout, put_back(layout, base, source, state), target)
+    flat = concat_state(make_flat_state(layout, source, state))
+    return get_slice_plan(layout, target).views(move_flat(layout, flat, source, target))
 
 
 def find_positions(part: Submodel, whole: Submodel) -> Submodel:

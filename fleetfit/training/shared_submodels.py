@@ -51,5 +51,5 @@ def _get_plan(problem: Problem, whole: Submodel, submodel: Submodel) -> SlicePla
 
 def make_shared_submodels(job: Job, device: Device) -> list[SharedSubmodel]:
     """Return the levels that are parts of a job's sub-model, smallest first; the last one is the sub-model itself."""
-    smaller = [level for level in job.levels if level != job.submodel and level.inside(job.submodel)]
+    smaller = [level for level in job.levels if level != job.submodel and level.is_part_of(job.submodel)]
     return [SharedSubmodel(device, job.submodel, submodel) for submodel in (*smaller, job.submodel)]

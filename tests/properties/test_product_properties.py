@@ -8,6 +8,7 @@ from unittest import mock
 import numpy as np
 import torch
 from hypothesis import assume, given, settings, strategies as st
+from support.states import put_back
 from torch import nn
 from zoo import Made
 
@@ -19,7 +20,6 @@ from fleetfit.submodel import (
     extract,
     move_state,
     narrow_state,
-    put_back,
     random,
     rolling,
     window,
@@ -146,8 +146,9 @@ def test_moving_states_and_flat_buffers_agree(
     layout = make_layout(axes, rows, columns)
     source, target = (Submodel(chosen(axes, how, s), (1,)) for s in (seed, other))
     state = numbered(layout)
-    moved = move_state(layout, extract(layout, state, source), source, target, fill=state)
-    assert all(torch.equal(moved[name], t) for name, t in extract(layout, state, target).items())
+    own, zeros = extract(layout, state, source), {name: torch.zeros_like(t) for name, t in state.items()}
+    moved, placed = move_state(layout, own, source, target), put_back(layout, zeros, source, own)
+    assert all(torch.equal(moved[name], t) for name, t in extract(layout, placed, target).items())
     compiled = SlicePlan(layout, source)
     full = torch.cat([t.flatten() for t in state.values()])
     counted = torch.zeros_like(full)
