@@ -29,34 +29,23 @@ if TYPE_CHECKING:
     from fleetfit.report.page import write_report as write_report
     from fleetfit.runs.listing import list_runs as list_runs
 
-_HOMES = {
-    "Callback": "callbacks",
-    "Comparison": "api.comparison",
-    "ConfigError": "errors",
-    "Data": "data",
-    "DataError": "errors",
-    "Experiment": "config",
-    "FleetFitError": "errors",
-    "MissingExtra": "errors",
-    "ModelError": "errors",
-    "Plan": "planner",
-    "PlanError": "errors",
-    "Run": "api.results",
-    "RunError": "errors",
-    "compare": "api.comparison",
-    "derive": "api.run",
-    "list_runs": "runs.listing",
-    "load": "api.results",
-    "load_comparison": "api.comparison",
-    "plan": "api.run",
-    "profile": "api.profiling",
-    "resume": "api.run",
-    "run": "api.run",
-    "write_report": "report.page",
+_NAMES = {
+    "api.comparison": ("Comparison", "compare", "load_comparison"),
+    "api.profiling": ("profile",),
+    "api.results": ("Run", "load"),
+    "api.run": ("derive", "plan", "resume", "run"),
+    "callbacks": ("Callback",),
+    "config": ("Experiment",),
+    "data": ("Data",),
+    "errors": ("ConfigError", "DataError", "FleetFitError", "MissingExtra", "ModelError", "PlanError", "RunError"),
+    "planner": ("Plan",),
+    "report.page": ("write_report",),
+    "runs.listing": ("list_runs",),
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
 __version__ = "0.1.0"
 """The version, also for the package's metadata."""
-__all__ = [*_HOMES]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

@@ -271,13 +271,12 @@ _NOT_IN_DEMO = {"pyarrow", "scipy", "sklearn"}
 """Modules of core dependencies that the environment of `make demo` lacks."""
 
 
-def format_cause(error: BaseException, *, typed: bool = False, most: int = 300) -> str:
-    """Return the message of a foreign exception in one line, cut after `most` characters; its type if it is empty.
+def format_cause(error: BaseException, *, typed: bool = False) -> str:
+    """Return the message of a foreign exception in one line, cut after 300 characters; its type if it is empty.
 
     Args:
         error: Any exception; `str` of a plug-in's own class may fail.
         typed: Whether the type comes before the message.
-        most: Number of characters to keep.
     """
     name = type(error).__name__
     if isinstance(error, SystemExit):
@@ -285,7 +284,7 @@ def format_cause(error: BaseException, *, typed: bool = False, most: int = 300) 
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _NOT_IN_DEMO:
         return f'{error.name} is not installed. Install all that FleetFit needs: pip install "fleetfit"'
     try:
-        message = " ".join(str(error).split())[:most]
+        message = " ".join(str(error).split())[:300]
     except Exception:
         message = "its message cannot be read"
     if not message:

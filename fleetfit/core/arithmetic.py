@@ -1,7 +1,7 @@
 """How the modules of sub-models are computed: precision, memory format and compilation, by shape."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import inf, log
 from typing import Any, Literal, get_args
 
@@ -109,7 +109,3 @@ def find_arithmetic(entries: Sequence[ShapeArithmetic], sizes: Mapping[str, int]
         if distance < least:
             nearest, least = entry.arithmetic, distance
     return nearest
-
-
-FINER = tuple(field.name for field in fields(Arithmetic))
-"""The keys of `[engine]` that decide one of these for every shape."""

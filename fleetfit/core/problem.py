@@ -90,15 +90,11 @@ class Problem:
     def replace_exits(self, exits: Iterable[int]) -> "Problem":
         """Return the same problem with other exits."""
         chosen = tuple(sorted(set(exits)))
-        spec = None if self.spec is None else {**self.spec, "exits": list(chosen)}
-        return replace(self, exits=chosen, spec=spec)
+        return self._replace("exits", chosen, list(chosen))
 
     def replace_features_bytes(self, features_bytes: float) -> "Problem":
         """Return the same problem with another limit of the memory for features."""
-        spec = None if self.spec is None else {k: v for k, v in self.spec.items() if k != "features_bytes"}
-        if spec is not None and features_bytes:
-            spec["features_bytes"] = features_bytes
-        return replace(self, features_bytes=features_bytes, spec=spec)
+        return self._replace("features_bytes", features_bytes, features_bytes)
 
     def replace_task(self, task: Task) -> "Problem":
         """Return the same problem with another task, for one job: its spec is still that of the first."""
@@ -108,9 +104,7 @@ class Problem:
 
     def replace_arithmetic(self, computed: tuple[ShapeArithmetic, ...]) -> "Problem":
         """Return the same problem with another arithmetic of its shapes."""
-        payloads = {"computed": [one.payload for one in computed]} if computed else {}
-        spec = None if self.spec is None else {k: v for k, v in self.spec.items() if k != "computed"} | payloads
-        return replace(self, computed=computed, spec=spec)
+        return self._replace("computed", computed, [one.payload for one in computed])
 
     def replace_levels(self, pieces: Iterable[Submodel]) -> "Problem":
         """Return the same problem with other levels, given by their sub-models."""
@@ -119,8 +113,14 @@ class Problem:
             Submodel({name: range(size) for name, size in {**full, **piece.sizes}.items()}, piece.exits)
             for piece in pieces
         )
-        spec = None if self.spec is None else {**self.spec, "levels": dump_prefixes(levels)}
-        return replace(self, levels=levels, spec=spec)
+        return self._replace("levels", levels, dump_prefixes(levels))
+
+    def _replace(self, field: str, value: Any, entry: Any) -> "Problem":
+        """Return the same problem with another value of a field, and its entry in the spec unless that is empty."""
+        spec = None
+        if self.spec is not None:
+            spec = {k: v for k, v in self.spec.items() if k != field} | ({field: entry} if entry else {})
+        return replace(self, **{field: value}, spec=spec)
 
     def check_levels(self) -> None:
         """Check that the levels are parts of the model: they may come from a stranger.

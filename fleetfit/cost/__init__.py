@@ -31,7 +31,6 @@ from fleetfit.cost.count import (
 from fleetfit.cost.grid import WIDTHS as WIDTHS, Grid as Grid, cost_grid as cost_grid
 from fleetfit.cost.kinds import (
     COSTS as COSTS,
-    CostKind as CostKind,
     compute_cost as compute_cost,
     get_cost_kind as get_cost_kind,
 )
@@ -43,4 +42,4 @@ from fleetfit.cost.latency import (
     measure_latency as measure_latency,
 )
 from fleetfit.cost.memory import training_memory as training_memory
-from fleetfit.cost.parts import Measure as Measure, Profile as Profile, message_size as message_size
+from fleetfit.cost.parts import message_size as message_size

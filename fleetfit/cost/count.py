@@ -118,7 +118,7 @@ def count(
     """
     module, x = on_meta(architecture, sizes, exits, input_shape, _BATCH)
     for norm in batch_norms(module).values():
-        norm.forward = _return_input  # type: ignore[assignment]  # torch counts nothing there, and takes long
+        norm.forward = lambda x: x  # type: ignore[assignment]  # torch counts nothing there, and takes long
     module.eval().requires_grad_(False)  # the tracker fails on a parameter that is the input of a layer
     running, extra = ModuleTracker(), _Extra(module)
     explained = explain_errors(architecture, input_shape, "meta", sizes=sizes)
@@ -135,10 +135,6 @@ def count(
     for name, n in extra.flops.items():
         own[name] = own.get(name, 0) + n
     return module, {name: n // (2 * _BATCH) for name, n in own.items()}
-
-
-def _return_input(x: Tensor) -> Tensor:
-    return x
 
 
 def on_meta(

@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from fleetfit.cost.count import Conditions, call_once
 from fleetfit.cost.kinds import COSTS, Sizes, compute_cost, get_cost_kind
-from fleetfit.cost.parts import Profile
 from fleetfit.errors import ModelError
 from fleetfit.layout import Architecture
 
@@ -92,7 +91,11 @@ def _make_grid(architecture: Architecture, input_shape: tuple[int, ...], cost: s
     if kind.samples is not None and len(sampled) > kind.samples:
         sampled = [sampled[i] for i in np.linspace(0, len(sampled) - 1, kind.samples).round().astype(int)]
     measure = kind.parts(architecture, input_shape, conditions)
-    columns = {key: _make_columns(positions, measure(distinct[key])) for key in sampled}
+    columns: dict[Any, Floats] = {}  # the cost up to each position, and that of its classifier [2, P]
+    for key in sampled:
+        profile = measure(distinct[key])
+        upto = np.cumsum([profile.rest, *profile.blocks])
+        columns[key] = np.array([upto[list(positions)], [profile.heads[p] for p in positions]])
     if len(sampled) < len(distinct):
         columns = _interpolate(columns, {key: _mean_width(architecture, sizes) for key, sizes in distinct.items()})
     trunk, heads = (np.stack([columns[key][i] for key in keys], axis=1) for i in (0, 1))
@@ -104,12 +107,6 @@ def _make_grid(architecture: Architecture, input_shape: tuple[int, ...], cost: s
 
     scale = compute(1.0, (architecture.blocks,)) / (trunk[-1, -1] + heads[-1, -1])
     return Grid(cost, architecture.blocks, positions, WIDTHS, trunk * scale, heads * scale, compute)
-
-
-def _make_columns(positions: Sequence[int], profile: Profile) -> Floats:
-    """Return the cost up to each position and that of its classifier [2, P]."""
-    upto = np.cumsum([profile.rest, *profile.blocks])
-    return np.array([upto[list(positions)], [profile.heads[p] for p in positions]])
 
 
 def _mean_width(architecture: Architecture, sizes: Sizes) -> float:

@@ -7,9 +7,8 @@ A measured latency differs from run to run. `Conditions.measured` keeps it and a
 plans the same levels.
 """
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from fleetfit.cost.count import Conditions, get_layout, submodel_cost
 from fleetfit.cost.parts import PART, Measure, Profile
 from fleetfit.layout import Architecture, batch_norms, build_module, explain_errors, make_input, place_module
+from fleetfit.machine import use_threads
 from fleetfit.seeds import isolate_rng
 
 _WARM_UP, _FEWEST, _MOST = 3, 9, 200
@@ -141,7 +141,7 @@ def measure_latencies(
     built = [_build_for_inference(model.architecture, model.sizes, model.exits, model.input_shape) for model in models]
     times: list[list[float]] = [[] for _ in models]
     processor: list[list[float]] = [[] for _ in models]
-    with torch.no_grad(), _use_threads(threads):
+    with torch.no_grad(), use_threads(threads):
         for model, (module, x) in zip(models, built, strict=True):
             with explain_errors(model.architecture, model.input_shape):
                 for _ in range(_WARM_UP):
@@ -232,7 +232,7 @@ def _time_passes(
         hooks.append(part.register_forward_hook(leave))
     rows: list[dict[Part, float]] = []
     try:
-        with torch.no_grad(), _use_threads(threads):
+        with torch.no_grad(), use_threads(threads):
             end = 0.0
             for i in range(-_WARM_UP, _MOST):
                 row.clear()
@@ -257,13 +257,3 @@ def _pass_s(module: nn.Module, x: Tensor) -> float:
     if x.is_cuda:  # kernels run behind the host's back
         torch.cuda.synchronize(x.device)
     return time.perf_counter() - start
-
-
-@contextlib.contextmanager
-def _use_threads(threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

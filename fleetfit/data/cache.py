@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from fleetfit.errors import DataError
 
@@ -57,37 +57,32 @@ def find_cache_folder() -> Path | None:
 # ---- arrays ----------------------------------------------------------------------------------------------------------
 
 
-def load_array(
-    file_name: str, rows: int, build: Callable[[Allocate], Array], dtype: DTypeLike = np.uint8, ndim: int = 4
-) -> Array:
-    """Load samples from the cache; if they are missing or damaged, build and store them.
+def load_array(file_name: str, rows: int, build: Callable[[Allocate], Array]) -> Array:
+    """Load images, uint8 [rows, C, H, W], from the cache; if they are missing or damaged, build and store them.
 
     Args:
         file_name: From `make_key`.
         rows: Number of samples.
         build: Fills and returns an array that it allocates with the given function.
-        dtype: Type of the array: uint8 for images.
-        ndim: Its number of dimensions: 4 for images [rows, C, H, W].
 
     Returns:
         The array. With a usable cache it is memory-mapped copy-on-write: writable, without changing the file.
     """
-    kind = np.dtype(dtype)
     folder = find_cache_folder()
     if folder is None:
-        return build(lambda shape: np.empty(shape, kind))
+        return build(lambda shape: np.empty(shape, np.uint8))
     path = folder / file_name
-    cached = _open_array(path, rows, kind, ndim)
+    cached = _open_array(path, rows)
     if cached is not None:
         return cached
     try:
         handle, name = tempfile.mkstemp(suffix=".tmp", prefix=file_name, dir=folder)
         os.close(handle)
     except OSError:
-        return build(lambda shape: np.empty(shape, kind))
+        return build(lambda shape: np.empty(shape, np.uint8))
     temporary = Path(name)
     try:
-        array = build(lambda shape: _allocate_file(temporary, shape, kind))
+        array = build(lambda shape: _allocate_file(temporary, shape))
         if not isinstance(array, np.memmap):
             return array
         try:
@@ -97,25 +92,25 @@ def load_array(
             temporary.replace(path)
         except OSError:
             return array
-        cached = _open_array(path, rows, kind, ndim)
+        cached = _open_array(path, rows)
         return array if cached is None else cached
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def _allocate_file(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def _allocate_file(path: Path, shape: tuple[int, ...]) -> Array:
     """Return a new array in a file; in memory if the disk is full, which would otherwise crash a later write."""
     try:
-        array: Array = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+        array: Array = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
         if hasattr(os, "posix_fallocate"):
             with path.open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     except OSError:
-        return np.empty(shape, dtype)
+        return np.empty(shape, np.uint8)
     return array
 
 
-def _open_array(path: Path, rows: int, dtype: np.dtype[Any], ndim: int) -> Array | None:
+def _open_array(path: Path, rows: int) -> Array | None:
     """Return cached samples; None if they are missing or damaged."""
     if not path.is_file():
         return None
@@ -123,7 +118,7 @@ def _open_array(path: Path, rows: int, dtype: np.dtype[Any], ndim: int) -> Array
         array = np.lib.format.open_memmap(path, mode="c")
     except Exception:  # any damage: the array is built again
         return None
-    is_intact = array.dtype == dtype and array.ndim == ndim and len(array) == rows and array.flags.c_contiguous
+    is_intact = array.dtype == np.uint8 and array.ndim == 4 and len(array) == rows and array.flags.c_contiguous
     return array if is_intact else None
 
 

@@ -85,7 +85,7 @@ def derive_architecture(
         for plan in trials.list_plans(_MAX_CHOICES):  # each is found when the one before it fails
             now(f"the proof of plan {len(errors) + 1}")
             try:
-                return _prove(net, _rename(replace(plan, **depth), names), example, say)
+                return _prove(net, replace(plan, **depth).rename_axes(names), example, say)
             except ModelError as error:
                 errors.append(error)
         roles, likeliest = trials.group_roles(), replace(trials.make_plan(), **depth)
@@ -239,9 +239,3 @@ def _apply_axes(units: Units, axes: Mapping[str, str]) -> dict[str, str]:
                 units.merge(members[0], axis, settle=False)
     units.settle()
     return {axis: name for name, members in groups.items() for axis in members if name != WHOLE}
-
-
-def _rename(plan: DerivedPlan, names: Mapping[str, str]) -> DerivedPlan:
-    """Return the plan with new names of axes."""
-    new = {axis: names.get(axis, axis) for axis in plan.axes}
-    return plan.rename_axes(new) if any(axis != name for axis, name in new.items()) else plan

@@ -55,7 +55,9 @@ def copy_level(
     with _evaluate_parametrizations(level):
         for name, part in copies.items():
             if name not in incomplete:
-                _resize(modules[name], part)
+                resize = next((resize for kinds, resize in _RESIZE if isinstance(modules[name], kinds)), None)
+                if resize is not None and getattr(part, "weight", part) is not None:
+                    resize(modules[name], part)  # the numbers of PyTorch's own modules, by the shapes of parameters
             for table in (part._parameters, part._buffers):
                 table |= dict.fromkeys(leaf for leaf in table if f"{name}.{leaf}".lstrip(".") in absent)
     for name in plan.kept & copies.keys():
@@ -142,13 +144,6 @@ def _set_number(part: nn.Module, attribute: str, index: int | None, value: int) 
     values = list(getattr(part, attribute))
     values[index] = value
     setattr(part, attribute, type(getattr(part, attribute))(values))
-
-
-def _resize(whole: nn.Module, part: nn.Module) -> None:
-    """Set the numbers of one of PyTorch's own modules by the shapes of its parameters."""
-    resize = next((resize for kinds, resize in _RESIZE if isinstance(whole, kinds)), None)
-    if resize is not None and getattr(part, "weight", part) is not None:
-        resize(whole, part)
 
 
 def _resize_linear(whole: Any, part: Any) -> None:

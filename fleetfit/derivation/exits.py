@@ -119,7 +119,7 @@ def _list_chains(observation: Observation) -> Iterator[tuple[int, list[str]]]:
             ran = [
                 n
                 for n in ran
-                if _has_parameters(children[n])
+                if next(children[n].parameters(), None) is not None
                 and (isinstance(children[n], nn.Sequential) or kinds[type(children[n])] > 1)
             ]
             if len(ran) < 2:
@@ -148,10 +148,6 @@ def _open_stage(observation: Observation, name: str, part: nn.Module) -> list[st
     if isinstance(part, nn.Sequential) and inner and all(own) and all(_can_end(observation, n) for n in inner):
         return inner
     return [name]
-
-
-def _has_parameters(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
 
 
 # ---- their classifiers, and the module ----------------------------------------------------------------------------

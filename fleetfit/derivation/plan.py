@@ -90,7 +90,8 @@ class DerivedPlan:
     mask: InputMask | None = None
 
     def rename_axes(self, names: Mapping[str, str]) -> "DerivedPlan":
-        """Return the plan with other names of axes."""
+        """Return the plan with other names of axes; axes not named keep theirs."""
+        names = {axis: names.get(axis, axis) for axis in self.axes}
 
         def rename(segments: Segments) -> Segments:
             return tuple(s if s.axis is None else Segment(names[s.axis], per=s.per) for s in segments)

@@ -14,7 +14,7 @@ from fleetfit.core import Federation, Server, Update
 from fleetfit.layout import State
 from fleetfit.submodel import Submodel, extract, find_positions, narrow_layout
 
-LEVEL_PREFIX = re.compile(r"level(\d+)/")
+_PREFIX = re.compile(r"level(\d+)/")
 Select = Callable[[str], bool]
 """From the name of a tensor to whether each level has its own."""
 
@@ -38,7 +38,17 @@ def get_select(method: Any) -> Select:
 
 def get_shared_state(state: State) -> State:
     """Return the tensors of a server's state that are not a level's own: the shared ones, and the initial model's."""
-    return {name: tensor for name, tensor in state.items() if not LEVEL_PREFIX.match(name)}
+    return {name: tensor for name, tensor in state.items() if not _PREFIX.match(name)}
+
+
+def get_largest_state(state: State) -> State:
+    """Return the model of the largest level that has own tensors in a server's state; without any, the state."""
+    levels = {int(match[1]) for name in state if (match := _PREFIX.match(name))}
+    if not levels:
+        return state
+    prefix, owned = _make_prefix(max(levels) - 1), {_PREFIX.sub("", name) for name in state if _PREFIX.match(name)}
+    shared = {name: tensor for name, tensor in get_shared_state(state).items() if name not in owned}
+    return shared | {name.removeprefix(prefix): t for name, t in state.items() if name.startswith(prefix)}
 
 
 def dispatch_own(

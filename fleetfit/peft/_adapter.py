@@ -1,6 +1,5 @@
 """The adapter of serial and parallel adapters: down to a few features and up again."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,14 +51,10 @@ class Adapted(Tuned):
         """Return the adapter of a sub-layer, whose output is added to the sub-layer's from now on."""
         linear = [inner for inner in part.modules() if isinstance(inner, nn.Linear)]
         before = linear[-1].out_features if self.serial else linear[0].in_features
-        hook: Callable[..., Tensor] = _add_to_output if self.serial else _add_in_parallel
-        part.register_forward_hook(hook)
+        serial = self.serial
+
+        def add(part: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+            return output + part.get_submodule(ADDED)(output if serial else inputs[0])
+
+        part.register_forward_hook(add)
         return Adapter(before, linear[-1].out_features, self.rank)
-
-
-def _add_to_output(part: nn.Module, _: Any, output: Tensor) -> Tensor:
-    return output + part.get_submodule(ADDED)(output)
-
-
-def _add_in_parallel(part: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
-    return output + part.get_submodule(ADDED)(inputs[0])

@@ -78,7 +78,9 @@ class Tuned(ArchitectureWrapper):
     def places(self) -> tuple[str, ...]:
         """The names of the modules to which a module is added."""
         return tuple(
-            name for name, _ in self._plain.named_modules() if self._is_candidate(name) and self._is_target(name)
+            name
+            for name, _ in self._plain.named_modules()
+            if self._is_candidate(name) and any(fnmatch.fnmatchcase(name, pattern) for pattern in self.targets)
         )
 
     @property
@@ -113,9 +115,6 @@ class Tuned(ArchitectureWrapper):
         if not name or self._is_in_head(f"{name}.") or any(t.rpartition(".")[0] == name for t in self._classifiers):
             return False
         return self.accepts(self._plain.get_submodule(name))
-
-    def _is_target(self, name: str) -> bool:
-        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.targets)
 
     def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
         """Return the inner family's module with all modules added, and all else frozen but the classifiers."""

@@ -44,25 +44,21 @@ def find_first_seeing_exit(architecture: Architecture, input_shape: Sequence[int
 
 def _find_first_seeing_exit(architecture: Architecture, input_shape: tuple[int, ...]) -> int:
     sides = input_shape[1:]
-    for exit, seen in _iter_receptive_fields(architecture, input_shape):
+    for exit, seen in iter_receptive_fields(architecture, input_shape):
         if all(part >= ENOUGH * side for part, side in zip(seen, sides, strict=True)):
             return exit
     return architecture.blocks
 
 
-def compute_receptive_fields(architecture: Architecture, input_shape: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """Return the height and width in pixels that the centre of each exit's input sees, by block count.
+def iter_receptive_fields(
+    architecture: Architecture, input_shape: tuple[int, ...]
+) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yield each exit's block count, and the height and width in pixels that the centre of its input sees.
 
     Args:
         architecture: The model family.
         input_shape: Shape of one image (channels, height, width).
     """
-    return dict(_iter_receptive_fields(architecture, tuple(input_shape)))
-
-
-def _iter_receptive_fields(
-    architecture: Architecture, input_shape: tuple[int, ...]
-) -> Iterator[tuple[int, tuple[int, int]]]:
     positions = tuple(architecture.positions)
     with isolate_rng(torch.device("cpu")):  # the weights are drawn and then replaced
         sizes = architecture.sizes(_WIDTH)
@@ -75,7 +71,9 @@ def _iter_receptive_fields(
         module(image)
     for exit in positions:
         tensors = list(_iter_tensors(inputs.get(exit)))
-        centres = [_take_centre(tensor) for tensor in tensors if tensor.requires_grad]
+        centres = [  # the sum over the channels at the centre of a map [1, C, H, W]; over all of another tensor
+            (t[:, :, t.shape[2] // 2, t.shape[3] // 2] if t.dim() == 4 else t).sum() for t in tensors if t.requires_grad
+        ]
         if not centres:  # a classifier of the module's own, which reads something that was pooled
             yield exit, (input_shape[1], input_shape[2])
             continue
@@ -147,11 +145,6 @@ def _iter_tensors(nest: Any) -> Iterator[Tensor]:
         yield from itertools.chain.from_iterable(map(_iter_tensors, nest.values()))
     elif isinstance(nest, list | tuple):
         yield from itertools.chain.from_iterable(map(_iter_tensors, nest))
-
-
-def _take_centre(x: Tensor) -> Tensor:
-    """Return the sum over the channels at the centre of a map [1, C, H, W]; over everything of another tensor."""
-    return x[:, :, x.shape[2] // 2, x.shape[3] // 2].sum() if x.dim() == 4 else x.sum()
 
 
 def _measure_extent(touched: Tensor) -> int:

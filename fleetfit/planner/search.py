@@ -236,10 +236,6 @@ def search(
     others = dict(further or {})
     if mode not in ("both", "width", "depth"):
         raise PlanError(f'a split must be "both", "width" or "depth", got {mode!r}.', key="split")
-    if others.keys() != targets.ceilings.keys():
-        raise PlanError(
-            f"the search needs the costs of {', '.join(targets.ceilings)}, got {', '.join(others)}.", key="others"
-        )
     smaller = len(targets.ratios) - 1
     for name, values in (("depths", depths), ("widths", widths)):
         if values is not None and len(values) != smaller:
@@ -419,7 +415,8 @@ def _explain_ceilings(query: Search, splits: Sequence[LevelShape], start: str) -
     counted = [_count_split(split, grid, query.further) for split in splits]
     needed = {
         cost: tuple(
-            max(c, _round_up(split.further[cost])) for c, split in zip(targets.ceilings[cost], counted, strict=True)
+            max(c, float(np.ceil(split.further[cost] * 1000 - TINY) / 1000))  # three digits, as the message has them
+            for c, split in zip(targets.ceilings[cost], counted, strict=True)
         )
         for cost in targets.ceilings
     }
@@ -430,11 +427,6 @@ def _explain_ceilings(query: Search, splits: Sequence[LevelShape], start: str) -
         f"model's, to: {raised}.",
         ceilings=needed,
     )
-
-
-def _round_up(share: float) -> float:
-    """Round up to three digits, as the message prints it."""
-    return float(np.ceil(share * 1000 - TINY) / 1000)
 
 
 def _format_splits(splits: Sequence[LevelShape], grid: Grid, targets: Targets) -> str:

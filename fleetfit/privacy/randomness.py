@@ -8,7 +8,6 @@ It is neither a generator of cryptographic strength nor a sampler that is safe a
 Gaussians (Mironov, CCS 2012).
 """
 
-import contextlib
 import hashlib
 import os
 import secrets
@@ -59,20 +58,19 @@ def load_or_create_key(path: str | Path) -> bytes:
         ConfigError: It cannot be created, is not a key, or others can read it.
     """
     path = files.parse_path(path)
-    with contextlib.suppress(FileExistsError):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            raise
-        except OSError as error:
-            raise ConfigError(
-                f"[privacy] key_file: {path} cannot be created: {error.strerror}.", key="privacy.key_file", path=path
-            ) from None
-        with os.fdopen(handle, "w") as file:
-            file.write(secrets.token_hex(KEY_BYTES) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return load_key(path)
+    except OSError as error:
+        raise ConfigError(
+            f"[privacy] key_file: {path} cannot be created: {error.strerror}.", key="privacy.key_file", path=path
+        ) from None
+    with os.fdopen(handle, "w") as file:
+        file.write(secrets.token_hex(KEY_BYTES) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     return load_key(path)
 
 

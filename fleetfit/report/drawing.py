@@ -86,9 +86,9 @@ def add_legend_below(axes: "Axes", columns: int = 3, panels: bool = False) -> No
     )  # fmt: skip
 
 
-def wrap_label(label: str, width: int, lines: int = 2) -> str:
-    """Wrap a label in lines of `width` characters. Longer labels end in an ellipsis."""
-    return "\n".join(textwrap.wrap(make_printable(label), width, max_lines=lines, placeholder=" …"))
+def wrap_label(label: str, width: int) -> str:
+    """Wrap a label in two lines of `width` characters. Longer labels end in an ellipsis."""
+    return "\n".join(textwrap.wrap(make_printable(label), width, max_lines=2, placeholder=" …"))
 
 
 def add_notes(figure: "Figure", sentences: Sequence[str]) -> None:

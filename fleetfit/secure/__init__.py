@@ -16,7 +16,7 @@ them.
 from dataclasses import dataclass, field
 from secrets import token_hex
 
-from fleetfit.secure.client import Journal as Journal, Lengths as Lengths, SecureClient as SecureClient
+from fleetfit.secure.client import Journal as Journal, SecureClient as SecureClient
 from fleetfit.secure.keys import (
     Identity as Identity,
     Signer as Signer,
@@ -27,7 +27,6 @@ from fleetfit.secure.keys import (
 from fleetfit.secure.messages import (
     Keys as Keys,
     MaskedUpdate as MaskedUpdate,
-    Message as Message,
     OpenedShares as OpenedShares,
     Roster as Roster,
     SealedShares as SealedShares,

@@ -22,7 +22,6 @@ from fleetfit.training.labels import (
     compute_offset as compute_offset,
 )
 from fleetfit.training.local_model import (
-    LocalModel as LocalModel,
     get_local_model as get_local_model,
     initial_base as initial_base,
     initial_state as initial_state,

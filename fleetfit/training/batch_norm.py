@@ -3,13 +3,12 @@
 import contextlib
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 
-from fleetfit.layout import ExitModel, State, batch_norms, outputs
+from fleetfit.layout import State, batch_norms, outputs
 
 
 def set_statistics(module: nn.Module, statistics: State) -> None:
@@ -45,7 +44,7 @@ class BatchNormSums:
     """Sums over the inputs of a module's batch-norm layers: of the values, of their squares, and their number.
 
     A pass ends with the input of the last layer, since what comes after it changes no sum. The first pass is whole: it
-    shows the order of the layers, and whether one is in a classifier.
+    shows the order of the layers.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -53,8 +52,6 @@ class BatchNormSums:
         self._sums: dict[str, tuple[Tensor, Tensor, int]] = {}
         self._order: list[str] = []
         self._last_order: list[str] | None = None
-        self._has_segments = isinstance(module, ExitModel) and type(module).forward is ExitModel.forward
-        self._skips_heads: bool | None = None  # None before the first pass
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
@@ -70,29 +67,10 @@ class BatchNormSums:
     def run(self, x: Tensor) -> None:
         """Pass one batch."""
         self._order.clear()
-        module: Any = self._module()
+        module = self._module()
+        assert module is not None
         with contextlib.suppress(_LastNormReached):
-            if self._skips_heads is None:
-                self._run_first(module, x)
-            elif self._skips_heads:
-                carry = module.start(x)
-                for i in range(len(module.exits)):
-                    carry = module.segment(i, carry)
-            else:
-                outputs(module, x)
-
-    def _run_first(self, module: Any, x: Tensor) -> None:
-        in_heads = 0
-        if self._has_segments:
-            carry = module.start(x)
-            for i in range(len(module.exits)):
-                carry = module.segment(i, carry)
-                before = len(self._order)
-                module.head(i, carry)
-                in_heads += len(self._order) - before
-        else:
             outputs(module, x)
-        self._skips_heads = self._has_segments and not in_heads
         if set(self._order) == self._norms.keys():  # else another batch may reach more
             self._last_order = list(self._order)
 

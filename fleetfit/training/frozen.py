@@ -140,7 +140,9 @@ def _find_candidate(module: Any, trained: set[int], x: Tensor) -> FrozenPrefix:
             carry = module.segment(i, carry)
             if any(_is_changing(part, trained) for part in parts):
                 break
-            exits.append(_describe_exit(module, i, carry, heads))
+            with _record_calls(heads) as calls:
+                logits = module.head(i, carry)
+            exits.append(_describe_head(calls, logits) or CachedValue(tree_flatten(carry)[1]))
             parts.clear()  # those of the exit
     return FrozenPrefix(tuple(exits), None)
 
@@ -225,13 +227,6 @@ def _describe_head(calls: Sequence[Call], logits: Tensor) -> CachedValue | None:
         return None
     head, inputs, _, autocast = calls[0]
     return CachedValue(tree_flatten(inputs[0])[1], head, autocast)
-
-
-def _describe_exit(module: Any, index: int, carry: Any, heads: list[nn.Module]) -> CachedValue:
-    """Return what is cached for an exit: the input of the one trained module that makes its logits, else the state."""
-    with _record_calls(heads) as calls:
-        logits = module.head(index, carry)
-    return _describe_head(calls, logits) or CachedValue(tree_flatten(carry)[1])
 
 
 class _HeadReached(BaseException):

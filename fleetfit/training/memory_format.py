@@ -48,7 +48,8 @@ def choose_format(arithmetic: Arithmetic, module: nn.Module, accelerator: torch.
     """
     if arithmetic.memory_format != "rule-1":
         return arithmetic
-    gains = accelerator.type == "cpu" and _get_torch_version() >= _SINCE and _gains_by_rule_1(module, training)
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    gains = accelerator.type == "cpu" and version >= _SINCE and _gains_by_rule_1(module, training)
     chosen: MemoryFormat = "channels_last" if gains else "contiguous"
     return replace(arithmetic, memory_format=chosen)
 
@@ -96,10 +97,6 @@ def _gains_by_rule_1(module: nn.Module, training: bool) -> bool:
     very_wide = sum(part.out_channels >= _VERY_WIDE and part.groups == 1 for part in judged)
     filling = sum(map(_fills_registers, judged))
     return very_wide < _SHARE_OF_VERY_WIDE * len(judged) and filling >= _SHARES[training] * len(judged)
-
-
-def _get_torch_version() -> tuple[int, ...]:
-    return tuple(int(part) for part in torch.__version__.split(".")[:2])
 
 
 def _fills_registers(convolution: nn.Conv2d) -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fleetfit.core import Problem
 from fleetfit.errors import ModelError, RunError
-from fleetfit.hooks.level_tensors import LEVEL_PREFIX, get_shared_state
+from fleetfit.hooks.level_tensors import get_largest_state
 from fleetfit.layout import Layout, State, TensorLayout
 from fleetfit.runs.checkpoints import validate_checkpoint
 from fleetfit.runs.folder import RunFolder
@@ -64,15 +64,7 @@ def _load_last_state(folder: str) -> tuple[State, str]:
     if checkpoint is None:
         raise RunError(f"the run {folder} has no checkpoint yet, so nothing can start from it.", path=folder)
     server = checkpoint["server"]
-    state: State = server["state"]
-    levels = {int(match[1]) for name in state if (match := LEVEL_PREFIX.match(name))}
-    if levels:
-        prefix = f"level{max(levels)}/"
-        owned = {LEVEL_PREFIX.sub("", name) for name in state if LEVEL_PREFIX.match(name)}
-        shared = {name: tensor for name, tensor in get_shared_state(state).items() if name not in owned}
-        own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-        state = {**shared, **own}
-    state = {**RunFolder(Path(folder)).load_base(), **state}
+    state = {**RunFolder(Path(folder)).load_base(), **get_largest_state(server["state"])}
     return state, f"{folder} after round {server['round']}"
 
 

@@ -112,27 +112,25 @@ def describe_misses(planned: PlannedProblem, plan: Plan, on_a_fleet: bool) -> li
         return []
     misses = describe_levels(plan)
     if misses:
-        key = _find_remedy(planned, on_a_fleet, _meets_budgets)
+        key = _find_remedy(
+            planned,
+            on_a_fleet,
+            lambda shapes, targets: all(
+                map(_is_near, [shape.share for shape in shapes], targets.ratios, targets.tolerances)
+            ),
+        )
         advice = f"Within their tolerance: {key}" if key else "Set budgets near these shares, and one for equal levels"
         misses.append(f"{advice}.")
     notes = [" ".join(misses)] * bool(misses)
     wants_exits = keeps_early_exits(hook) and (may_split(hook) or find_split(hook, targets) != "width")
     if wants_exits and all(len(level.submodel.exits) == 1 for level in planned.levels):
-        key = _find_remedy(planned, on_a_fleet, _has_early_exits)
+        key = _find_remedy(planned, on_a_fleet, lambda shapes, _: len(shapes[-1].exits) > 1)
         notes += [f"Levels with early exits: {key}."] * bool(key)
     return notes
 
 
 def _is_near(share: float, target: float, tolerance: float) -> bool:
     return abs(share / target - 1) <= tolerance + 1e-6
-
-
-def _meets_budgets(shapes: Sequence[LevelShape], targets: Targets) -> bool:
-    return all(map(_is_near, [shape.share for shape in shapes], targets.ratios, targets.tolerances))
-
-
-def _has_early_exits(shapes: Sequence[LevelShape], targets: Targets) -> bool:
-    return len(shapes[-1].exits) > 1
 
 
 def _find_remedy(

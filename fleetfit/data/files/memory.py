@@ -218,7 +218,8 @@ def _convert_column(name: str, column: Any) -> Any:
         if isinstance(column, Tensor):
             column = to_array(column)
         with contextlib.suppress(Exception):  # of types that arrow lacks
-            return _simplify(column if isinstance(column, pa.Array | pa.ChunkedArray) else _make_array(column))
+            is_array = isinstance(column, pa.Array | pa.ChunkedArray)
+            return _simplify(column if is_array else pa.array(column, from_pandas=True))
         return _convert_objects([value.item() if getattr(value, "ndim", 1) == 0 else value for value in column])
     except Exception as error:
         reason = "has complex numbers. Pass real and imaginary parts as two columns."
@@ -231,12 +232,6 @@ def _convert_column(name: str, column: Any) -> Any:
 
 class _ComplexError(Exception):
     """A column has complex numbers."""
-
-
-def _make_array(column: Any) -> Any:
-    import pyarrow as pa
-
-    return pa.array(column, from_pandas=True)
 
 
 def _simplify(array: Any) -> Any:
@@ -275,11 +270,8 @@ def _convert_objects(values: list[Any]) -> Any:
         raise _ComplexError
     if any(hasattr(value, "__len__") and not isinstance(value, str | bytes) for value in values):
         return pa.array([[]] * len(values), pa.list_(pa.null()))
-    return pa.array([None if _is_missing(value) else str(value) for value in values], "string")
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or type(value).__name__ in ("NAType", "NaTType") or value != value
+    missing = [v is None or type(v).__name__ in ("NAType", "NaTType") or v != v for v in values]
+    return pa.array([None if is_missing else str(v) for v, is_missing in zip(values, missing, strict=True)], "string")
 
 
 def _read_dataset(dataset: Any) -> Samples:

@@ -533,8 +533,11 @@ def _read_csv(path: Path, layout: _Layout, missing: Sequence[str] | None) -> Any
     except pa.ArrowException as error:
         _check_rows(path, layout)
         raise DataError(f"{path} cannot be read as CSV: {format_cause(error)}", path=path) from error
-    if quoted and _has_open_quote(path):  # pyarrow would read one cell up to the end of the file
-        _check_rows(path, layout)
+    if quoted:
+        with path.open("rb") as file:
+            quotes = sum(part.count(b'"') for part in iter(lambda: file.read(1 << 20), b""))
+        if quotes % 2:  # pyarrow would read one cell up to the end of the file
+            _check_rows(path, layout)
     has_commas = any(re.fullmatch(r"\s*[+-]?\d*,\d+\s*", cell) for row in layout.rows for cell in row)
     return rows.replace_schema_metadata({"decimal": "," if has_commas else "."} if layout.separator == ";" else {})
 
@@ -572,11 +575,6 @@ def _is_utf8(path: Path) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _has_open_quote(path: Path) -> bool:
-    with path.open("rb") as file:
-        return sum(part.count(b'"') for part in iter(lambda: file.read(1 << 20), b"")) % 2 == 1
 
 
 def _check_rows(path: Path, layout: _Layout) -> None:

@@ -146,12 +146,12 @@ def make_calibration_feeds(sessions: Sequence[Any], x: np.ndarray) -> list[list[
 # ---- running ---------------------------------------------------------------------------------------------------------
 
 
-def open_session(path: Path, threads: int = 1) -> Any:
+def open_session(path: Path) -> Any:
     """Return an onnxruntime session on the processor."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = threads
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
