@@ -19,6 +19,7 @@ from fleetfit.config.assemble.run import assemble, assemble_fleet, assemble_with
 from fleetfit.config.detect import wrap_in_memory_data
 from fleetfit.config.dump import find_object_sections
 from fleetfit.config.load import restore_experiment
+from fleetfit.config.merge import drop_absent
 from fleetfit.core import Server
 from fleetfit.data import AbsentData, Data
 from fleetfit.data.files.folders import resolve_folder
@@ -481,16 +482,34 @@ def find_data_changes(files: RunFolder, assembly: Assembly) -> tuple[str, ...]:
 
 @isolate_torch_state()
 @explain_plug_ins()
-def load(folder: str | Path, **sections: Any) -> Run:
-    """Open a run folder.
+def load(
+    folder: str | Path,
+    *,
+    model: Any = None,
+    data: Any = None,
+    method: Any = None,
+    cohort: Any = None,
+    attack: Any = None,
+    peft: Any = None,
+    engine: Any = None,
+) -> Run:
+    """Open a run folder. A run that was started from Python with objects in place of names needs them.
 
     Args:
         folder: The run folder.
-        **sections: The objects in place of names, if the run was started from Python with objects.
+        model: The object, as `run` got it; None: the name in the run folder.
+        data: Likewise.
+        method: Likewise.
+        cohort: Likewise.
+        attack: Likewise.
+        peft: Likewise.
+        engine: Likewise.
 
     Raises:
         RunError: The folder is not a run folder, or its configuration cannot be read.
     """
+    objects = {"model": model, "data": data, "method": method, "cohort": cohort, "attack": attack, "peft": peft}
+    sections = drop_absent({**objects, "engine": engine})
     files = RunFolder.open(folder)
     table = files.read_config()
     if not isinstance(table.get("data"), dict):

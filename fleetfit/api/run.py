@@ -180,10 +180,16 @@ def run(
 def resume(
     folder: str | Path,
     *,
+    model: Any = None,
+    data: Any = None,
+    method: Any = None,
+    cohort: Any = None,
+    attack: Any = None,
+    peft: Any = None,
+    engine: Any = None,
     on_round: OnRound | None = None,
     callbacks: Sequence[Any] = (),
     progress: ProgressOption | RunDisplay = "auto",
-    **sections: Any,
 ) -> Run:
     """Continue a run after its newest checkpoint. A finished run is returned unchanged.
 
@@ -191,11 +197,17 @@ def resume(
 
     Args:
         folder: The run folder.
+        model: The object, as `run` got it; None: the name in the run folder.
+        data: Likewise.
+        method: Likewise.
+        cohort: Likewise.
+        attack: Likewise.
+        peft: Likewise.
+        engine: Likewise.
         on_round: Called with each round's report.
         callbacks: Further callbacks besides those of the run's `config.toml` (see `run`). They first receive the missed
             rounds.
         progress: Whether to show rounds (see `run`).
-        **sections: The objects that stood in for names, if the run was started from Python with some.
 
     Raises:
         RunError: The folder is not a run folder, another process is writing to it, or its format is unknown.
@@ -203,7 +215,9 @@ def resume(
     """
     names.check_not_importing()
     RunFolder.open(folder, " The command that started it continues it.")
-    old_run = load(folder, **sections)
+    old_run = load(
+        folder, model=model, data=data, method=method, cohort=cohort, attack=attack, peft=peft, engine=engine
+    )
     entries, objects = split_callbacks(callbacks)
     if old_run.finished and old_run.files.read_summary().rounds >= old_run.experiment.rounds:
         return old_run
