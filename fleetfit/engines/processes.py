@@ -12,7 +12,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 
 from fleetfit import files
-from fleetfit.core import Simulation
+from fleetfit.core import Job, Simulation
 from fleetfit.data.dataset import load_data, save_data
 from fleetfit.engines.pool import (
     NumberedJob,
@@ -77,21 +78,17 @@ class _WorkerProcess:
         )
         theirs.close()
         self.connection = Connection(ours.detach())
-        self.jobs: list[NumberedJob] = []
+        self.jobs: deque[NumberedJob] = deque()
+        self.most = 1
 
-    @property
-    def is_free(self) -> bool:
-        return not self.jobs
-
-    def send(self, jobs: list[NumberedJob], memories: list[Any]) -> None:
-        self.jobs = jobs
-        ((_, job),), (memory,) = jobs, memories
+    def send(self, job: Job, memory: Any) -> None:
         with contextlib.suppress(OSError):
             self.connection.send_bytes(pack({"job": dump_job(job, self._layout), "memory": memory}))
 
-    def receive(self) -> Sequence[Mapping[str, Any]] | None:
+    def receive(self) -> Mapping[str, Any] | None:
         try:
-            return [unpack(self.connection.recv_bytes())]
+            message: Mapping[str, Any] = unpack(self.connection.recv_bytes())
+            return message
         except (EOFError, OSError):
             return None
 

@@ -2,21 +2,23 @@
 
 An actor is made once and keeps its modules. Ray's object store has the data set, one copy per machine, and the tensors
 of each level once, however many clients train it; jobs and updates are messages. A call of an actor costs some
-milliseconds of CPU in several processes, so short jobs go several at a time (`BatchSizer`). An actor or a machine that
-dies loses no round. Each machine reads images that are files itself, from the same path.
+milliseconds, so up to a tenth of a second of short jobs waits at each actor. An actor or a machine that dies loses no
+round. Each machine reads images that are files itself, from the same path.
 
 Differs from Ray's defaults: workers run at this process's niceness, and `threads` sets the threads of torch and BLAS.
 Actors copy tensors from the store before training: torch would write to memory that all actors share.
 """
 
 import contextlib
+import math
 import os
 import socket
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +30,6 @@ import torch
 from fleetfit.core import Job, Simulation
 from fleetfit.data.dataset import pack_data, unpack_data
 from fleetfit.engines.pool import (
-    BatchSizer,
     NumberedJob,
     Pool,
     check_rebuildable,
@@ -46,6 +47,8 @@ from fleetfit.training.runtime import keep_freed_memory
 
 _START_S = 120.0  # until the first actor must have started
 _DIRECT = 4 * 1024 * 1024  # bytes of a reply up to which it bypasses the object store
+_WAITING_S = 0.1  # of jobs that wait at an actor, by its last one: more jobs when they are short
+_MAX_WAITING = 7
 _MAX_SHARED = 8  # states in the store: those of jobs that wait or are in flight
 
 
@@ -116,7 +119,7 @@ class Actors(Pool):
         each: Mapping[str, float], address: str | None,
     ) -> None:  # fmt: skip
         """Connect to a cluster or start one, put the data set into its store, and start the actors."""
-        super().__init__("ray", workers or 0, simulation.problem.layout, BatchSizer())
+        super().__init__("ray", workers or 0, simulation.problem.layout)
         self._ray, self._each, self._owns_cluster = library, each, False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._shared: dict[int, _SharedState] = {}
@@ -211,8 +214,8 @@ class Actors(Pool):
         return _ActorWorker(self, self._actor.remote(), self._setup)
 
     def _wait(self) -> list["_ActorWorker"]:
-        awaited = {w.reply: w for w in self._workers if w.reply is not None}
-        timeout_s = None if any(w.has_started for w in self._workers) else _START_S
+        awaited = {w.replies[0]: w for w in self._workers if w.replies}
+        timeout_s = None if any(w.most for w in self._workers) else _START_S
         ready, _ = self._ray.wait(list(awaited), timeout=timeout_s)
         if not ready:
             raise RunError(
@@ -250,42 +253,32 @@ class _ActorWorker:
     """One actor and the jobs that it has; its first reply is that it has started."""
 
     def __init__(self, engine: Actors, actor: Any, setup: list[Any]) -> None:
-        self.engine, self.actor, self.has_started = engine, actor, False
-        self.jobs: list[NumberedJob] = []
+        self.engine, self.actor, self.most = engine, actor, 0
+        self.jobs: deque[NumberedJob] = deque()
         self.state_numbers: set[int] = set()  # of the states that the actor has: each is sent to it once
-        self.reply = actor.start.remote(*setup)
+        self.replies = deque([actor.start.remote(*setup)])
 
-    @property
-    def is_free(self) -> bool:
-        return self.has_started and not self.jobs
+    def send(self, job: Job, memory: Any) -> None:
+        shared, new = {}, {}
+        for name in ("state", "statistics"):
+            if (entry := self.engine.share(getattr(job, name), job.submodel)) is not None:
+                shared[name] = entry.number
+                if entry.number not in self.state_numbers:
+                    new[entry.number] = entry.reference
+        self.state_numbers = {*shared.values(), *(self.state_numbers & self.engine.shared_numbers)}
+        table = self.engine.dump_job(replace(job, state={}, statistics={}))
+        task = {"job": table, "memory": memory, "shared": shared, "new": list(new), "holds": sorted(self.state_numbers)}
+        self.replies.append(self.actor.run.remote(np.frombuffer(pack(task), dtype=np.uint8), *new.values()))
 
-    def send(self, jobs: list[NumberedJob], memories: list[Any]) -> None:
-        self.jobs = jobs
-        references: dict[int, Any] = {}
-        tasks = []
-        for (_, job), memory in zip(jobs, memories, strict=True):
-            numbers = {}
-            for name in ("state", "statistics"):
-                if (entry := self.engine.share(getattr(job, name), job.submodel)) is not None:
-                    numbers[name], references[entry.number] = entry.number, entry.reference
-            table = self.engine.dump_job(replace(job, state={}, statistics={}))
-            tasks.append({"job": table, "memory": memory, "shared": numbers})
-        new = [number for number in references if number not in self.state_numbers]
-        self.state_numbers = {*references, *(self.state_numbers & self.engine.shared_numbers)}
-        message = pack({"tasks": tasks, "new": new, "holds": sorted(self.state_numbers)})
-        self.reply = self.actor.run.remote(
-            np.frombuffer(message, dtype=np.uint8), *(references[number] for number in new)
-        )
-
-    def receive(self) -> Sequence[Mapping[str, Any]] | None:
+    def receive(self) -> Mapping[str, Any] | None:
         library = self.engine._ray
-        reply, self.reply = self.reply, None
         try:
-            messages, seconds = library.get(reply)
+            message, seconds = library.get(self.replies.popleft())
         except (library.exceptions.RayActorError, library.exceptions.ObjectLostError):
             return None
-        self.has_started = True
-        return [{**unpack(bytearray(message)), "seconds": s} for message, s in zip(messages, seconds, strict=True)]
+        self.most = 1 + min(_MAX_WAITING, int(_WAITING_S / seconds))
+        reply: Mapping[str, Any] = unpack(bytearray(message))
+        return reply
 
     def end(self) -> None:
         with contextlib.suppress(Exception):  # Ray has ended already
@@ -301,7 +294,7 @@ class Actor:
     simulation: Simulation
     states: Mapping[int, np.ndarray]
 
-    def start(self, setup: np.ndarray, x: np.ndarray, y: np.ndarray) -> "Replies":
+    def start(self, setup: np.ndarray, x: np.ndarray, y: np.ndarray) -> "Reply":
         """Rebuild the simulation; return an empty message, or an error."""
         torch.set_num_interop_threads(1)
         self.states = {}
@@ -312,31 +305,26 @@ class Actor:
                 data = unpack_data(table["data"], {"x": x, "y": y})
             self.simulation = load_setup(table, data, table["device"])
         except BaseException as error:
-            return [_as_array(dump_error(error))], [0.0]
-        return [_as_array(pack({}))], [0.0]
+            return _as_array(dump_error(error)), math.inf
+        return _as_array(pack({})), math.inf
 
-    def run(self, message: np.ndarray, *states: np.ndarray) -> "Replies":
-        """Run jobs one after the other; see `fleetfit.engines.pool.run_message`.
+    def run(self, message: np.ndarray, *states: np.ndarray) -> "Reply":
+        """Run a job; see `fleetfit.engines.pool.run_message`.
 
         Args:
-            message: The jobs, each with the numbers of its states, and which states are new or needed later.
+            message: The job with the numbers of its states, and which states are new or needed later.
             states: The new ones, from the store.
         """
-        batch = unpack(bytearray(message))
-        available = {**self.states, **dict(zip(batch["new"], states, strict=True))}
-        self.states = {number: available[number] for number in batch["holds"]}
-        replies, seconds = [], []
-        for task in batch["tasks"]:
-            start = time.perf_counter()
-            for name, number in task["shared"].items():  # a copy for each job, which may write to it
-                task["job"][name] = unpack(bytearray(self.states[number]))
-            replies.append(_as_array(run_message(task, self.simulation)))
-            seconds.append(time.perf_counter() - start)
-        return replies, seconds
+        began, task = time.perf_counter(), unpack(bytearray(message))
+        available = {**self.states, **dict(zip(task["new"], states, strict=True))}
+        self.states = {number: available[number] for number in task["holds"]}
+        for name, number in task["shared"].items():  # a copy for each job, which may write to it
+            task["job"][name] = unpack(bytearray(self.states[number]))
+        return _as_array(run_message(task, self.simulation)), time.perf_counter() - began
 
 
-Replies = tuple[list[np.ndarray], list[float]]
-"""Replies as messages, and the seconds that each job took."""
+Reply = tuple[np.ndarray, float]
+"""A reply as a message, and the seconds that its job took."""
 
 
 def _as_array(message: bytes) -> np.ndarray:
