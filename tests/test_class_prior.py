@@ -52,7 +52,7 @@ from fleetfit.rounds.class_frequencies import (
     iter_label_jobs,
     sum_class_frequencies,
 )
-from fleetfit.rounds.rollback import check_checkpoint
+from fleetfit.rounds.restore import check_checkpoint
 from fleetfit.runs.checkpoints import CheckpointError
 from fleetfit.secure import keys, pack_message
 from fleetfit.training import compute_class_frequencies, job as jobs, run_job

@@ -20,7 +20,7 @@ from fleetfit.engines.processes import processes
 from fleetfit.hooks import Method
 from fleetfit.hooks.level_tensors import keep_per_level
 from fleetfit.rounds import Settings, run, run_round, start
-from fleetfit.rounds.rollback import _check_state
+from fleetfit.rounds.restore import _check_state
 from fleetfit.runs.checkpoints import CheckpointError
 from fleetfit.submodel import extract
 

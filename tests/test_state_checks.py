@@ -16,7 +16,8 @@ from fleetfit.core import Server
 from fleetfit.layout import State, build_module
 from fleetfit.rounds import start
 from fleetfit.rounds.report import explain_empty_rounds, format_largest_updates, format_rollback
-from fleetfit.rounds.rollback import check_checkpoint, find_invalid_state
+from fleetfit.rounds.restore import check_checkpoint
+from fleetfit.rounds.rollback import find_invalid_state
 from fleetfit.runs.checkpoints import CheckpointError
 from fleetfit.submodel import extract, pack_state
 

@@ -32,7 +32,7 @@ from fleetfit.markup import escape_html
 from fleetfit.names import explain_plug_ins
 from fleetfit.planner import Plan
 from fleetfit.report.tables import make_level_table, make_total_table
-from fleetfit.rounds.rollback import check_base, check_checkpoint
+from fleetfit.rounds.restore import check_base, check_checkpoint
 from fleetfit.runs.checkpoints import CheckpointError
 from fleetfit.runs.data import CHANGED, format_difference, load_transform, make_fingerprint
 from fleetfit.runs.folder import NODES, RunFolder

@@ -21,7 +21,7 @@ name, flushed to disk and renamed, so a killed process leaves the old or the new
 before its checkpoint; a resumed run removes the lines after its checkpoint. Files of tensors have a checksum.
 
 A folder may be untrusted. Only regular files are read, and links in the folder are not followed when writing. `schema`
-validates types and ranges of files, and `fleetfit.rounds.rollback` compares tensors with the model.
+validates types and ranges of files, and `fleetfit.rounds.restore` compares tensors with the model.
 """
 
 from pathlib import Path

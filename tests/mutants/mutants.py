@@ -103,11 +103,12 @@ MORE: Mapping[str, Sequence[str]] = {
         "test_secure_runs",
         "golden",
     ),
+    "rounds/restore.py": ("test_state_checks", "test_checkpoints", "test_class_prior"),
     "rounds/rollback.py": (
         "test_standing",
         "test_rounds",
         "test_filter_updates",
-        "test_checkpoints",
+        "test_state_checks",
         "golden",
     ),
     "submodel/strips.py": (
