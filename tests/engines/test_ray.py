@@ -317,5 +317,5 @@ def test_ctrl_c_ends_a_run_and_its_cluster(tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode in (130, -signal.SIGINT), "a shell shows 130 for both"
-    assert err.strip().splitlines()[-1].endswith(f"continue with: fleetfit resume {folder}")
+    assert err.strip().splitlines()[-1].strip() == f"fleetfit resume {folder}"
     assert not psutil.wait_procs(own, timeout=LIMIT_S)[1]
