@@ -108,7 +108,7 @@ def update_of(job: Job) -> Update:
     if job.kind == "evaluate":
         metrics = {"n": 1, "correct": [0] * len(job.submodel.exits), "ensemble": 0}
     state = job.state if job.kind == "train" else {}
-    return Update(job.round, job.index, job.client, job.level, job.submodel, job.submodel, state, EXAMPLES, metrics)
+    return Update.of(job, state, EXAMPLES, metrics=metrics)
 
 
 def main(superlink: str, ca: str, out: str, *keys: str) -> None:

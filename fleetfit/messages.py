@@ -419,8 +419,7 @@ def reply_size(reply: Update | Failure, layout: Layout) -> int:
 def update_size(job: Job, layout: Layout, extra: Shapes) -> int:
     """Return the bytes of an update without metrics that a training job will have, with these extra tensors."""
     kind = job.local.compress
-    update = Update(job.round, job.index, job.client, job.level, job.submodel, job.submodel, job.state, 0, {},
-                    extra=_make_empty(extra, torch.float32) if extra else {})  # fmt: skip
+    update = Update.of(job, job.state, 0, extra=_make_empty(extra, torch.float32) if extra else {})
     if kind is not None:
         scales = _make_empty(scale_shapes(job.state), torch.float32) if kind == "int8" else {}
         update = replace(

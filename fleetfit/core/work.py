@@ -161,6 +161,12 @@ class Update:
     untrained: tuple[str, ...] = ()
     extra: State = field(default_factory=dict)
 
+    @staticmethod
+    def of(job: Job, state: State, samples: int, **more: Any) -> "Update":
+        """Return the update that answers a job, of the sub-model that was sent; `more`: further fields."""
+        more = {"metrics": {}, **more}
+        return Update(job.round, job.index, job.client, job.level, job.submodel, job.submodel, state, samples, **more)
+
 
 @dataclass(frozen=True, eq=False)
 class Failure:

@@ -320,8 +320,7 @@ def mask_update(
         costs = {"multiply_adds": reply.multiply_adds, "simulated_s": reply.simulated_s}
         return Failure.of(job, format_exception(error), **costs)
     if update is None:
-        update = Update(job.round, job.index, job.client, job.level, job.submodel, job.submodel, {}, 0, {},
-                        multiply_adds=reply.multiply_adds, simulated_s=reply.simulated_s)  # fmt: skip
+        update = Update.of(job, {}, 0, multiply_adds=reply.multiply_adds, simulated_s=reply.simulated_s)
     return PhaseAnswer(message, replace(update, state={}, scales={}, metrics={}, untrained=(), extra={}))
 
 

@@ -99,10 +99,7 @@ def _read_report(job: Job, answer: Mapping[str, Any]) -> Update:
     if any(type(number) is not int or not 0 <= number < 2**60 for number in (samples, multiply_adds)):
         raise RunError("its report on training is missing or wrong.")
     assert isinstance(samples, int) and isinstance(multiply_adds, int)
-    submodel = job.submodel
-    return Update(
-        job.round, job.index, job.client, job.level, submodel, submodel, {}, samples, {}, multiply_adds=multiply_adds
-    )
+    return Update.of(job, {}, samples, multiply_adds=multiply_adds)
 
 
 # ---- the node's side -------------------------------------------------------------------------------------------------

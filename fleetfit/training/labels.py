@@ -42,5 +42,4 @@ def compute_offset(frequencies: Tensor, prior: tuple[float, ...], tau: float = 1
 
 def report_class_frequencies(job: Job, device: Device) -> Update:
     """Answer a job "labels"."""
-    samples, state = len(device.data.split("train")), {FREQUENCIES: compute_class_frequencies(device.data)}
-    return Update(job.round, job.index, job.client, job.level, job.submodel, job.submodel, state, samples, {})
+    return Update.of(job, {FREQUENCIES: compute_class_frequencies(device.data)}, len(device.data.split("train")))

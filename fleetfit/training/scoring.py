@@ -14,7 +14,7 @@ from torch import Tensor
 from fleetfit import names
 from fleetfit.core import Device, Job, Update
 from fleetfit.errors import NO_STATISTICS, RunError
-from fleetfit.layout import State, batch_norms, outputs
+from fleetfit.layout import batch_norms, outputs
 from fleetfit.seeds import make_torch_rng
 from fleetfit.training.batch_norm import get_batch_norm_sums, use_statistics
 from fleetfit.training.batches import iter_batches
@@ -59,7 +59,7 @@ def score_jobs(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update]:
             own_loader = loader if same_data else BatchLoader(device, model.module)
             batches = list(iter_batches(indices, evaluation.batch_size))
             metrics = _score(model, device, own_loader, batches, job, scores, offset)
-            updates.append(_make_update(job, indices, metrics, {}))
+            updates.append(Update.of(job, {}, len(indices), metrics=metrics))
     return updates
 
 
@@ -75,7 +75,7 @@ def sum_batch_norm_inputs(job: Job, device: Device) -> Update:
     with disable_compiled_kernels(model.arithmetic), sums.watch():  # compiled kernels call no hooks
         for batch in iter_batches(indices, job.evaluation.batch_size):
             sums.run(device.put(device.data.batch(batch)[0]))
-        return _make_update(job, indices, {}, sums.take())
+        return Update.of(job, sums.take(), len(indices))
 
 
 def _load_model(job: Job, device: Device) -> LocalModel:
@@ -93,10 +93,6 @@ def _select_samples(job: Job, device: Device) -> Tensor:
     if evaluation.shuffle or evaluation.samples is not None:
         indices = indices[torch.randperm(len(indices), generator=make_torch_rng(job.seed, "order"))]
     return indices if evaluation.samples is None else indices[: evaluation.samples]
-
-
-def _make_update(job: Job, indices: Tensor, metrics: dict[str, Any], state: State) -> Update:
-    return Update(job.round, job.index, job.client, job.level, job.submodel, job.submodel, state, len(indices), metrics)
 
 
 def _score(
