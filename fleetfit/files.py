@@ -226,20 +226,26 @@ def open_file(path: str | Path, error: type[FleetFitError] | None = None) -> Bin
     Raises:
         OSError: The file is missing, is not a regular file, or cannot be read.
     """
-    try:
+    with _raise_as(error, path):
         _check_regular(Path(path).stat(), path)  # check first, because opening a device may start it
         return _open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | _NONBLOCKING)
+
+
+@contextlib.contextmanager
+def _raise_as(error: type[FleetFitError] | None, path: str | Path) -> Iterator[None]:
+    """Raise an error class of the caller, if there is one, in place of the system's errors."""
+    if error is None:
+        yield
+        return
+    try:
+        yield
     except FileNotFoundError:
-        if error is None:
-            raise
         raise error(f"no such file: {path}.{suggest_neighbour(path)}", path=path) from None
     except OSError as cause:
-        if error is None:
-            raise
         raise error(f"{path} cannot be read: {format_os_error(cause)}.", path=path) from None
+    except UnicodeDecodeError as cause:
+        raise error(f"{path} cannot be read as UTF-8: byte {cause.start} is not valid.", path=path) from None
     except ValueError:  # a null character
-        if error is None:
-            raise
         raise error(f"no such file: {str(path)!r}.", path=path) from None
 
 
@@ -272,13 +278,8 @@ def read_bytes(path: str | Path, error: type[FleetFitError] | None = None) -> by
     Raises:
         OSError: The path is not a regular file, or cannot be read.
     """
-    with open_file(path, error) as file:
-        try:
-            return file.read()
-        except OSError as cause:
-            if error is None:
-                raise
-            raise error(f"{path} cannot be read: {format_os_error(cause)}.", path=path) from None
+    with _raise_as(error, path), open_file(path) as file:
+        return file.read()
 
 
 def read_text(path: str | Path, error: type[FleetFitError] | None = None) -> str:
@@ -292,12 +293,8 @@ def read_text(path: str | Path, error: type[FleetFitError] | None = None) -> str
         OSError: The file cannot be read.
         UnicodeDecodeError: The file is not UTF-8 text.
     """
-    try:
-        return read_bytes(path, error).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-    except UnicodeDecodeError as cause:
-        if error is None:
-            raise
-        raise error(f"{path} cannot be read as UTF-8: byte {cause.start} is not valid.", path=path) from None
+    with _raise_as(error, path):
+        return read_bytes(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def is_file(path: Path) -> bool:

@@ -340,16 +340,11 @@ def _record_outputs(module: nn.Module) -> Iterator[list[tuple[str, Tensor]]]:
         if isinstance(tensor, Tensor) and tensor.is_floating_point():
             recorded.append((name, tensor.detach().clone()))
 
-    hooks = [
-        part.register_forward_hook(lambda _, __, output, name=name: record(name, output))
-        for name, part in module.named_modules()
-        if name and (next(part.parameters(recurse=False), None) is not None or next(part.children(), None) is None)
-    ]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name, part in module.named_modules():
+            if name and (next(part.parameters(recurse=False), None) is not None or next(part.children(), None) is None):
+                hooks.enter_context(part.register_forward_hook(lambda _, __, out, name=name: record(name, out)))
         yield recorded
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _compare_outputs(

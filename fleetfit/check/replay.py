@@ -91,16 +91,13 @@ def replay_operations(module: nn.Module, trace: Trace, statistics: bool) -> Iter
 def _track_modules(module: nn.Module) -> Iterator[list[str]]:
     """Keep the name of the running module at the end of a list."""
     stack = [""]
-    hooks: list[Any] = []
-    for name, part in module.named_modules():
-        if not isinstance(part, torch.jit.ScriptModule):
-            hooks.append(part.register_forward_pre_hook(lambda *_, name=name: stack.append(name)))
-            hooks.append(part.register_forward_hook(lambda *_: (stack.pop(), None)[1], always_call=True))
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name, part in module.named_modules():
+            if not isinstance(part, torch.jit.ScriptModule):
+                hooks.enter_context(part.register_forward_pre_hook(lambda *_, name=name: stack.append(name)))
+                leave = part.register_forward_hook(lambda *_: (stack.pop(), None)[1], always_call=True)
+                hooks.enter_context(leave)
         yield stack
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 class _Mode(Operations):

@@ -5,9 +5,10 @@ module may add other operations, such as a Mamba scan, with a method `extra_flop
 (two per multiply-add) of a call with these inputs, the tuple of `forward`'s arguments.
 """
 
+import contextlib
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -120,9 +121,9 @@ def count(
     for norm in batch_norms(module).values():
         norm.forward = lambda x: x  # type: ignore[assignment]  # torch counts nothing there, and takes long
     module.eval().requires_grad_(False)  # the tracker fails on a parameter that is the input of a layer
-    running, extra = ModuleTracker(), _Extra(module)
+    running = ModuleTracker()
     explained = explain_errors(architecture, input_shape, "meta", sizes=sizes)
-    with explained, torch.no_grad(), extra, running, _Flops(running) as counter:
+    with explained, torch.no_grad(), _count_extra(module) as extra, running, _Flops(running) as counter:
         module(x)
     counts = counter.by_module
     root = type(module).__name__
@@ -132,7 +133,7 @@ def count(
     for name, n in total.items():
         if name:
             own[_find_parent(name, total)] -= n
-    for name, n in extra.flops.items():
+    for name, n in extra.items():
         own[name] = own.get(name, 0) + n
     return module, {name: n // (2 * _BATCH) for name, n in own.items()}
 
@@ -174,24 +175,19 @@ class _Flops(meta.Operations):
         return out
 
 
-class _Extra:
-    """Collects `extra_flops` of modules by their names, while the module runs."""
+@contextlib.contextmanager
+def _count_extra(module: nn.Module) -> Iterator[dict[str, int]]:
+    """Collect `extra_flops` of modules by their names, while the module runs."""
+    flops: dict[str, int] = {}
 
-    def __init__(self, module: nn.Module) -> None:
-        self.flops: dict[str, int] = {}
-        self._modules = {name: part for name, part in module.named_modules() if hasattr(part, "extra_flops")}
+    def add(name: str, part: Any, inputs: tuple[Any, ...], _: Any) -> None:
+        flops[name] = flops.get(name, 0) + int(part.extra_flops(inputs))
 
-    def __enter__(self) -> None:
-        self._hooks = [
-            part.register_forward_hook(functools.partial(self._ask, name)) for name, part in self._modules.items()
-        ]
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
-    def _ask(self, name: str, part: Any, inputs: tuple[Any, ...], _: Any) -> None:
-        self.flops[name] = self.flops.get(name, 0) + int(part.extra_flops(inputs))
+    with contextlib.ExitStack() as hooks:
+        for name, part in module.named_modules():
+            if hasattr(part, "extra_flops"):
+                hooks.enter_context(part.register_forward_hook(functools.partial(add, name)))
+        yield flops
 
 
 def _find_parent(name: str, modules: Mapping[str, Any]) -> str:

@@ -7,9 +7,11 @@ A measured latency differs from run to run. `Conditions.measured` keeps it and a
 plans the same levels.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -221,32 +223,26 @@ def _time_passes(
     """Run a module repeatedly; return the seconds of each part by pass, under None those outside of all parts."""
     row: dict[Part, float] = {}
     began: list[float] = []
-    hooks = []
-    for part, name in parts.items():
-
-        def leave(*_: object, name: Part = name) -> None:
-            took = time.perf_counter() - began.pop()
-            row[name] = row.get(name, 0.0) + took
-
-        hooks.append(part.register_forward_pre_hook(lambda *_: began.append(time.perf_counter())))
-        hooks.append(part.register_forward_hook(leave))
     rows: list[dict[Part, float]] = []
-    try:
-        with torch.no_grad(), use_threads(threads):
-            end = 0.0
-            for i in range(-_WARM_UP, _MOST):
-                row.clear()
-                took = _pass_s(module, x)
-                row[None] = took - sum(row.values())
-                now = time.perf_counter()
-                end = now + patience_s if i < 0 else end
-                if i >= 0:
-                    rows.append(dict(row))
-                if i >= _FEWEST - 1 and now > end:
-                    break
-    finally:
-        for hook in hooks:
-            hook.remove()
+
+    def leave(name: Part, *_: object) -> None:
+        row[name] = row.get(name, 0.0) + time.perf_counter() - began.pop()
+
+    with contextlib.ExitStack() as hooks, torch.no_grad(), use_threads(threads):
+        for part, name in parts.items():
+            hooks.enter_context(part.register_forward_pre_hook(lambda *_: began.append(time.perf_counter())))
+            hooks.enter_context(part.register_forward_hook(partial(leave, name)))
+        end = 0.0
+        for i in range(-_WARM_UP, _MOST):
+            row.clear()
+            took = _pass_s(module, x)
+            row[None] = took - sum(row.values())
+            now = time.perf_counter()
+            end = now + patience_s if i < 0 else end
+            if i >= 0:
+                rows.append(dict(row))
+            if i >= _FEWEST - 1 and now > end:
+                break
     return rows
 
 

@@ -10,6 +10,7 @@ a layer really keeps, not the level's nominal one; levels are fixed per client a
 label-masked averaging of the output rows goes with `masked`, as in the authors' text.
 """
 
+import contextlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -79,16 +80,11 @@ def width_loss(job: Job, device: Device, scaler: bool, masked: bool) -> Loss:
 
     def loss(module: nn.Module, x: Any, y: Tensor) -> Tensor:
         layers = {name: module.get_submodule(name) for name in fractions}
-        hooks = [
-            layer.register_forward_pre_hook(_make_scaler(fractions[name]))
-            for name, layer in layers.items()
-            if not isinstance(layer, nn.PReLU)
-        ]
-        try:
+        with contextlib.ExitStack() as hooks:
+            for name, layer in layers.items():
+                if not isinstance(layer, nn.PReLU):
+                    hooks.enter_context(layer.register_forward_pre_hook(_make_scaler(fractions[name])))
             return criterion(outputs(module, x)[-1], y)
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     return loss
 

@@ -8,7 +8,7 @@ norms over places, see the image but do not tell where something is, so they are
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -107,12 +107,10 @@ def _keep_head_inputs(module: nn.Module, positions: Sequence[int], inputs: dict[
     def make_hook(exit: int) -> Callable[..., None]:
         return lambda _, args, kwargs: inputs.setdefault(exit, (args, kwargs))
 
-    handles = [head.register_forward_pre_hook(make_hook(e), with_kwargs=True) for e, head in by_exit.items()]
-    try:
+    with ExitStack() as hooks:
+        for e, head in by_exit.items():
+            hooks.enter_context(head.register_forward_pre_hook(make_hook(e), with_kwargs=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class _LocalOperations(TorchFunctionMode):

@@ -174,7 +174,8 @@ class SecureClient:
         sealed, marks = [], []
         for member in roster.members:
             own = [(kind, parts[self._position[member.client] - 1]) for kind, parts in shares.items()]
-            marks.append((member.client, b"".join(self._mark(member.client, kind, share) for kind, share in own)))
+            own_marks = [mark(self._run, self._round, self.number, member.client, *share) for share in own]
+            marks.append((member.client, b"".join(own_marks)))
             if member.client == self.number:
                 self._held |= {(self.number, kind): share for kind, share in own}
                 continue
@@ -184,9 +185,6 @@ class SecureClient:
         seeds = tuple((block, keys.digest("fleetfit secure seed", seed)) for block, seed in self._seeds.items())
         self._leave()
         return Shares(self.number, tuple(sealed), tuple(marks), seeds)
-
-    def _mark(self, holder: int, kind: int, share: bytes) -> bytes:
-        return mark(self._run, self._round, self.number, holder, kind, share)
 
     def _derive_seal_key(self, other: Keys, dealer: int, holder: int) -> bytes:
         return keys.derive_key(self._secrets.seals.secret(other.seal_key), "fleetfit secure seal", dealer, holder)
@@ -416,5 +414,5 @@ def list_needed_shares(roster: Roster, living: set[int], dead: set[int], minimum
     """Return the secrets to be restored, as (member, kind)."""
     blocks = find_open_blocks(roster, living, minimum)
     seeds = [(client, block) for block, members in blocks.items() for client in members]
-    pairs = [client for client in sorted(dead) if any(client in roster.find_covering(block) for block in blocks)]
+    pairs = [client for client in sorted(dead) if any(roster.covers(client, block) for block in blocks)]
     return [*seeds, *((client, MASK_KEY) for client in pairs)]

@@ -71,9 +71,7 @@ class Roster:
 
     def find_covering(self, block: int) -> tuple[int, ...]:
         """Return the members that cover a block."""
-        if block not in self._covering:
-            self._covering[block] = tuple(m.client for m in self.members if self.covers(m.client, block))
-        return self._covering[block]
+        return tuple(m.client for m in self.members if self.covers(m.client, block))
 
     def covers(self, client: int, block: int) -> bool:
         """Return whether a member covers a block."""
@@ -83,10 +81,6 @@ class Roster:
     def _bit(self) -> dict[int, int]:
         bits = {submodel: number for number, submodel in enumerate(self.submodels)}
         return {member.client: bits[member.submodel] for member in self.members}
-
-    @cached_property
-    def _covering(self) -> dict[int, tuple[int, ...]]:
-        return {}
 
     def get_blocks(self, client: int) -> list[int]:
         """Return the announced blocks that a member covers."""

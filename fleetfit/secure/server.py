@@ -264,7 +264,7 @@ class SecureServer:
         """Remove the masks that living members share with a dead one."""
         shared: dict[int, list[int]] = {}
         for block, members in blocks.items():
-            if client in self._roster.find_covering(block):
+            if self._roster.covers(client, block):
                 for other in members:
                     shared.setdefault(other, []).append(block)
         for other, both in shared.items():

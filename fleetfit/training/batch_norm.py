@@ -56,13 +56,11 @@ class BatchNormSums:
     @contextlib.contextmanager
     def watch(self) -> Iterator[None]:
         """Sum the inputs of the layers in the passes inside."""
-        hooks = [norm.register_forward_pre_hook(partial(self._add, name)) for name, norm in self._norms.items()]
-        try:
+        with contextlib.ExitStack() as hooks:
+            hooks.callback(self._sums.clear)
+            for name, norm in self._norms.items():
+                hooks.enter_context(norm.register_forward_pre_hook(partial(self._add, name)))
             yield
-        finally:
-            self._sums.clear()
-            for hook in hooks:
-                hook.remove()
 
     def run(self, x: Tensor) -> None:
         """Pass one batch."""

@@ -15,7 +15,7 @@ values are the same in every process.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -172,12 +172,10 @@ def _find_heads(module: Any, trained: set[int], x: Tensor) -> FrozenPrefix:
 def _record_parts(module: nn.Module) -> Iterator[list[nn.Module]]:
     """Record which parts of a module run."""
     ran: list[nn.Module] = []
-    hooks = [part.register_forward_pre_hook(lambda part, _: ran.append(part)) for part in module.modules()]
-    try:
+    with ExitStack() as hooks:
+        for part in module.modules():
+            hooks.enter_context(part.register_forward_pre_hook(lambda part, _: ran.append(part)))
         yield ran
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _is_changing(part: nn.Module, trained: set[int]) -> bool:
@@ -213,12 +211,10 @@ def _record_calls(heads: Sequence[nn.Module]) -> Iterator[list[Call]]:
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         calls.append((head, inputs, output, autocast))
 
-    hooks = [head.register_forward_hook(record) for head in heads]
-    try:
+    with ExitStack() as hooks:
+        for head in heads:
+            hooks.enter_context(head.register_forward_hook(record))
         yield calls
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _describe_head(calls: Sequence[Call], logits: Tensor) -> CachedValue | None:
@@ -241,12 +237,8 @@ def _read_head_input(module: Any, head: nn.Module, index: int, carry: Any) -> An
         values.append(inputs[0])
         raise _HeadReached
 
-    hook = head.register_forward_pre_hook(record)
-    try:
-        with suppress(_HeadReached):
-            module.head(index, carry)
-    finally:
-        hook.remove()
+    with head.register_forward_pre_hook(record), suppress(_HeadReached):
+        module.head(index, carry)
     return values[0]
 
 
@@ -259,13 +251,10 @@ def _read_head_inputs(module: VisitsExits, heads: Sequence[Any], x: Tensor) -> l
         if len(values) == len(heads):
             raise _HeadReached
 
-    hooks = [head.register_forward_pre_hook(record) for head in heads]
-    try:
-        with suppress(_HeadReached):
-            module.visit_exits(x, lambda i, logits: False)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, suppress(_HeadReached):
+        for head in heads:
+            hooks.enter_context(head.register_forward_pre_hook(record))
+        module.visit_exits(x, lambda i, logits: False)
     return values
 
 
