@@ -45,10 +45,10 @@ def iter_tags(federation: Federation, server: Server, scope: EvaluationScope, no
     ids, adapts = _draw_clients(federation, scope), "adapt_job" in federation.method.own_hooks
     for norm in norms:
         for level in range(top, -1, -1):
-            own = {client: None for client in ids if known[client] == level}
+            own = [client for client in ids if known[client] == level]
             if level == top:
                 for client in ids if scope.beyond else own:
-                    yield Tag(norm, split, level, client, "global", not adapts and client in own)
+                    yield Tag(norm, split, level, client, "global", not adapts and bool(known[client] == level))
             if level != top or adapts:
                 yield from (Tag(norm, split, level, client, "local", True) for client in own)
             if scope.whole and federation.device is not None and (federation.levels[level].averaged or level == top):

@@ -43,7 +43,7 @@ COPIED = ("fleetfit", "tests", "benchmarks", "docs", "examples", "experiments", 
 
 TESTS: Mapping[str, Sequence[str]] = {
     "aggregate.py": ("test_aggregate", "test_rounds", "test_plain_examples", "golden"),
-    "evaluation": ("test_evaluate", "test_rounds", "golden", "test_attacks"),
+    "evaluation": ("test_evaluation", "test_rounds", "golden", "test_attacks"),
     "layout": ("test_layout", "test_model_mistakes", "test_wrong_layouts", "test_check_model", "test_submodel",
                "properties/test_product_properties", "test_reefl"),
     "hooks": ("test_method_spec", "test_methods", "test_rounds", "test_filter_updates", "test_docs_generated",
@@ -53,8 +53,8 @@ TESTS: Mapping[str, Sequence[str]] = {
     "rounds": ("test_rounds", "test_filter_updates", "test_availability", "test_standing", "golden"),
     "submodel": ("test_submodel", "test_aggregate", "test_rounds", "golden"),
     "training": ("test_train", "test_limits", "test_clock", "test_deadlines", "test_start",
-                 "test_evaluate", "golden"),
-    "validation.py": ("test_validation", "test_rounds", "test_evaluate", "test_filter_updates", "test_compression",
+                 "test_evaluation", "golden"),
+    "validation.py": ("test_validation", "test_rounds", "test_evaluation", "test_filter_updates", "test_compression",
                       "test_secure_runs"),
 }  # fmt: skip
 """The tests of each part of `fleetfit/`; a test file that has the name of the mutated module goes first."""
@@ -139,7 +139,7 @@ MORE: Mapping[str, Sequence[str]] = {
     "options/outliers.py": ("test_robust",),
     "options/trimmed_mean.py": ("test_robust",),
     "aggregate.py": ("test_aggregate", "test_strips", "test_buffers"),
-    "evaluation/columns.py": ("test_evaluate", "test_own_metrics", "test_attacks"),
+    "evaluation/columns.py": ("test_evaluation", "test_own_metrics", "test_attacks"),
     "training/scoring.py": ("test_one_pass", "test_own_metrics", "test_tasks"),
     "training/features.py": ("test_features",),
     "training/frozen.py": ("test_features",),
