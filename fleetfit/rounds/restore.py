@@ -114,16 +114,16 @@ def _check_state(state: State, federation: Federation, own: bool) -> None:
     layout = federation.problem.layout
     plain = {name: tensor for name, tensor in state.items() if name in layout.tensors}
     _check(plain, layout.shapes({}, layout.exits), "server/state/")
+    if not own:
+        return
     prefixed: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in state.items():
-        if name not in layout.tensors:
-            prefix, slash, rest = name.partition("/")
-            if own and (not slash or rest not in layout.tensors):
-                raise CheckpointError(f'"server/state/{name}" is not a tensor of this model')
-            prefixed.setdefault(prefix, {})[rest] = tensor
+    for name in (name for name in state if name not in plain):
+        prefix, slash, rest = name.partition("/")
+        if not slash or rest not in layout.tensors:
+            raise CheckpointError(f'"server/state/{name}" is not a tensor of this model')
+        prefixed.setdefault(prefix, {})[rest] = state[name]
     for prefix, tensors in prefixed.items():
-        if own:
-            _check(tensors, _get_prefixed_shapes(prefix, tensors, federation), f"server/state/{prefix}/")
+        _check(tensors, _get_prefixed_shapes(prefix, tensors, federation), f"server/state/{prefix}/")
 
 
 def _get_prefixed_shapes(prefix: str, tensors: State, federation: Federation) -> Shapes:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fleetfit.aggregate import Aggregate, average_sums
-from fleetfit.core import Aggregator, Failure, Federation, Job, Local, RoundSums, Server, Update
+from fleetfit.core import Aggregator, Failure, Federation, Job, Local, Server, Update
 from fleetfit.engines.base import Engine
+from fleetfit.engines.secure import SecureEngine
 from fleetfit.errors import (
     ConfigError,
     FleetFitError,
@@ -58,7 +59,7 @@ class Settings:
         patience: Rounds in a row without a usable update, or rolled back, after which the run stops.
         hostile: Clients that attack, in a simulation. The report counts them apart, and once an update has come in, no
             number of empty rounds stops the run.
-        secure: Secure aggregation; the engine then has `sums` (`fleetfit.engines.secure`). None without.
+        secure: Secure aggregation; the engine is then a `fleetfit.engines.secure.SecureEngine`. None without.
         links: Simulated faults of links; None for reliable links.
         quorum: Number of updates that ends a round, in a simulation with a clock; None to wait for every client.
         privacy: Differential privacy; its hooks are the method's. None without.
@@ -391,16 +392,12 @@ def collect_sums(
     """Run the jobs of a round, `clients` in number, with secure aggregation, and average the sums of their updates."""
     secure, privacy = settings.secure, settings.privacy
     assert secure is not None
+    assert isinstance(engine, SecureEngine)
     if privacy is not None and clients < secure.rules.minimum:
         return Collection([], None, TOO_FEW)
-    sum_updates = getattr(engine, "sums", None)
-    if sum_updates is None:
-        raise ConfigError(
-            f"[secure]: the engine {type(engine).__name__} returns updates, and not their sums.", key="secure"
-        )
     secure.begin(server.round)
     with timer.on("training"):
-        summed: RoundSums = sum_updates(jobs, server.state)
+        summed = engine.sums(jobs, server.state)
     entry = {"secure": {"hidden": summed.hidden, "clipped": summed.clipped}}
     with timer.on("validation"):
         if privacy is not None:
