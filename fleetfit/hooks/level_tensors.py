@@ -11,6 +11,7 @@ from typing import Any
 
 from fleetfit.aggregate import Aggregate, Mean
 from fleetfit.core import Federation, Server, Update
+from fleetfit.hooks import Method
 from fleetfit.layout import State
 from fleetfit.submodel import Submodel, extract, find_positions, narrow_layout
 
@@ -29,10 +30,12 @@ def select_all(name: str) -> bool:
     return True
 
 
-def get_select(method: Any) -> Select:
+def get_select(method: Method) -> Select:
     """Return which tensors each level has for itself, of a method of `keep_per_level`; of another one, all."""
     dispatch = method.dispatch
-    select: Select = dispatch.keywords["select"] if getattr(dispatch, "func", None) is dispatch_own else select_all
+    select: Select = (
+        dispatch.keywords["select"] if isinstance(dispatch, partial) and dispatch.func is dispatch_own else select_all
+    )
     return select
 
 

@@ -16,7 +16,7 @@ from fleetfit.config.schema import FRACTION, Experiment
 from fleetfit.core import Federation, Simulation
 from fleetfit.errors import ConfigError, RunError, truncate
 from fleetfit.evaluation import has_batch_norm
-from fleetfit.hooks import get_round_submodel, keep_prefix, weigh_equally
+from fleetfit.hooks import Method, get_round_submodel, keep_prefix, weigh_equally
 from fleetfit.options import fedadam, fedavgm
 from fleetfit.privacy import Ledger, Privacy, count_registered, find_noise, max_rounds
 from fleetfit.rounds import Settings
@@ -117,7 +117,7 @@ def _find_hook_owner(experiment: Experiment, hook: str) -> tuple[str, str]:
 
 
 def _check_sums(
-    experiment: Experiment, method: Any, hooks: Mapping[str, str], where: str, reason: str
+    experiment: Experiment, method: Method, hooks: Mapping[str, str], where: str, reason: str
 ) -> None:  # fmt: skip
     """Refuse hooks that need more than sums of a fixed part of the model, and channels that differ by client."""
     for hook, effect in hooks.items():
