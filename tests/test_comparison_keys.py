@@ -111,7 +111,7 @@ def test_options_and_hooks_that_all_rows_share_reach_every_row(tmp_path: Path) -
     )
     for table in tables.values():
         assert table["method"]["plus"] == {"fedprox": {"mu": 0.3}}
-        assert table["method"]["hooks"] == {"channels": "rolling"}
+        assert table["method"]["hooks"] == {"choose_channels": "rolling"}
 
 
 # ---- what is refused ---------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def test_a_file_is_as_its_paper_or_says_how_it_differs(path: Path) -> None:
         if pixels and (key_of(data, "normalise") or "own") != paper.normalise and "normalised" not in differs:
             wrong[f"{label}: normalise"] = key_of(data, "normalise")
         counts = paper.counted is None or method in paper.counted
-        plain = experiment.method.hooks.get("weight") == "by_samples" and path.stem.startswith("reefl-")
+        plain = experiment.method.hooks.get("weigh") == "by_samples" and path.stem.startswith("reefl-")
         weight = weigh_by_samples if plain or not counts else weigh_equally
         if build(build_method_spec(experiment)).weigh is not weight:
             wrong[f"{label}: weight"] = method
