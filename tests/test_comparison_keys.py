@@ -392,7 +392,7 @@ def test_seeds_in_the_wrong_place_lead_to_the_grid(tmp_path: Path, text: str, ke
 def test_a_row_may_give_what_the_file_s_method_needs(tmp_path: Path) -> None:
     """The file alone is no run; a row without the hyperparameter is refused by its key."""
     (tmp_path / "own.py").write_text(
-        "from fleetfit import Method\n\n\ndef mine(beta: float) -> Method:\n    return Method()\n"
+        "from fleetfit.method import Method\n\n\ndef mine(beta: float) -> Method:\n    return Method()\n"
     )
     table = {"data": "digits", "method": f"{tmp_path / 'own.py'}:mine"}
     rows = [{"label": "a", "method": {"beta": 0.1}}, {"label": "b", "method": {"beta": 0.2}}]

@@ -588,7 +588,7 @@ def test_the_problem_of_a_run_has_its_levels_here_and_rebuilt() -> None:
 def test_a_broken_method_fails_while_loading(body: str, tmp_path: Path) -> None:
     """A method that cannot be built would lose the defaults that it declares, and train with other values."""
     file = tmp_path / "broken_method.py"
-    file.write_text(f"from fleetfit import Method\ndef broken():\n    {body}\n")
+    file.write_text(f"from fleetfit.method import Method\ndef broken():\n    {body}\n")
     with raises(ConfigError, "penalty" if "penalty" in body else file):
         load_experiment({"method": f"{file}:broken"})
 

@@ -147,7 +147,7 @@ def test_an_override_is_one_key(text: str) -> None:
 
 
 def test_an_override_takes_quoted_keys_and_section_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own.py").write_text("from fleetfit import Method\ndef option(x=1):\n    return Method()\n")
+    (tmp_path / "own.py").write_text("from fleetfit.method import Method\ndef option(x=1):\n    return Method()\n")
     monkeypatch.chdir(tmp_path)
     experiment = load_experiment({}, ['method.plus."own.py:option".x=3', "model=resnet20"])
     assert experiment.method.plus == {f"{Path.cwd() / 'own.py'}:option": {"x": 3}}
