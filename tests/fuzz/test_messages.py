@@ -87,6 +87,6 @@ def test_the_corpus_is_there() -> None:
 
 def test_a_check_that_sees_nothing_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let everything pass validation: the harness must notice."""
-    monkeypatch.setattr("fleetfit.rounds.round.validate_reply", lambda reply, job, federation, norms: reply)
+    monkeypatch.setattr("fleetfit.validation.validate_reply", lambda reply, job, federation, norms: reply)
     with pytest.raises(Exception):  # noqa: B017, PT011 -- an assertion, or what the state makes somebody raise
         many(300, seed=7)
