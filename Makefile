@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.made-by-make
 DEMO_STAMP := $(VENV)/.made-for-demo
 DEMO_NEEDS := numpy safetensors pydantic typer rich tomli-w filelock jinja2 psutil pillow
-EXTRAS := partitioners,text,audio,hub,peft,ray,flower,plots,export,executorch,privacy,secure,tensorboard,wandb,docs,dev
+EXTRAS := partitioners,text,audio,hub,peft,ray,flower,plots,export,executorch,privacy,secure,tensorboard,wandb,mlflow,docs,dev
 IN_RANGE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 # pip shows its progress to people.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install $(if $(CI),-qq) -c constraints.txt

@@ -107,7 +107,7 @@ KINDS: Mapping[str, Kind] = {
         shared=("device", "speed", "precision", "memory_format", "compile", "features_bytes"),
         example="local",
     ),
-    "callbacks": Kind(("callbacks",), _list_modules("callbacks", "tensorboard wandb"), context=("report",),
+    "callbacks": Kind(("callbacks",), _list_modules("callbacks", "mlflow tensorboard wandb"), context=("report",),
                       example="tensorboard"),
     "metrics": Kind(("evaluate.metrics",)),
 }  # fmt: skip

@@ -300,7 +300,7 @@ def test_one_callback_name_is_enough(tmp_path: Path) -> None:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "no such name": ("tensorbord", 'not among the callbacks: tensorboard, wandb. Did you mean "tensorboard"?'),
+    "no such name": ("tensorbord", 'not among the callbacks: mlflow, tensorboard, wandb. Did you mean "tensorboard"?'),
     "no such key": ({"name": "wandb", "projekt": "x"}, 'has no "projekt"'),
     "a key of a wrong type": ({"name": "wandb", "tags": 3}, "tags"),
     "a key of a function": ({"name": "mine.py:lines", "wort": "x"}, 'Did you mean "word"?'),
@@ -342,7 +342,7 @@ def test_an_object_that_is_no_callback_is_refused(callback: Any, message: str, t
 
 
 def test_a_missing_extra_is_named_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("tensorboard", "wandb"):
+    for name in ("tensorboard", "wandb", "mlflow"):
         monkeypatch.setitem(sys.modules, name, None)
         with raises(ff.MissingExtra, f"fleetfit[{name}]"):
             ff.run(QUICK, out=tmp_path / "run", callbacks=[name])
@@ -477,6 +477,29 @@ def test_wandb_has_every_number_and_resumes_its_run(tmp_path: Path, capfd: pytes
     assert "history" not in (output := capfd.readouterr().err) and len(output.splitlines()) < 8, (
         "what we print is enough"
     )
+
+
+def test_mlflow_has_every_number_and_resumes_its_run(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow", reason="it is an extra: fleetfit[mlflow]")
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    tracker = {"name": "mlflow", "uri": uri, "experiment": "e", "group": "mine"}
+    with pytest.raises(Stopped):
+        ff.run({"callbacks": [tracker], **QUICK}, out=tmp_path / "run", on_round=_stops_at_2, progress=False)
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("e").experiment_id
+    assert [one.info.status for one in client.search_runs([experiment])] == ["FAILED"]
+    run = ff.resume(tmp_path / "run", progress=False)
+    (tracked,) = client.search_runs([experiment])
+    assert tracked.info.status == "FINISHED" and tracked.info.run_name == "run" and tracked.data.tags["group"] == "mine"
+    parameters = tracked.data.params
+    assert (parameters["method.name"], parameters["rounds"]) == ("scalefl", "3")
+    for line in read_metrics(run.folder):
+        for name, value in scalars(line).items():
+            points = client.get_metric_history(tracked.info.run_id, name)
+            assert [point.value for point in points if point.step == line["round"]] == [pytest.approx(value)], name
+    assert tracked.data.metrics["final/local"] == run.summary["local"]
 
 
 @pytest.mark.slow

@@ -8,7 +8,8 @@ import pytest
 
 HEAVY = (
     "torch._dynamo", "torch._inductor", "sympy", "sklearn", "scipy", "pandas", "matplotlib", "pyarrow", "datasets",
-    "soundfile", "tokenizers", "transformers", "tensorboard", "wandb", "IPython", "optuna", "fleetfit.api.comparison",
+    "soundfile", "tokenizers", "transformers", "tensorboard", "wandb", "mlflow", "IPython", "optuna",
+    "fleetfit.api.comparison",
     "fleetfit.api.profiling", "fleetfit.data.files.table", "fleetfit.inference.export", "fleetfit.report.figures",
     "fleetfit.report.page",
 )  # fmt: skip
