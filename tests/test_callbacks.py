@@ -479,6 +479,7 @@ def test_wandb_has_every_number_and_resumes_its_run(tmp_path: Path, capfd: pytes
     )
 
 
+@pytest.mark.filterwarnings("ignore:The ``noload``")  # of MLflow's use of SQLAlchemy
 def test_mlflow_has_every_number_and_resumes_its_run(tmp_path: Path) -> None:
     pytest.importorskip("mlflow", reason="it is an extra: fleetfit[mlflow]")
     from mlflow import MlflowClient
