@@ -233,10 +233,6 @@ class Parties(Protocol):
         ...
 
 
-MakeParties = Callable[[BlockLayout, SecureRun], Parties]
-"""Makes the clients of sums of some blocks: of the model's, or of class frequencies."""
-
-
 class SimulatedParties:
     """Simulated clients: each is a `SecureClient` in this process, which trains on an engine."""
 
@@ -332,7 +328,7 @@ class SecureEngine(WrappedEngine):
         engine: Engine,
         layout: Layout,
         secure: SecureRun,
-        make_parties: MakeParties | None = None,
+        make_parties: Callable[[BlockLayout, SecureRun], Parties] | None = None,
         setting: str = "",
     ) -> None:
         """Wrap an engine.
@@ -341,7 +337,7 @@ class SecureEngine(WrappedEngine):
             engine: Runs the jobs.
             layout: The model's.
             secure: The run's settings of a secure round.
-            make_parties: Makes the clients; None: simulated ones.
+            make_parties: Makes the clients of sums of blocks; None: simulated ones.
             setting: Anything else that must be the same for all members.
         """
         super().__init__(engine)

@@ -59,12 +59,12 @@ def make_columns(federation: Federation, scope: EvaluationScope, norm: Norm, rep
             "full": columns["test_exits"][-1] if top in on_server else None,
             "test_samples": max(int(m["n"]) for m in on_server.values()),
         }
-    validated = {tag.client: m for tag, (_, m) in replies.items()
-                 if (tag.norm, tag.split) == (norm, "validation") and tag.client in full}  # fmt: skip
-    if split == "test" and validated:
-        best = {c: int(np.argmax(m["correct"])) for c, m in validated.items() if c is not None}
-        columns["best_exit"] = _mean(_get_accuracies(full[c])[e] for c, e in best.items())
-    return columns
+    best = [
+        _get_accuracies(full[tag.client])[int(np.argmax(m["correct"]))]
+        for tag, (_, m) in replies.items()
+        if split == "test" and (tag.norm, tag.split) == (norm, "validation") and tag.client in full
+    ]
+    return columns | ({"best_exit": _mean(best)} if best else {})
 
 
 def _tabulate(

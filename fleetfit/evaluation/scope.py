@@ -54,9 +54,8 @@ class EvaluationScope:
 
     def reduce(self, part: EvaluationPart | None) -> "EvaluationScope":
         """Return the scope of an evaluation before the last one, which may measure a part."""
-        scope = replace(self, whole=self.whole and self.always, norms=self.norms[:1], part=part)
-        if part is None:
-            return scope
-        numbers = [one for one in (self.statistics_samples, part.statistics_samples) if one is not None]
-        limits = [one for one in (self.samples, part.samples) if one is not None]
-        return replace(scope, statistics_samples=min(numbers), samples=min(limits, default=None))
+        limits = part or EvaluationPart()
+        statistics_samples = [one for one in (self.statistics_samples, limits.statistics_samples) if one is not None]
+        samples = [one for one in (self.samples, limits.samples) if one is not None]
+        return replace(self, whole=self.whole and self.always, norms=self.norms[:1], part=part,
+                       statistics_samples=min(statistics_samples), samples=min(samples, default=None))  # fmt: skip

@@ -80,10 +80,8 @@ def choose_evaluations(
     """
     section, rounds = experiment.evaluate, settings.rounds
     between = None if section.between is None else EvaluationPart(**section.between.model_dump())
-    if section.every != "auto":
-        return replace(settings, evaluate_every=section.every, between=between)
-    every = max(1, rounds // _FEWEST_EVALUATIONS)
-    if between is not None:
+    every = max(1, rounds // _FEWEST_EVALUATIONS) if section.every == "auto" else section.every
+    if section.every != "auto" or between is not None:
         return replace(settings, evaluate_every=every, between=between)
     samples = federation.clients.num_examples
     evaluated = len(data.split(section.split)) if isinstance(data, Data) else int(samples.sum()) // 4
