@@ -211,7 +211,7 @@ def test_the_demo_needs_only_what_make_demo_installs(tmp_path: Path) -> None:
         "    sys.modules[name] = None\n"
         "from fleetfit.cli import main\n"
         "main(['demo', '--set', 'rounds=1', '--set', 'data.partition.clients=8', '--set', 'local.epochs=1',\n"
-        "      '--jobs', '1', '--out', 'demo', '--quiet'])\n"
+        "      '--jobs', '1', '--out', 'demo'])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -268,9 +268,22 @@ def test_a_run_file_with_a_plug_in_method(tmp_path: Path) -> None:
     assert config["name"] == "mine"
 
 
+def test_quiet_prints_the_folder_alone(tmp_path: Path) -> None:
+    rows = 'compare.row=[{method.name="fedavg"}, {method.name="heterofl"}]'
+    for words in (["run", *SMALL], ["compare", *SMALL, "--set", rows]):
+        out = tmp_path / words[0]
+        if words[0] == "compare":
+            (tmp_path / "rows.toml").write_text("name = 'rows'\n")
+            words = ["compare", tmp_path / "rows.toml", *words[1:]]
+        result = run_verb(*words, "--out", out, "-q", code=0)
+        assert (result.out.splitlines(), result.err) == ([str(out)], "")
+    again = run_verb("resume", tmp_path / "run", "-q", code=0)
+    assert (again.out.splitlines(), again.err) == ([str(tmp_path / "run")], "")
+
+
 def test_who_cannot_take_part_is_said(tmp_path: Path) -> None:
     groups = 'fleet.groups=[{budget=0.05, name="tiny"}, {budget=1.0}]'
-    arguments = [*SMALL, "--set", groups, "--set", "fleet.levels=[0.5, 1]", "--out", tmp_path / "run", "-q"]
+    arguments = [*SMALL, "--set", groups, "--set", "fleet.levels=[0.5, 1]", "--out", tmp_path / "run"]
     result = run_verb("run", *arguments, code=0)
     assert 'Note: 4 clients of group "tiny" (budget 0.05 ' in result.out
 

@@ -90,7 +90,7 @@ def test_markdown_and_csv_say_the_same(comparison: ff.Comparison) -> None:
 def test_another_reference_is_asked_for_without_training(place: Path, comparison: ff.Comparison) -> None:
     """As an option and in the file; in at most 100 columns of text."""
     before = {p: p.stat().st_mtime_ns for p in (place / "out").rglob("metrics.jsonl")}
-    out = ["--out", str(place / "out"), "--quiet"]
+    out = ["--out", str(place / "out")]
     output = run_verb("compare", place / "three.toml", *out, "--against", "fedavg", code=0).out
     below = output[output.index("Differences from fedavg") :].splitlines()[1:]
     framed = list(takewhile(lambda line: line[:1] in "┏┃┡│└", below))

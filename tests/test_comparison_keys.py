@@ -233,7 +233,7 @@ def test_a_run_says_what_it_does_not_use(tmp_path: Path) -> None:
     """In front of the rounds and in the summary; and what went with the file's method."""
     (tmp_path / "run.toml").write_text(HEAD + 'cohort.late = "drop"\nmethod.beta = 0.3\n')
     file, out = tmp_path / "run.toml", tmp_path / "out"
-    output = run_verb("run", file, "--set", "method.name=heterofl", "--set", "rounds=1", "--out", out, "-q", code=0).out
+    output = run_verb("run", file, "--set", "method.name=heterofl", "--set", "rounds=1", "--out", out, code=0).out
     assert "Note: [cohort] late " in output and "Note: [method] beta " in output
     assert any(note.startswith("[cohort] late ") for note in json.loads((out / "summary.json").read_text())["notes"])
 

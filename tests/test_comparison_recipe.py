@@ -194,7 +194,7 @@ def test_the_demo_has_one_recipe() -> None:
 
 def test_the_terminal_prints_the_table_first_and_what_its_accuracies_are(tmp_path: Path) -> None:
     (tmp_path / "file.toml").write_text(f"{HEAD}[compare]\nsmallest = false\n{ROWS}")
-    printed = run_verb("compare", tmp_path / "file.toml", "--out", tmp_path / "out", "-q", code=0).out
+    printed = run_verb("compare", tmp_path / "file.toml", "--out", tmp_path / "out", code=0).out
     order = ("method ", "local is ", "global is ", "Differences from ours", "multiply-adds ┃", "Results: ", "Page: ")
     places = [printed.index(word) for word in order]
     assert places == sorted(places)

@@ -213,7 +213,7 @@ def test_what_is_no_record_is_not_written_over(tmp_path: Path) -> None:
 
 def test_the_command_line_keeps_a_copy(tmp_path: Path) -> None:
     (tmp_path / "two.toml").write_text(HEAD)
-    arguments = ["compare", tmp_path / "two.toml", "--out", tmp_path / "out", "--record", tmp_path / "kept", "-q"]
+    arguments = ["compare", tmp_path / "two.toml", "--out", tmp_path / "out", "--record", tmp_path / "kept"]
     out = run_verb(*arguments, "--against", "fedavg", code=0).out
     assert read_results(tmp_path / "kept" / "two.json").against == "fedavg"
     assert f"Results: {tmp_path / 'kept' / 'two.json'}" in out

@@ -224,6 +224,6 @@ def test_rounds_that_choose_are_in_the_table() -> None:
 
 def test_the_terminal_shows_it(place: Path) -> None:
     (place / "tuned.toml").write_text(HEAD + "[compare.tune]\nlocal.lr = [0.00001, 0.05]\n")
-    output = run_verb("compare", place / "tuned.toml", "--out", place / "out", "-q", code=0).out
+    output = run_verb("compare", place / "tuned.toml", "--out", place / "out", code=0).out
     assert any("local.lr = 0.05 " in line for line in output.splitlines() if not line.startswith("│")), "in a note"
     assert sum("local.lr = 1e-05" in line for line in output.splitlines() if line.startswith("│")) == 2

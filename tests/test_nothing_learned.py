@@ -155,7 +155,7 @@ def test_its_row_fails_and_the_others_finish(compared: Callable[..., Any], tmp_p
 
 def test_compare_prints_its_table_and_ends_with_3(tmp_path: Path, compared: Callable[..., Any]) -> None:
     compared(ROWS)
-    printed = run_verb("compare", tmp_path / "c.toml", "--out", tmp_path / "compared", "-q", code=3)
+    printed = run_verb("compare", tmp_path / "c.toml", "--out", tmp_path / "compared", code=3)
     assert "bad" in printed.err and "good" in printed.out
 
 

@@ -246,7 +246,6 @@ class RunDisplay:
 
     Args:
         stream: The stream; None: show nothing.
-        quiet: Whether to print only the notes.
         print_result: Called with the content of `summary.json` and the printed notes, before the plots are drawn.
         folder: The run folder, if it exists before the run starts.
 
@@ -257,18 +256,17 @@ class RunDisplay:
     def __init__(
         self,
         stream: TextIO | None,
-        quiet: bool = False,
         print_result: Callable[[Mapping[str, Any], Sequence[str]], None] | None = None,
         folder: Path | None = None,
     ) -> None:
         self.folder = folder
-        self._stream, self._quiet, self._print_result = stream, quiet or stream is None, print_result
+        self._stream, self._print_result = stream, print_result
         self._notes: Sequence[str] = ()
         self._rounds: RoundProgress | None = None
 
     def say(self, sentence: str) -> None:
         """Print a sentence on a slow step."""
-        if not self._quiet:
+        if self._stream is not None:
             print_above(None, sentence, self._stream)
 
     def start(self, folder: Path, experiment: Experiment, notes: Sequence[str]) -> None:
@@ -277,8 +275,7 @@ class RunDisplay:
         if self._stream is not None:
             for note in notes:
                 print_above(None, wrap_text(f"Note: {note}", self._stream), self._stream)
-        self.say(f"Run folder: {folder}")
-        if not self._quiet:
+            self.say(f"Run folder: {folder}")
             self._rounds = RoundProgress("", experiment, stream=self._stream, cell=open_cell())
 
     def show_round(self, report: Mapping[str, Any]) -> None:
@@ -377,33 +374,32 @@ class ComparisonDisplay:
 
     Args:
         jobs: Number of runs at a time.
-        stream: The stream of bars and lines.
-        quiet: Whether to print only the notes.
+        stream: The stream of bars and lines; None: show nothing.
     """
 
-    def __init__(self, jobs: int, stream: TextIO, quiet: bool = False) -> None:
-        self._stream, self._quiet, self._notes = stream, quiet, set[tuple[str, str]]()
+    def __init__(self, jobs: int, stream: TextIO | None) -> None:
+        self._stream, self._notes = stream, set[tuple[str, str]]()
         self._has_started, self._time_left = False, ""
-        self._cell = None if quiet else open_cell()
+        self._cell = None if stream is None else open_cell()
         self._bars: Progress | None = None
-        if jobs > 1 and not quiet and stream.isatty():
+        if jobs > 1 and stream is not None and stream.isatty():
             self._bars = make_bars(stream)
             self._bars.start()
 
     def say(self, sentence: str) -> None:
         """Print a sentence on a slow step."""
-        if not self._quiet:
+        if self._stream is not None:
             print_above(self._bars, sentence, self._stream)
 
     def show_run(self, title: str, number: int, count: int, run: Any) -> OnReport | None:
         """Print the title and the notes of a `Run`; return its progress display, or None if nothing is shown."""
-        heading = title if self._quiet else f"[{number}/{count}] {title}"
+        if self._stream is None:
+            return None
+        heading = f"[{number}/{count}] {title}"
         for note in run.notes:
             if (run.experiment.name, note) not in self._notes:
                 self._notes.add((run.experiment.name, note))
                 print_above(self._bars, wrap_text(f"{heading}: {note}", self._stream), self._stream)
-        if self._quiet:
-            return None
         if run.finished:
             self.say(f"{heading}: already finished.")
             return None

@@ -82,7 +82,7 @@ OtherData = Annotated[
     str | None,
     typer.Option("--data", help="Use other data: a data set's name, a file or a folder. Images are resized."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result, no progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the folder and errors.")]
 
 
 def add_speed(overrides: Sequence[str] | None, fast: bool) -> list[str]:

@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,9 @@ from fleetfit.cli.arguments import (
     path_option,
 )
 from fleetfit.errors import COMMAND, NoUsableUpdates
+
+if TYPE_CHECKING:
+    from fleetfit.api.comparison import Comparison
 
 
 def compare(
@@ -72,14 +75,13 @@ def run_comparison(
         out: Folder to write, or to continue.
         jobs: Runs at a time.
         overrides: `KEY=VALUE`, for all runs.
-        quiet: Print only the result, no progress.
+        quiet: Print only the folder.
         fast: Set `engine.speed=fast`.
         against: Label of the baseline row.
         record: Folder where the results are also stored.
     """
     from fleetfit.api.comparison import plan_comparison, run_plan
     from fleetfit.api.progress import ComparisonDisplay
-    from fleetfit.report.tables import make_row_level_table
 
     values = {"--out": out, "--jobs": jobs if jobs > 1 else None, "--against": against, "--record": record}
     options = [str(word) for option, value in values.items() if value is not None for word in (option, value)]
@@ -87,9 +89,24 @@ def run_comparison(
     command = shlex.join(["fleetfit", *verb, *options])
     with output.explain_interrupt(command):
         plan = plan_comparison(file, add_speed(overrides, fast))
-        comparison = run_plan(
-            plan, file, out, jobs, against, record, progress=ComparisonDisplay(jobs, sys.stdout, quiet)
+        display = ComparisonDisplay(jobs, None if quiet else sys.stdout)
+        comparison = run_plan(plan, file, out, jobs, against, record, progress=display)
+    if quiet:
+        output.print_locations(comparison.folder, quiet=True)
+    else:
+        print_comparison(comparison)
+    if comparison.failures:
+        raise NoUsableUpdates(
+            f"{len(comparison.failures)} runs failed, all others are finished: {'; '.join(comparison.failures)}. See "
+            "the notes below the table for the reasons.",
+            path=comparison.folder,
         )
+
+
+def print_comparison(comparison: "Comparison") -> None:
+    """Print the tables of a comparison, and where its files are."""
+    from fleetfit.report.tables import make_row_level_table
+
     for table in comparison.tables:
         output.print_table(table, None if table is comparison.table else 100)
     output.print_table(
@@ -98,14 +115,7 @@ def run_comparison(
     output.print_line(f"Results: {comparison.results}")
     output.print_locations(comparison.folder, "Folder of all runs")
     run = next(iter(comparison.runs.values()))[0].folder
-    if not quiet:
-        output.print_line(
-            f"eval, predict, calibrate, export and pictures take the folder of one run:{COMMAND}"
-            f"{shlex.join(['fleetfit', 'eval', str(run)])}"
-        )
-    if comparison.failures:
-        raise NoUsableUpdates(
-            f"{len(comparison.failures)} runs failed, all others are finished: {'; '.join(comparison.failures)}. See "
-            "the notes below the table for the reasons.",
-            path=comparison.folder,
-        )
+    output.print_line(
+        f"eval, predict, calibrate, export and pictures take the folder of one run:{COMMAND}"
+        f"{shlex.join(['fleetfit', 'eval', str(run)])}"
+    )

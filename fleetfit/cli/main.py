@@ -171,8 +171,8 @@ def describe_error(error: BaseException, words: Sequence[str] = ()) -> tuple[str
     if isinstance(error, ModuleNotFoundError):  # as in the environment of `make demo`
         return format_cause(error), MISTAKE
     return (
-        f"internal error in FleetFit: {format_cause(error, typed=True)}. Please report it to your FleetFit "
-        "distributor, with the output of --traceback.",
+        f"internal error in FleetFit: {format_cause(error, typed=True)}. This is a mistake of FleetFit: "
+        "report it, with the output of --traceback.",
         FAULT,
     )
 

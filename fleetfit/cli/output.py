@@ -201,8 +201,11 @@ def print_summary(summary: Mapping[str, Any], printed_notes: Collection[str] = (
     sys.stdout.flush()
 
 
-def print_locations(folder: Path, label: str = "Run folder") -> None:
-    """Print the locations of the plots and the page of a run or a comparison."""
+def print_locations(folder: Path, label: str = "Run folder", quiet: bool = False) -> None:
+    """Print the locations of the plots and the page of a run or a comparison; if quiet, its folder alone."""
+    if quiet:
+        print_line(str(folder))
+        return
     from fleetfit.report import drawing
     from fleetfit.report.page import NAME
 

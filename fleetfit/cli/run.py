@@ -51,7 +51,7 @@ def run(
     with _explain_interrupt(display):
         experiment = load_experiment(file, add_speed(overrides, fast))
         finished = fleetfit.run(experiment, out=out, progress=display)
-    output.print_locations(finished.folder)
+    output.print_locations(finished.folder, quiet=quiet)
 
 
 def resume(folder: Folder, quiet: Quiet = False) -> None:
@@ -59,17 +59,17 @@ def resume(folder: Folder, quiet: Quiet = False) -> None:
     display = make_display(quiet)
     with _explain_interrupt(display):
         finished = fleetfit.resume(folder, progress=display)
-    if display.folder is None:
+    if display.folder is None and not quiet:
         output.print_line(f"{folder} is already finished.")
         output.print_summary(finished.summary)
-    output.print_locations(finished.folder)
+    output.print_locations(finished.folder, quiet=quiet)
 
 
 def make_display(quiet: bool) -> "RunDisplay":
-    """Return the display of a run on stdout, which ends with the tables of the run."""
+    """Return the display of a run on stdout, which ends with the tables of the run; or one that shows nothing."""
     from fleetfit.api.progress import RunDisplay
 
-    return RunDisplay(sys.stdout, quiet, output.print_summary)
+    return RunDisplay(None) if quiet else RunDisplay(sys.stdout, output.print_summary)
 
 
 @contextlib.contextmanager
