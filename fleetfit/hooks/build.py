@@ -385,7 +385,7 @@ def find_unused_parts(spec: Mapping[str, Any]) -> dict[str, str]:
     """Return the keys of a spec, as a run file names them, that have no effect in a round, each with the reason.
 
     A hook is unused where the method declares it. A hyperparameter or an option is unused where the method that is
-    built without it has the same hooks, such as where they are set one by one in `method.hooks`.
+    built without it has the same hooks, also where classes are tokens, such as where they are set in `method.hooks`.
 
     Args:
         spec: The method's; see `build`.
@@ -400,9 +400,9 @@ def find_unused_parts(spec: Mapping[str, Any]) -> dict[str, str]:
     winners = f"method.hooks.{', '.join(sorted(own_hooks))} takes the place of all that it would do"
     for key, rest in _leave_out_each(spec):
         with contextlib.suppress(FleetFitError):  # raised where the method needs the key
-            without = build_anew(rest)
+            others = [build_anew(one) for one in (rest, {**method.token_defaults, **rest})]
             fields = {*HOOKS, *_COMPARED} - {*method.unused_hooks}
-            if all(_is_same(getattr(method, name), getattr(without, name)) for name in fields):
+            if all(_is_same(getattr(method, name), getattr(other, name)) for other in others for name in fields):
                 unused[key] = winners if own_hooks else f"{label} is the same without it"
     return unused
 
