@@ -204,3 +204,11 @@ def test_a_resumed_comparison_finds_its_runs(tmp_path: Path, times: list[int]) -
     assert again.table == first.table
     assert len(times) == often
     assert not [note for note in again.table.notes if "not used" in note]
+
+
+@pytest.mark.parametrize(("budget", "is_noted"), [(1.0, False), (1.5, True), (100, True), (101, False)])
+def test_a_budget_that_looks_like_a_percentage_is_noted(budget: float, is_noted: bool) -> None:
+    """Above 1 a number is absolute, so that 100 is a hundred parameters."""
+    experiment = load_experiment(fleet={"groups": [{"budget": budget}, {"budget": 1.0}]})
+    notes = assemble(experiment).notes
+    assert any("#1.budget" in note for note in notes) == is_noted

@@ -14,7 +14,8 @@ from fleetfit.config.assemble.local import choose_training
 from fleetfit.config.assemble.method import build_method_spec, check_model, check_needs, choose_for_tokens
 from fleetfit.config.assemble.model import build_problem
 from fleetfit.config.components import check_keys
-from fleetfit.config.schema import CLIENTS, Experiment
+from fleetfit.config.keys import format_key
+from fleetfit.config.schema import CLIENTS, Experiment, FleetSection
 from fleetfit.core import DataDescription, Federation, Level, Problem
 from fleetfit.cost import Conditions, Cost, compute_cost, full_cost, submodel_cost, training_memory
 from fleetfit.data import Data, count_samples
@@ -280,6 +281,16 @@ def describe_absent_clients(federation: Federation, budgets: DeviceBudgets) -> l
             f"{len(empty)} clients have no training data, so they cannot take part. Clients {format_ranges(empty)}."
         )
     return notes
+
+
+def describe_percentages(fleet: FleetSection) -> list[str]:
+    """List the budgets of groups that look like percentages, and are absolute."""
+    return [
+        f"{format_key(f'fleet.groups.{index}.budget')} = {budget:g} is absolute: {budget:g} {fleet.cost}. For "
+        f"{budget:g}% of the full model write {budget / 100:g}."
+        for index, group in enumerate(fleet.groups)
+        if not isinstance(budget := group.budget, str | dict) and 1 < budget <= 100
+    ]
 
 
 def _find_failed_costs(

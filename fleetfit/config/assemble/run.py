@@ -5,7 +5,14 @@ from dataclasses import replace
 
 from fleetfit.config.assemble.clients import FleetMembers, NodeClients, RecordedClients, SimulatedClients
 from fleetfit.config.assemble.data import describe_data_files
-from fleetfit.config.assemble.levels import PlannedProblem, Population, build_plan, describe_single_level, plan_problem
+from fleetfit.config.assemble.levels import (
+    PlannedProblem,
+    Population,
+    build_plan,
+    describe_percentages,
+    describe_single_level,
+    plan_problem,
+)
 from fleetfit.config.assemble.method import build_method_spec, check_comparable, check_needs, describe_class_prior
 from fleetfit.config.assemble.model import describe_derivation, describe_task
 from fleetfit.config.assemble.rounds import (
@@ -117,6 +124,7 @@ def _assemble(
     notes = [
         *describe_data_files(experiment, clients.data, clients.count),
         *absent,
+        *describe_percentages(experiment.fleet),
         *describe_derivation(planned.problem, planned.levels, find_split(method.make_levels, planned.targets)),
         *describe_task(planned.problem),
         *planned.method.describe(planned.problem, planned.levels, settings.local),
