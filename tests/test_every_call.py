@@ -259,10 +259,11 @@ def test_folders(call: Calls, done: ff.Run, tmp_path: Path) -> None:
 
 def test_a_run_is_asked(call: Calls, done: ff.Run, tmp_path: Path) -> None:
     data = done.assembly.data
-    x, _ = data.batch(data.split("test"))
     for level in (None, 1, "1"):
-        assert call("Run.predict", done, x, level).shape == (len(x), 3)
-        assert list(call("Run.predict_exits", done, x, level))
+        result = call("Run.predict", done, X[:9], level=level, exit="last", split="test", client=None, batch_size=4)
+        assert result.probabilities.shape == (9, 3)
+        logits = list(call("Run.predict_exits", done, X[:9], level=level, split="test", client=None))
+        assert logits[-1].argmax(1).tolist() == result.classes.tolist()
         assert isinstance(call("Run.model", done, level), torch.nn.Module)
         assert call("Run.best_exit", done, level, client=None) >= 1
     assert call("Run.best_exit", done, 1, 0) >= 1
@@ -280,6 +281,7 @@ def test_a_run_is_asked(call: Calls, done: ff.Run, tmp_path: Path) -> None:
     for sections in (
         {},
         {"evaluate": {"split": "validation"}},
+        {"split": "validation", "batch_size": 8},
         {"data": (X, Y)},
         {"data": "c.npz"},
         {"data": Path("c.npz")},

@@ -20,7 +20,7 @@ from support import raises
 from torch import nn
 
 import fleetfit as ff
-from fleetfit.api.inference import load_other_data, prepare_export
+from fleetfit.api.inference import load_samples, prepare_export
 from fleetfit.cli import main
 from fleetfit.cli.listing import make_key_table
 from fleetfit.config import load_experiment
@@ -331,7 +331,7 @@ def compute_accuracy(run: ff.Run, x: Any, y: Any) -> float:
     data = run.assembly.data
     assert isinstance(data, ff.Data)
     standard = (torch.tensor(x, dtype=torch.float32) - torch.tensor(data.mean)) / torch.tensor(data.std)
-    return float((run.predict(standard).argmax(1) == torch.tensor(y)).float().mean())
+    return float((run.model()(standard)[-1].argmax(1) == torch.tensor(y)).float().mean())
 
 
 def test_tokens_in_memory_have_a_vocabulary(tmp_path: Path) -> None:
@@ -403,9 +403,11 @@ def test_a_regression_is_scored_in_the_unit_of_the_run(tmp_path: Path) -> None:
     assert isinstance(ours, ff.Data) and ours.task == "regression"
     mean, std = ours.target_scale
     standard = (torch.from_numpy(x[y > 10]) - torch.tensor(ours.mean)) / torch.tensor(ours.std)
-    answers, truth = (run.predict(standard) * std + mean)[:, 0], torch.from_numpy(y[y > 10])
+    with torch.no_grad():
+        answers, truth = (run.model()(standard)[-1] * std + mean)[:, 0], torch.from_numpy(y[y > 10])
+    assert run.predict(x[y > 10]).labels == pytest.approx(answers.numpy(), rel=1e-5)
     expected = 1 - float((answers - truth).square().mean() / std.square())
-    theirs = load_other_data(run, str(tmp_path / "theirs.npz"))
+    theirs = load_samples(run, str(tmp_path / "theirs.npz"))
     objects = ff.Data("theirs", torch.from_numpy(x[y > 10]), truth[:, None], {"test": torch.arange(len(truth))}, 1,
                       mean=ours.mean, std=ours.std, task="regression")  # fmt: skip
     for source in (str(tmp_path / "theirs.npz"), (x[y > 10], y[y > 10])):
@@ -702,7 +704,7 @@ def test_a_regression_s_predictions_keep_their_digits(
     data = run.assembly.data
     mean, std = data.target_scale  # type: ignore[union-attr]
     with torch.no_grad():
-        outputs = run.predict(data.batch(torch.arange(60))[0])[:, 0].double()  # type: ignore[union-attr]
+        outputs = run.model()(data.batch(torch.arange(60))[0])[-1][:, 0].double()  # type: ignore[union-attr]
     assert table.prediction.tolist() == pytest.approx((outputs * std + mean).tolist(), rel=1e-6)
     assert table.prediction.nunique() == outputs.unique().numel()
 

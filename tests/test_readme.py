@@ -132,7 +132,8 @@ def test_the_python_of_the_first_page_works(shown, monkeypatch, capsys):
     assert variables["again"].summary == variables["run"].summary
     assert variables["photos"].finished
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4 and lines[-1] in ("cat", "dog")
+    name, label, probability = lines[-1].split()
+    assert len(lines) == 5 and name.endswith(".jpg") and label in ("cat", "dog") and 0.5 <= float(probability) <= 1
 
 
 def test_the_plan_on_the_first_page_is_what_plan_prints(shown, monkeypatch, capsys):

@@ -119,8 +119,10 @@ def run_level(one: ff.Run, other: ff.Run) -> bool:
 
 def test_predictions_use_the_arithmetic_of_the_run(fast: ff.Run) -> None:
     assert fast.evaluate(evaluate={"clients": 2, "statistics_samples": 60})["static"] == fast.columns["static"]
-    images = fast.assembly.data.batch(torch.arange(20))[0]  # type: ignore[union-attr]
-    served, plain = fast.predict(images), fast.model()(images)[-1]
+    data = fast.assembly.data
+    assert isinstance(data, ff.Data)
+    images = data.batch(data.split("test"))[0]
+    served, plain = list(fast.predict_exits())[-1], fast.model()(images)[-1]
     assert served.dtype == torch.float32
     torch.testing.assert_close(served, plain, rtol=0.1, atol=0.1)
     assert not torch.equal(served, plain), "predictions are computed as the run was"

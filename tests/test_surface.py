@@ -4,6 +4,7 @@ Verbs with their options, keys of a run file and exported names stand on generat
 """
 
 import inspect
+import operator
 from typing import Any
 
 import pytest
@@ -26,6 +27,12 @@ SIGNATURES = {
     "compare": "file, *, out, jobs, against, record, on_run, on_progress, progress, **sections",
     "profile": "file, *, step_s, latency_s, memory, energy_j, device, threads, limit_s, facts, out, force, say, "
     "**sections",
+    "Run.model": "self, level",
+    "Run.predict": "self, data, *, level, exit, split, client, batch_size",
+    "Run.predict_exits": "self, data, *, level, split, client",
+    "Run.evaluate": "self, data, *, split, batch_size, **sections",
+    "Run.calibrate": "self, level, *, budget, cost, mode, measure, temperature, client, data",
+    "Run.export": "self, out, level, forms, *, data, progress, prior",
 }
 
 RUN = {"accuracy", "assembly", "best_exit", "calibrate", "checkpoint", "columns", "evaluate", "export", "finished",
@@ -40,7 +47,7 @@ def test_exported_names() -> None:
 def test_signatures() -> None:
     for name, expected in SIGNATURES.items():
         parts, keyword_only = [], False
-        for parameter in inspect.signature(getattr(fleetfit, name)).parameters.values():
+        for parameter in inspect.signature(operator.attrgetter(name)(fleetfit)).parameters.values():
             if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
                 parts.append("*")
                 keyword_only = True

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from experiments.figures.images import remove_ticks, restore_images, select_evenly
 from experiments.figures.script import run_script
-from fleetfit.api.inference import load_other_data, select_data
+from fleetfit.api.inference import select_data
 from fleetfit.api.results import load
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, ModelError
@@ -288,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def draw(options: argparse.Namespace) -> tuple[dict[str, "Figure"], list[str]]:
         run = load(options.folder)
-        images = select_data(run, None, None if options.data is None else load_other_data(run, options.data))
+        images = select_data(run, None, options.data)
         title = f"{images.name}, after round {run.server.round}"
         return {"attention": draw_sample_attention(run.model(), images, options.samples, title)}, []
 

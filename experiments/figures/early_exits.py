@@ -30,7 +30,7 @@ from fleetfit.api.inference import (
     find_level,
     load_calibration,
     load_model,
-    load_other_data,
+    load_samples,
     parse_budget,
     select_data,
 )
@@ -298,7 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.suppress(TypeError, ValueError):
             budget = float(options.budget)
         run = load(options.folder)
-        other = None if options.data is None else load_other_data(run, options.data, halves=True)
+        other = None if options.data is None else load_samples(run, options.data, halves=True)
         result = draw_pictures(
             run,
             PictureOptions(options.level, budget, options.cost, options.measure, options.temperature,

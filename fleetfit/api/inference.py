@@ -1,6 +1,7 @@
 """Implement the methods of `Run` on trained models: predict, evaluate, calibrate, prepare an export."""
 
 import contextlib
+import inspect
 import json
 import logging
 import math
@@ -10,11 +11,11 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fleetfit import evaluation, inference, names
 from fleetfit.config import Assembly, Experiment
-from fleetfit.config.assemble.data import build_data
+from fleetfit.config.assemble.data import load_data
 from fleetfit.config.assemble.levels import find_counted_submodel
 from fleetfit.config.assemble.rounds import build_settings
 from fleetfit.config.assemble.run import assemble
@@ -24,12 +25,11 @@ from fleetfit.core import DataDescription, Device, Level, Server
 from fleetfit.cost import submodel_cost
 from fleetfit.data import AbsentData, Data
 from fleetfit.data.files.folders import resolve_folder
-from fleetfit.data.files.memory import Samples, read_memory
+from fleetfit.data.files.memory import ACCEPTED, read_memory
 from fleetfit.data.splits import SPLITS
 from fleetfit.data.transform import FILE, Transform
 from fleetfit.derivation.exits import ModuleWithExits
 from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean
-from fleetfit.factories import call_factory
 from fleetfit.inference import Calibration, Measure, Mode, Scores
 from fleetfit.inference.export import LevelModel
 from fleetfit.inference.export.prior import Counts, make_offset
@@ -43,7 +43,6 @@ from fleetfit.training.runtime import prepare_model
 LevelName = int | str | None
 """1..L or a level's name; None for the largest."""
 ON_NODES = "this run's data are on the nodes of a fleet. Name data of the same shape on this machine"
-_PLAIN_TEXT = "plain_text"  # the only format whose test set is the end of each file
 
 
 class TrainedRun(Protocol):
@@ -134,38 +133,20 @@ def load_model(run: TrainedRun, level: LevelName) -> nn.Module:
     return run._models[entry.name]
 
 
-def check_samples(run: TrainedRun, x: Any) -> Tensor:
-    """Return samples in the form that a model of the run takes.
-
-    Raises:
-        ConfigError: They are not a tensor, or differ from the run's samples in shape or type.
-    """
-    data = run.assembly.data
-    shape, are_tokens = tuple(data.sample_shape), data.vocabulary > 0
-    if not isinstance(x, Tensor):
-        raise ConfigError(f"x must be a torch.Tensor of samples {list(shape)}, got {type(x).__name__}.", key="x")
-    fits = x.ndim == len(shape) + 1 if are_tokens else tuple(x.shape[1:]) == shape
-    if not fits or x.is_floating_point() is are_tokens:
-        kind = "token ids, int64" if are_tokens else "floats, as Data.batch returns them"
-        raise ConfigError(
-            f"x must be samples [B, {', '.join(map(str, shape))}] of {kind}; got {list(x.shape)} of "
-            f"{str(x.dtype).removeprefix('torch.')}.",
-            key="x",
-        )
-    return x if are_tokens else x.float()
-
-
 # ---- data: the run's, and others -------------------------------------------------------------------------------------
 
 
-def select_data(run: TrainedRun, client: int | None, data: Data | None = None, labels: bool = True) -> Data:
-    """Return the run's data, one client's share of it, or other data of the same shape.
+def select_data(
+    run: TrainedRun, client: int | None, data: Any = None, labels: bool = True, halves: bool = False
+) -> Data:
+    """Return the run's data, one client's share of it, or other data like them.
 
     Args:
         run: The run.
         client: The client; all by default.
-        data: Other data in place of the run's.
+        data: Other data in place of the run's, in a form of `load_samples`.
         labels: Whether the other data need labels.
+        halves: As of `load_samples`.
 
     Raises:
         ConfigError: The client is unknown, the other data do not fit, or the data are on the nodes of a fleet.
@@ -174,7 +155,7 @@ def select_data(run: TrainedRun, client: int | None, data: Data | None = None, l
     if data is not None:
         if client is not None:
             raise ConfigError("a client only has a part of the run's own data. Leave out client or data.", key="client")
-        return check_other_data(run, data, labels)
+        return check_other_data(run, load_samples(run, data, halves), labels)
     if isinstance(assembly.data, AbsentData):
         raise assembly.data.make_error()
     if isinstance(assembly.data, DataDescription) or assembly.simulation is None:
@@ -187,7 +168,7 @@ def select_data(run: TrainedRun, client: int | None, data: Data | None = None, l
     return assembly.data.share(assembly.simulation.parts[client])
 
 
-def check_other_data(run: TrainedRun, data: Any, labels: bool = True) -> Data:
+def check_other_data(run: TrainedRun, data: Data, labels: bool = True) -> Data:
     """Check data against the run's samples and classes, and return them with targets in the run's unit.
 
     Args:
@@ -199,8 +180,6 @@ def check_other_data(run: TrainedRun, data: Any, labels: bool = True) -> Data:
         ConfigError: Samples or classes differ, or labels are missing.
     """
     run_data = run.assembly.data
-    if not isinstance(data, Data):
-        raise ConfigError(f"data must be a fleetfit.Data, got {type(data).__name__}.", key="data")
     kind, expected = ((d.task, d.sample_shape, d.classes, d.vocabulary) for d in (data, run_data))
     if kind != expected:
         raise ConfigError(
@@ -235,37 +214,50 @@ def _rescale_targets(run: TrainedRun, data: Data) -> Data:
     return replace(data, targets=find_transform(run).targets)
 
 
-def load_other_data(run: TrainedRun, name: str | Path, halves: bool = False) -> Data:
-    """Return the data that `--data` names: a data set, or a file or folder in the format of the run's data.
+def load_samples(run: TrainedRun, data: Any, halves: bool = False) -> Data:
+    """Return data in any form that a run takes, as its model takes them; labels may be missing.
 
-    Files are prepared like the run's data. All samples are test samples, unless the data have a test set.
+    All samples are test samples, unless the data have a test set.
 
     Args:
         run: The run.
-        name: A data set's name, or a path.
+        data: A path in the format of the training data, a data set's name, a function that returns one, a
+            `fleetfit.Data`, a table, texts, arrays or tensors without labels or in a pair with them, a torch Dataset or
+            DataLoader.
         halves: Whether to use one half for validation if there are no splits, as calibration needs.
 
     Raises:
-        FleetFitError: The data set is unknown, or the files have another format than the run's data.
+        FleetFitError: The data set is unknown, or the data have another format than the run's.
     """
-    if isinstance(name, str) and _is_data_set(name):
-        data = call_factory(names.resolve("data", name), name, "--data", {})
-        if not isinstance(data, Data):
-            raise ConfigError(f"{name} must return a fleetfit.Data, got {type(data).__name__}.", key="data")
+    if isinstance(data, Data):
         return data
-    path, data_sets = resolve_folder(str(name)), names.list_names("data")
-    if not path.exists():
+    if _is_data_set(data):
+        section = data if isinstance(data, Mapping) else {"name": data}
+        return load_data(section["name"], {key: section[key] for key in section if key not in ("name", "partition")})
+    if isinstance(data, Mapping) and not data.keys().isdisjoint(("path", "name")):
+        data = data.get("path", data.get("name"))
+    if isinstance(data, str | Path):
+        path = resolve_folder(str(data))
+        if path.exists():
+            return find_transform(run).apply(path, halves)
         raise ConfigError(
-            f"--data: no such file or folder: {path}; nor is there such a data set."
-            f"{did_you_mean(str(name), data_sets)}",
+            f"data: no such file or folder: {path}; nor is there such a data set."
+            f"{did_you_mean(str(data), names.list_names('data'))}",
             key="data",
         )
-    return find_transform(run).apply(path, halves)
+    memory = read_memory(data, labelled=False)
+    if memory is None:
+        raise ConfigError(f"data: got a {type(data).__name__}. Accepted are {ACCEPTED}.", key="data")
+    return find_transform(run).apply(memory, halves)
 
 
-def _is_data_set(name: str) -> bool:
-    """Return whether a text names a data set or a function, not a path."""
-    return ":" in name or names.match_name("data", name) in names.list_names("data")
+def _is_data_set(data: Any) -> bool:
+    """Return whether data are a name of a data set, a function that returns one, or keys with either."""
+    if isinstance(data, Mapping):
+        data = data.get("name")
+    if isinstance(data, str):
+        return ":" in data or names.match_name("data", data) in names.list_names("data")
+    return inspect.isroutine(data)
 
 
 def find_transform(run: TrainedRun) -> Transform:
@@ -295,17 +287,14 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
         DataError: The split has no samples.
         ModelError: The state does not fit the model that the data need.
     """
-    assembly = run.assembly
-    data = _load_evaluation_data(run, sections.get("data"))
-    if data is None and assembly.simulation is None:
-        if "data" in sections:
-            data = build_data(_change_experiment(run, sections).data)
-        elif isinstance(assembly.data, AbsentData):
+    assembly, section, data = run.assembly, sections.get("data"), None
+    has_clients = assembly.simulation is not None and (isinstance(section, Data) or _is_data_set(section))
+    if section is not None and not has_clients:
+        data = load_samples(run, section)
+    elif assembly.simulation is None:
+        if isinstance(assembly.data, AbsentData):
             raise assembly.data.make_error()
-        else:
-            raise ConfigError(
-                f"{ON_NODES}: fleetfit eval {run.folder} --data NAME, or run.evaluate(data=...).", key="data"
-            )
+        raise ConfigError(f"{ON_NODES}: fleetfit eval {run.folder} --data NAME, or run.evaluate(data=...).", key="data")
     if data is not None:
         others = {key: value for key, value in sections.items() if key != "data"}
         scope, federation = build_settings(_change_experiment(run, others)).scope, assembly.federation
@@ -330,27 +319,11 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
     return columns
 
 
-def _load_evaluation_data(run: TrainedRun, section: Any) -> Data | None:
-    """Load data at a path or in memory, prepared like the run's; None for a data set or `Data`."""
-    is_named = isinstance(section, Mapping) and not isinstance(section.get("name", ""), str)
-    memory = read_memory(section["name"] if is_named else section)
-    if memory is not None:
-        transform = find_transform(run)
-        if transform.kind or not isinstance(memory, Samples):
-            return transform.apply(memory)
-    name = section.get("path", section.get("name")) if isinstance(section, Mapping) else section
-    if isinstance(name, Path) or (isinstance(name, str) and not _is_data_set(name)):
-        return load_other_data(run, name)
-    return None
-
-
 def _change_experiment(run: TrainedRun, sections: Mapping[str, Any]) -> Experiment:
     return restore_experiment(dump_experiment(run.experiment), **sections)
 
 
-def compute_scores(
-    run: TrainedRun, level: LevelName, split: str, client: int | None, data: Data | None = None
-) -> Scores:
+def compute_scores(run: TrainedRun, level: LevelName, split: str, client: int | None, data: Any = None) -> Scores:
     """Return the logits of a level's exits for a split of the run's data, of a client's data, or of other data."""
     return inference.compute_scores(load_model(run, level), select_data(run, client, data), split)
 
@@ -366,10 +339,10 @@ def best_exit(run: TrainedRun, level: LevelName, client: int | None) -> int:
 
 def calibrate(
     run: TrainedRun, level: LevelName, budget: Amount, cost: str, mode: Mode, measure: Measure, temperature: bool,
-    client: int | None, data: Data | None = None,
+    client: int | None, data: Any = None,
 ) -> Calibration:  # fmt: skip
     """Choose thresholds of early stopping, evaluate them on test samples, and save those of all clients."""
-    data, entry = select_data(run, client, data), find_level(run, level)
+    data, entry = select_data(run, client, data, halves=True), find_level(run, level)
     check_early_exits(run, entry)
     validation, test = (
         inference.compute_scores(load_model(run, level), data, split) for split in ("validation", "test")
@@ -445,6 +418,13 @@ def compute_exit_costs(run: TrainedRun, level: LevelName, cost: str, data: Data)
     return inference.exit_costs(problem.architecture, sizes, submodel.exits, problem.input_shape)
 
 
+def compute_last_cost(run: TrainedRun, level: Level) -> float:
+    """Return the multiply-adds of a sample at a level's last exit, without the classifiers of earlier ones."""
+    problem, submodel = run.assembly.federation.problem, level.submodel
+    sizes = {**problem.layout.full_sizes, **submodel.sizes}
+    return float(submodel_cost(problem.architecture, (sizes, submodel.exits[-1:]), problem.input_shape).multiply_adds)
+
+
 def find_budget_cost(budget: float | str | None) -> str:
     """Return the cost for the unit of a budget: "35 ms" is a latency."""
     return "latency_s" if isinstance(budget, str) and budget.strip().endswith("s") else "multiply_adds"
@@ -500,21 +480,23 @@ def _round(value: float, whole: Callable[[float], int]) -> str:
 
 
 def prepare_export(
-    run: TrainedRun, level: LevelName, data: Data | None, prior: Counts | str | Path | None = None
+    run: TrainedRun, level: LevelName, data: Any, prior: Counts | str | Path | None = None
 ) -> LevelModel:
     """Return a level's model with the facts for an export.
 
     Args:
         run: The run.
         level: 1..L, or its name.
-        data: Source of validation and test samples; the run's data by default. Preprocessing is the run's, unless
-            these samples have another one.
+        data: Source of validation and test samples, as of `select_data`; the run's data by default. Preprocessing is
+            the run's, unless these samples have another one.
         prior: Counts of a client's labels, a JSON file with them, or "own" for those of `data`.
     """
     experiment, federation, entry = run.experiment, run.assembly.federation, find_level(run, level)
     architecture, exits = federation.problem.architecture, entry.submodel.exits
     sizes = {**federation.problem.layout.full_sizes, **entry.submodel.sizes}
     calibration, transform = load_calibration(run, level), find_transform(run) if run.files.has(FILE) else None
+    if data is not None:
+        data = check_other_data(run, load_samples(run, data, halves=True))
     if data is not None and (transform is None or not transform.has_prepared(data)):
         transform = Transform.fit(data, "", {})
     known = run.assembly.data if transform is None else transform.describe("")
@@ -531,7 +513,7 @@ def prepare_export(
         sizes,
         exits,
         build_level_module(run, level),
-        run.assembly.data if data is None else _rescale_targets(run, data),
+        run.assembly.data if data is None else data,
         None if calibration is None else inference.read_policy(calibration),
         facts,
         None if prior is None else make_offset(prior, run.server.prior, known, data),

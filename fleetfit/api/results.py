@@ -39,6 +39,7 @@ from fleetfit.runs.folder import NODES, RunFolder
 from fleetfit.runs.schema import RoundRecord
 
 if TYPE_CHECKING:
+    from fleetfit.api.predictions import Exit, Predictions
     from fleetfit.inference import Calibration, Measure, Mode
     from fleetfit.inference.export import Export
     from fleetfit.inference.export.prior import Counts
@@ -207,37 +208,64 @@ class Run:
 
     @isolate_torch_state()
     @explain_plug_ins()
-    def predict(self, x: Tensor, level: int | str | None = None) -> Tensor:
-        """Return a level's last logits [B, classes].
+    def predict(
+        self,
+        data: Any = None,
+        *,
+        level: int | str | None = None,
+        exit: "Exit" = "last",
+        split: str = "test",
+        client: int | None = None,
+        batch_size: int = 256,
+    ) -> "Predictions":
+        """Return a level's predictions: classes by name, probabilities, the exit that answered and its cost.
+
+        Samples are prepared as the training data were, so pass them as they were given for training. They need no
+        labels. `run.model(level)` is the module for prepared tensors.
 
         Args:
-            x: Samples [B, ...], as `Data.batch` returns them.
+            data: A file or folder in the format of the training data, a built-in data set's name, a data frame or
+                another table, a list of texts, arrays or tensors (without labels, or `(x, y)`), a torch Dataset or
+                DataLoader, or a `fleetfit.Data`. None: the run's own data.
             level: 1..L, or its name; the largest by default.
+            exit: "last"; "best" on validation data; "early": the first that is as confident as `calibrate` wants; or
+                "all": each one (`by_exit` has their predictions).
+            split: The split that is predicted, of data with splits: "test", "validation" or "train".
+            client: The client whose part of the run's own data is used; all by default.
+            batch_size: Samples per forward pass.
 
         Raises:
-            ConfigError: The level is unknown, or x does not fit the run's samples.
+            ConfigError: The level, exit or client is unknown, or the level is not calibrated.
+            DataError: There are no samples, or they do not fit the run's.
         """
-        from fleetfit.api import inference
+        from fleetfit.api.predictions import predict
 
-        return next(predictions(inference.load_model(self, level), inference.check_samples(self, x), every=False))
+        return predict(self, data, level, exit, split, client, batch_size)
 
-    def predict_exits(self, x: Tensor, level: int | str | None = None) -> Iterator[Tensor]:
-        """Yield a level's logits [B, classes] exit by exit, as they are computed (ScaleFL, Algorithm 4).
+    def predict_exits(
+        self, data: Any = None, *, level: int | str | None = None, split: str = "test", client: int | None = None
+    ) -> Iterator[Tensor]:
+        """Yield the logits [N, classes] of all samples exit by exit, as they are computed (ScaleFL, Algorithm 4).
 
         Nothing is computed twice. If the caller stops early, later exits are not computed.
 
         Args:
-            x: Samples [B, ...], as `Data.batch` returns them.
+            data: As of `predict`.
             level: 1..L, or its name; the largest by default.
+            split: As of `predict`.
+            client: As of `predict`.
 
         Raises:
-            ConfigError: The level is unknown, or x does not fit the run's samples.
+            ConfigError: The level is unknown.
+            DataError: The samples do not fit the run's.
             ModelError: The model cannot be run segment by segment.
         """
         from fleetfit.api import inference
 
         with isolate_torch_state():
-            parts = predictions(inference.load_model(self, level), inference.check_samples(self, x))
+            samples = inference.select_data(self, client, data, labels=False)
+            x, _ = samples.batch(samples.split(split))
+            parts = predictions(inference.load_model(self, level), x)
 
         def iterate() -> Iterator[Tensor]:
             while True:
@@ -278,7 +306,7 @@ class Run:
         measure: "Measure" = "max",
         temperature: bool = False,
         client: int | None = None,
-        data: Data | None = None,
+        data: Any = None,
     ) -> "Calibration":
         """Choose early-stopping thresholds for an average budget on validation data, and evaluate them on test data.
 
@@ -293,7 +321,8 @@ class Run:
             measure: Confidence: "max" (highest probability), "entropy" or "margin".
             temperature: Scale each exit's logits by a temperature fitted to the validation data.
             client: The client whose data are used; all by default.
-            data: Other data of the same shape, with validation and test samples. A fleet's run needs them.
+            data: Other data with labels, as of `predict`; without splits, one half is for validation. A fleet's run
+                needs them.
 
         Raises:
             ConfigError: The budget is not between the costs of the first and the last exit, or a level, client, cost or
@@ -312,7 +341,7 @@ class Run:
         level: int | str | None = None,
         forms: Sequence[str] = ("onnx",),
         *,
-        data: Data | None = None,
+        data: Any = None,
         progress: ProgressOption | RunDisplay = "auto",
         prior: "Counts | str | Path | None" = None,
     ) -> "Export":
@@ -347,12 +376,18 @@ class Run:
 
     @isolate_torch_state()
     @explain_plug_ins()
-    def evaluate(self, **sections: Any) -> dict[str, Any]:
+    def evaluate(
+        self, data: Any = None, *, split: str | None = None, batch_size: int | None = None, **sections: Any
+    ) -> dict[str, Any]:
         """Evaluate the newest checkpoint again and return the columns. Writes no files.
 
         Args:
-            **sections: Changed sections of a run file: `evaluate={"split": "validation"}`, `data="mnist"`. A fleet's
-                run needs `data`, because its own data are on its nodes; each level is evaluated on all of it.
+            data: Other data with labels, as of `predict`, or keys of `[data]`. None: the run's own data. A fleet's run
+                needs others, because its own data are on its nodes. Each level is evaluated on all of them; a data
+                set by name is divided among the clients instead.
+            split: "test", "validation" or "train"; that of the run by default.
+            batch_size: Samples per forward pass; that of the run by default.
+            **sections: Other changed sections of a run file: `evaluate={"norms": "batch"}`.
 
         Raises:
             DataError: The split has no samples.
@@ -360,7 +395,10 @@ class Run:
         """
         from fleetfit.api import inference
 
-        return inference.evaluate_run(self, sections)
+        changes = {"split": split, "batch_size": batch_size}
+        if given := {key: value for key, value in changes.items() if value is not None}:
+            sections["evaluate"] = {**sections.get("evaluate", {}), **given}
+        return inference.evaluate_run(self, {**({} if data is None else {"data": data}), **sections})
 
     def _release_memory(self) -> None:
         """Release the data, the checkpoint and the models. They are loaded again when needed."""

@@ -73,10 +73,21 @@ def predict(
     By default the last exit predicts. With --adaptive every exit predicts, and nothing is computed twice. With --stop
     each sample stops at the first exit that is confident enough.
     """
-    from fleetfit.api.predictions import PredictOptions, predict_dataset
+    from fleetfit.api.predictions import Exit, make_prediction_table
+    from fleetfit.api.results import load
+    from fleetfit.errors import ConfigError
 
-    options = PredictOptions(folder, level, adaptive, stop, best, client, data, split.value, batch_size, out)
-    output.print_table(predict_dataset(options))
+    flags: dict[Exit, bool] = {"all": adaptive, "early": stop, "best": best}
+    exits = [exit for exit, is_set in flags.items() if is_set]
+    if len(exits) > 1:
+        raise ConfigError("--adaptive, --stop and --best-exit exclude each other. Choose one.", key="exit")
+    run = load(folder)
+    result = run.predict(
+        data, level=level, exit=[*exits, "last"][0], split=split.value, client=client, batch_size=batch_size
+    )
+    if out is not None:
+        result.to_csv(out)
+    output.print_table(make_prediction_table(run, result, level is not None, data is None, out is not None))
     if out is not None:
         output.print_line(f"Written: {out}")
 
@@ -92,11 +103,9 @@ def evaluate(
     from fleetfit.api.results import load
     from fleetfit.runs.folder import to_json_value
 
-    section: dict[str, Any] = {"split": split} | ({} if batch_size is None else {"batch_size": batch_size})
-    sections = {"evaluate": section} | ({} if data is None else {"data": {"name": data}})
     with output.redirect_stdout() if as_json else contextlib.nullcontext():
         run = load(folder)
-        columns = run.evaluate(**sections)
+        columns = run.evaluate(data, split=split, batch_size=batch_size)
     if as_json:
         output.print_json(to_json_value(columns))
         return
@@ -166,7 +175,7 @@ def calibrate(
     The result is written to the run folder (inference/level-N.json). `predict --stop` and `export` read it. With
     --client it is printed and not written.
     """
-    from fleetfit.api.inference import find_budget_cost, load_other_data
+    from fleetfit.api.inference import find_budget_cost
     from fleetfit.api.results import load
 
     amount: float | str = budget
@@ -176,10 +185,9 @@ def calibrate(
     mode: Mode = "anytime" if anytime else "budgeted"
     with output.redirect_stdout() if as_json else contextlib.nullcontext():
         run = load(folder)
-        other = None if data is None else load_other_data(run, data, halves=True)
         calibration = run.calibrate(
             level, budget=amount, cost=unit, mode=mode, measure=measure.value, temperature=temperature, client=client,
-            data=other,
+            data=data,
         )  # fmt: skip
     if as_json:
         output.print_json({**calibration.numbers(), "file": calibration.file and str(calibration.file)})
@@ -281,7 +289,6 @@ def export(
 
     Each form is checked against the model on test samples before the folder is written.
     """
-    from fleetfit.api.inference import check_other_data, load_other_data
     from fleetfit.api.results import load
     from fleetfit.cli.run import make_display
 
@@ -289,8 +296,7 @@ def export(
                "executorch": executorch}  # fmt: skip
     forms = [form for form, is_requested in options.items() if is_requested]
     run = load(folder)
-    other = None if data is None else check_other_data(run, load_other_data(run, data, halves=True))
-    exported = run.export(out, level, forms, data=other, progress=make_display(quiet=False), prior=prior)
+    exported = run.export(out, level, forms, data=data, progress=make_display(quiet=False), prior=prior)
     output.print_table(make_export_table(exported))
     output.print_line(f"Written: {out}")
     if push is not None:

@@ -140,3 +140,10 @@ def make_new_data(
         labelled_rows=labelled_rows,
         **{**{field: getattr(facts, field) for field in (*FITTED, "targets")}, **more},
     )
+
+
+def number_classes(trained: Data) -> dict[str, int]:
+    """Return the number of each class by its name, and by the number itself if no class is called a number."""
+    numbers = {str(number): number for number in range(trained.classes)}
+    names = {name: number for number, name in enumerate(trained.class_names)}
+    return names if any(name.isdecimal() for name in names) else names | numbers

@@ -271,25 +271,43 @@ class Transform(pydantic.BaseModel):
         Raises:
             FleetFitError: The samples have another format than the training data, or do not fit them.
         """
-        facts = self.describe("")
-        if isinstance(source, Samples):
-            from fleetfit.data.files.arrays import prepare_arrays
-
-            return prepare_arrays(*(source.test or source.train), facts)
-        if isinstance(source, TableSplits):
-            if not self.columns:
-                raise ConfigError(
-                    f"data=frame: the run has no {COLUMNS}, as it was not trained on a table. Pass a fleetfit.Data.",
-                    key="data",
-                )
-            from fleetfit.data.files.table import prepare_rows
-
-            return prepare_rows(source.splits.get("test", source.splits["train"]), facts)
-        data: Data | None = None
+        facts, data = self.describe(""), None
+        if isinstance(source, Samples | TableSplits):
+            return self._apply_in_memory(source, facts, halves)
         if self.kind in KINDS:
             module = importlib.import_module(f"fleetfit.data.files.{self.kind}")
             data = getattr(module, KINDS[self.kind])(source, facts, self.settings, halves)
         return self._read(source, halves) if data is None else data
+
+    def _apply_in_memory(self, source: "Samples | TableSplits", facts: Data, halves: bool) -> Data:
+        rows = None if isinstance(source, Samples) else source.splits.get("test", source.splits["train"])
+        if self.kind == "text":
+            from fleetfit.data.files.text import prepare_text_cells
+
+            if rows is not None:
+                cells = {name: rows.column(name).to_pylist() for name in rows.column_names}
+                return prepare_text_cells(cells, facts, self.settings, halves)
+            if isinstance(source, Samples) and (texts := source.list_texts()) is not None:
+                return prepare_text_cells(texts, facts, {}, halves)
+        if isinstance(source, Samples):
+            if self.columns:
+                raise ConfigError(
+                    "data: the run was trained on a table, and arrays have no columns. Pass a DataFrame, a dict of "
+                    "columns or a file.",
+                    key="data",
+                )
+            from fleetfit.data.files.arrays import prepare_arrays
+
+            return prepare_arrays(*(source.test or source.train), facts, halves=halves)
+        if not self.columns:
+            raise ConfigError(
+                f"data=frame: the run has no {COLUMNS}, as it was not trained on a table. Pass arrays, or a "
+                "fleetfit.Data.",
+                key="data",
+            )
+        from fleetfit.data.files.table import prepare_rows
+
+        return prepare_rows(rows, facts, halves)
 
     def _read(self, path: Path, halves: bool) -> Data:
         """Read a data set with splits of its own by the reader and the keys of the training data."""

@@ -16,7 +16,7 @@ import torch
 from support import Expected, raises, run_verb
 
 import fleetfit as ff
-from fleetfit.api.inference import load_other_data
+from fleetfit.api.inference import load_samples
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.data import build_data
 from fleetfit.data import Data
@@ -269,7 +269,7 @@ def test_new_sounds_are_read_like_the_training_sounds(form: str, trained: ff.Run
     with (tmp_path / "p.csv").open() as file:
         predictions = {Path(row["file"]).name: row for row in csv.DictReader(file)}
     assert set(predictions) == {Path(name).name for name in names}
-    data = load_other_data(trained, str(path))
+    data = load_samples(trained, str(path))
     assert data.file_names is not None
     pictures = {
         Path(os.fsdecode(name)).name: x[0].numpy()

@@ -19,7 +19,7 @@ from hypothesis import given, settings, strategies as st
 from support import Expected, raises
 
 import fleetfit as ff
-from fleetfit.api.inference import load_other_data
+from fleetfit.api.inference import load_samples
 from fleetfit.config import load_experiment
 from fleetfit.data import Data, partition
 from fleetfit.data.files import text as text_module, tokens
@@ -96,7 +96,7 @@ def test_given_label_decides_the_format(tmp_path: Path) -> None:
     keys: dict[str, Any] = {"method": "fedavg", "fleet": {"groups": [{"budget": 1.0}]}, "evaluate": {"every": 0}}
     model = {"name": "bert", "hidden": 8, "layers": 2, "attention_heads": 2, "intermediate": 8}
     run = ff.run(data=section, model=model, rounds=1, **keys, out=tmp_path / "run")
-    assert load_other_data(run, str(tmp_path / "reviews.parquet")).class_names == ("bad", "good")
+    assert load_samples(run, str(tmp_path / "reviews.parquet")).class_names == ("bad", "good")
 
 
 def test_given_label_of_a_saved_dataset(tmp_path: Path) -> None:

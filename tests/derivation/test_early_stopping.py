@@ -324,8 +324,9 @@ def test_a_run_calibrates_predicts_and_stops(tmp_path: Path) -> None:
     calibration = run.calibrate(budget=0.8)
     assert calibration.test.cost <= 0.9 * calibration.costs[-1]
     samples = torch.from_numpy(x[:5])
-    exits = list(run.predict_exits(samples))
+    exits = list(run.predict_exits(x[:5]))
     assert len(exits) == len(calibration.costs) > 1
-    assert torch.equal(run.predict(samples), exits[-1])
+    assert torch.equal(run.model()(samples)[-1], exits[-1])
+    assert run.predict(x[:5]).classes.tolist() == exits[-1].argmax(1).tolist()
     for options in ([], ["--adaptive"], ["--stop"], ["--best-exit"]):
         assert run_verb("predict", str(out), *options).code == 0, options

@@ -221,9 +221,9 @@ def test_a_run_trains_and_predicts_with_the_mask(name: str, tmp_path: Path) -> N
     net = make()
     run = ff.run(model=net, data=make_texts(), rounds=2, method={"name": "fedavg"}, local={"lr": 1e-9, "epochs": 1},
                  fleet={"groups": [{"budget": 1.0}]}, out=tmp_path / "run", progress=False)  # fmt: skip
-    compare_with_alone(net, lambda x: run.predict(x), **alone)
+    compare_with_alone(net, run.model(), **alone)
     again = ff.load(run.folder, model=net, data=make_texts())
-    compare_with_alone(net, lambda x: again.predict(x), **alone)
+    compare_with_alone(net, again.model(), **alone)
 
 
 @pytest.mark.parametrize("make", [NoMask, lambda: nn.Sequential(nn.EmbeddingBag(WORDS, 12), nn.Linear(12, CLASSES))])

@@ -674,7 +674,7 @@ def test_a_fleets_run_is_evaluated_on_local_data(tmp_path: Path) -> None:
     run = fleet_folder(tmp_path)
     here = ("--data", "tiny:tiny_data")
     x, y = tiny_data().batch(tiny_data().split("test"))
-    right = {level: (ff.load(run).predict(x, level).argmax(-1) == y).double().mean().item() for level in (1, 2)}
+    right = {level: (ff.load(run).model(level)(x)[-1].argmax(-1) == y).double().mean().item() for level in (1, 2)}
     columns = ff.load(run).evaluate(data="tiny:tiny_data")["static"]
     assert {name: entry["accuracy"] for name, entry in columns["levels"].items()} == {
         str(level): pytest.approx(share) for level, share in right.items()

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from support import raises
+from support import Expected, raises
 from tiny import tiny_federation
 from torch import nn
 
 import fleetfit as ff
-from fleetfit.errors import ConfigError, ModelError
+from fleetfit.errors import ConfigError, DataError, FleetFitError, ModelError
 from fleetfit.evaluation import build_level_module
 from fleetfit.layout import predictions
 from fleetfit.rounds import start
@@ -87,30 +87,33 @@ def test_a_run_predicts_at_every_level(tmp_path: Any) -> None:
          "model": {"name": "tiny:tiny"}, "fleet": {"groups": [{"budget": 0.3}, {"budget": 1.0}]},
          "evaluate": {"every": 0}}, out=tmp_path / "run",
     )  # fmt: skip
-    data = run.assembly.data
-    x, _ = data.batch(data.split("test")[:7])
+    data: Any = run.assembly.data
+    x, _ = data.batch(data.split("test"))
     for level in (1, 2):
-        model = run.model(level)
-        assert torch.equal(run.predict(x, level), model(x)[-1])
-        for ours, theirs in zip(run.predict_exits(x, level), model(x), strict=True):
+        with torch.no_grad():
+            logits = run.model(level)(x)
+        result = run.predict(level=level)
+        torch.testing.assert_close(torch.from_numpy(result.probabilities), logits[-1].softmax(1))
+        assert result.labels == [str(i) for i in logits[-1].argmax(1).tolist()]
+        for ours, theirs in zip(run.predict_exits(level=level), logits, strict=True):
             assert torch.equal(ours, theirs)
     best = run.best_exit(2)
-    x, y = data.batch(data.split("validation"))
-    accuracies = [float((logits.argmax(1) == y).double().mean()) for logits in run.predict_exits(x, 2)]
+    _, y = data.batch(data.split("validation"))
+    everything = run.predict_exits(level=2, split="validation")
+    accuracies = [float((logits.argmax(1) == y).double().mean()) for logits in everything]
     assert accuracies[best - 1] == max(accuracies) and accuracies.index(max(accuracies)) == best - 1
     assert 1 <= run.best_exit(2, client=3) <= len(run.model(2).exits)
     with raises(ConfigError, 0, 3):
         run.best_exit(2, client=4)
-    assert torch.equal(run.predict(x.double(), 2), run.predict(x, 2))
-    for wrong, mentions in (
-        (x.numpy(), ("torch.Tensor", "[1, 4, 4]", "ndarray")),
-        (x[:, :, 1:], ("1, 3, 4]", "float32")),
-        (x[0], ("[B, 1, 4, 4]", "got [1, 4, 4]")),
-        (data.x[:2], ("uint8",)),
-    ):
+    wrong: tuple[tuple[Any, Expected], ...] = (
+        (data.x[:, :, 1:], Expected("1, 3, 4]", "[1, 4, 4]", kind=DataError, key="x")),
+        (x, Expected("float32", "uint8", "run.model", kind=DataError, key="x")),
+        (3, Expected("int", "DataFrame", kind=ConfigError, key="data")),
+    )
+    for samples, expected in wrong:
         for predict in (run.predict, run.predict_exits):
-            with raises(ConfigError, *mentions):
-                predict(wrong)
+            with raises(FleetFitError, expected):
+                predict(samples)
     for budget, mention in (
         (float("inf"), "inf"),
         ("1e400 M", "1e400"),

@@ -8,7 +8,7 @@ import pytest
 from support import run_verb
 
 import fleetfit as ff
-from fleetfit.api.inference import load_other_data
+from fleetfit.api.inference import load_samples
 from fleetfit.errors import ConfigError
 
 Image = pytest.importorskip("PIL.Image")
@@ -60,7 +60,7 @@ def test_a_single_file_is_predicted(trained: ff.Run, tmp_path: Path) -> None:
 
 def test_some_of_the_classes_keep_their_labels(trained: ff.Run, tmp_path: Path) -> None:
     write_image(tmp_path / "new/light/a.png", 200)
-    data = load_other_data(trained, str(tmp_path / "new"))
+    data = load_samples(trained, str(tmp_path / "new"))
     assert data.labelled and data.y.tolist() == [1] and data.class_names == ("dark", "light") and not data.notes
     assert trained.evaluate(data=tmp_path / "new")["static"]["samples"] == 1
 
@@ -79,7 +79,7 @@ def test_an_unknown_class_is_predicted_without_labels(trained: ff.Run, tmp_path:
 def test_images_are_prepared_as_in_training(trained: ff.Run) -> None:
     """The training folder read as new images gives the bits of training; its files are those of the index."""
     own = trained.assembly.data
-    again = load_other_data(trained, trained.experiment.data.settings["folder"])
+    again = load_samples(trained, trained.experiment.data.settings["folder"])
     rows = again.split("test")
     assert own.file_names.tolist() == again.file_names.tolist()
     for mine, theirs in zip(own.batch(rows), again.batch(rows), strict=True):
@@ -91,7 +91,7 @@ def test_other_sizes_keep_their_proportions(trained: ff.Run, tmp_path: Path) -> 
     pixels = np.full((16, 48, 3), 100, np.uint8)
     pixels[:, :12] = pixels[:, 36:] = 255
     Image.fromarray(pixels).save(tmp_path / "wide.png")
-    data = load_other_data(trained, str(tmp_path / "wide.png"))
+    data = load_samples(trained, str(tmp_path / "wide.png"))
     assert data.stored(data.split("test")).unique().tolist() == [100] and any("16x48" in note for note in data.notes)
 
 
@@ -114,7 +114,7 @@ def test_a_run_with_a_size_resizes_as_in_training(tmp_path: Path) -> None:
             write_image(tmp_path / "photos" / kind / f"{number}.png", brightness, (30 + number, 40), "L")
     data = {"path": str(tmp_path / "photos"), "size": 16, "centre": 0.7, "partition": {"kind": "iid", "clients": 4}}
     run = ff.run({"data": data, "rounds": 1}, out=tmp_path / "run")
-    again = load_other_data(run, str(tmp_path / "photos"))
+    again = load_samples(run, str(tmp_path / "photos"))
     rows = again.split("test")
     assert run.assembly.data.batch(rows)[0].equal(again.batch(rows)[0]) and again.sample_shape == (1, 16, 16)
     assert not again.notes

@@ -10,7 +10,7 @@ import torch
 from support import Expected, raises, run_verb
 
 import fleetfit as ff
-from fleetfit.api.inference import load_other_data
+from fleetfit.api.inference import load_samples
 from fleetfit.errors import ConfigError, DataError
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -43,7 +43,7 @@ def test_rows_lines_and_files_are_the_same_texts(trained: ff.Run, tmp_path: Path
     folder = tmp_path / "all"
     write_rows(folder / "train.csv", ["text", "label"], *rows, ("goal", "sport"))
     write_rows(folder / "test.csv", ["text", "label"], *rows)
-    expected = load_other_data(trained, str(folder))
+    expected = load_samples(trained, str(folder))
     expected_x = expected.batch(expected.split("test"))[0]
     (tmp_path / "files").mkdir()
     for number, text in enumerate(NEW):
@@ -53,10 +53,79 @@ def test_rows_lines_and_files_are_the_same_texts(trained: ff.Run, tmp_path: Path
     write_rows(tmp_path / "rows.csv", ["number", "text"], *[(str(n), text) for n, text in enumerate(NEW)])
     write_rows(tmp_path / "empty.csv", ["text", "label"], *[(text, " ") for text in NEW])
     for name in ("files", "lines.txt", "rows.jsonl", "rows.csv", "empty.csv"):
-        data = load_other_data(trained, str(tmp_path / name))
+        data = load_samples(trained, str(tmp_path / name))
         assert not data.labelled and torch.equal(data.batch(data.split("test"))[0], expected_x), name
-    lines = load_other_data(trained, str(tmp_path / "lines.txt"))
+    lines = load_samples(trained, str(tmp_path / "lines.txt"))
     assert any("2" in note for note in lines.notes)  # blank lines are not texts
+
+
+@pytest.fixture(scope="module", params=["table", "folders", "saved"])
+def of_each_kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
+    """A run on texts of a table, of folders of the classes, or of a data set of Hugging Face."""
+    folder = tmp_path_factory.mktemp(request.param)
+    rows = [(f"{word} {word} and {other}", name) for name, words in WORDS.items() for word in words.split()
+            for other in words.split()] * 2  # fmt: skip
+    data = folder / "texts"
+    if request.param == "table":
+        data = write_rows(folder / "texts.csv", ["text", "label"], *rows)
+    elif request.param == "folders":
+        for number, (text, name) in enumerate(rows):
+            (data / name).mkdir(parents=True, exist_ok=True)
+            (data / name / f"{number}.txt").write_text(text)
+    else:
+        datasets = pytest.importorskip("datasets", reason="the extra hub is not installed")
+        features = datasets.Features(
+            {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=list(WORDS))}
+        )
+        columns = {"text": [text for text, _ in rows], "label": [list(WORDS).index(name) for _, name in rows]}
+        whole = datasets.Dataset.from_dict(columns, features=features)
+        datasets.DatasetDict({"train": whole, "test": whole}).save_to_disk(str(data))
+    model = {"name": "bert", "hidden": 8, "layers": 2, "attention_heads": 2, "intermediate": 8}
+    return ff.run(data={"path": str(data), "length": 12, "partition": {"kind": "iid", "clients": 4}}, model=model,
+                  rounds=1, out=folder / "run", progress=False)  # fmt: skip
+
+
+def test_texts_without_labels_in_every_form(of_each_kind: ff.Run, tmp_path: Path) -> None:
+    """All are the texts of the list, in its order."""
+    datasets = pytest.importorskip("datasets", reason="the extra hub is not installed")
+    pandas = pytest.importorskip("pandas")
+    expected = of_each_kind.predict(NEW)
+    rows = datasets.Dataset.from_dict({"text": NEW})
+    rows.save_to_disk(str(tmp_path / "saved"))
+    datasets.DatasetDict({"test": rows}).save_to_disk(str(tmp_path / "only test"))
+    rows.to_parquet(str(tmp_path / "rows.parquet"))
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    rows.to_parquet(str(tmp_path / "hub" / "data" / "test-00000-of-00001.parquet"))
+    (tmp_path / "hub" / "README.md").write_text("texts")
+    (tmp_path / "hub" / "dataset_infos.json").write_text("{}")
+    (tmp_path / "files").mkdir()
+    for number, text in enumerate(NEW):
+        (tmp_path / "files" / f"{number}.txt").write_text(text)
+    (tmp_path / "lines.txt").write_text("\n".join(NEW))
+    for name in ("test/test.csv", "train/train.csv", "other/new.csv"):
+        write_rows(tmp_path / name, ["text"], *[(text,) for text in NEW])
+    write_rows(tmp_path / "review.csv", ["review"], *[(text,) for text in NEW])
+    frame = pandas.DataFrame({"number": range(3), "text": NEW})
+    forms = [frame, frame["text"], frame["text"].to_numpy(), {"text": NEW}, rows,
+             *(tmp_path / name for name in ("saved", "only test", "rows.parquet", "hub", "files", "lines.txt", "test",
+                                            "train", "other", "review.csv"))]  # fmt: skip
+    for form in forms:
+        result = of_each_kind.predict(form)
+        assert result.truth is None and set(result.labels) <= set(WORDS)
+        assert torch.equal(torch.from_numpy(result.probabilities), torch.from_numpy(expected.probabilities)), form
+    assert of_each_kind.predict(tmp_path / "files").names == ["0.txt", "1.txt", "2.txt"]
+
+
+def test_labels_beside_texts_in_memory(trained: ff.Run) -> None:
+    labels = ["food", "sport", "food"]
+    for form in ((NEW, labels), (NEW, [0, 1, 0]), {"text": NEW, "label": labels}):
+        result = trained.predict(form)
+        assert result.truth == labels
+        assert trained.evaluate(form)["static"]["full"] == pytest.approx(result.accuracy)
+    with raises(DataError, "cars", key=None):
+        trained.predict((NEW, ["food", "cars", "food"]))
+    with raises(DataError, 3, 2, key="y"):
+        trained.predict((NEW, labels[:2]))
 
 
 def test_predictions_name_rows_and_files(trained: ff.Run, tmp_path: Path) -> None:
@@ -81,10 +150,10 @@ def test_labels_are_classes_of_the_run(trained: ff.Run, tmp_path: Path) -> None:
     (tmp_path / "folders" / "sport").mkdir(parents=True)
     (tmp_path / "folders" / "sport" / "1.txt").write_text(NEW[1])
     for name, labels in (("sport.csv", [1, 1]), ("numbers.csv", [1, 0]), ("folders", [1])):
-        data = load_other_data(trained, str(tmp_path / name))
+        data = load_samples(trained, str(tmp_path / name))
         assert data.labelled and data.y.tolist() == labels, name
     assert trained.evaluate(data=str(tmp_path / "sport.csv"))["static"]["samples"] == 2
-    halves = load_other_data(trained, str(tmp_path / "sport.csv"), halves=True)
+    halves = load_samples(trained, str(tmp_path / "sport.csv"), halves=True)
     assert [len(halves.split(split)) for split in ("train", "validation", "test")] == [0, 1, 1]
 
 
@@ -92,7 +161,7 @@ def test_folders_that_are_no_classes_give_no_labels(trained: ff.Run, tmp_path: P
     for name in ("sport", "politics"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.txt").write_text(NEW[1])
-    data = load_other_data(trained, str(tmp_path))
+    data = load_samples(trained, str(tmp_path))
     assert not data.labelled and len(data.y) == 2
     assert any("politics" in note and "food" in note for note in data.notes)
     with raises(ConfigError, key="data"):
@@ -103,7 +172,7 @@ def test_folders_that_are_no_classes_give_no_labels(trained: ff.Run, tmp_path: P
     ("columns", "rows", "expected"),
     [
         (["text", "label"], [(NEW[0], "food"), (NEW[1], "cars")], Expected("cars", "sport", row=1, column="label")),
-        (["review"], [(NEW[0],)], Expected("review", "text", column="text")),
+        (["id", "review"], [("1", NEW[0])], Expected("review", "text", column="text")),
         (["text"], [], Expected("rows.csv")),
     ],
     ids=["another class", "no text", "no rows"],
@@ -113,7 +182,7 @@ def test_wrong_tables_are_refused(
 ) -> None:
     path = write_rows(tmp_path / "rows.csv", columns, *rows)
     with raises(DataError, expected, path=path):
-        load_other_data(trained, str(path))
+        load_samples(trained, str(path))
 
 
 def test_an_exported_model_has_the_tokeniser(trained: ff.Run, tmp_path: Path) -> None:
@@ -121,6 +190,6 @@ def test_an_exported_model_has_the_tokeniser(trained: ff.Run, tmp_path: Path) ->
     trained.export(tmp_path / "device", 1, forms=())
     tokeniser = tokenizers.Tokenizer.from_file(str(tmp_path / "device" / "tokenizer.json"))
     (tmp_path / "lines.txt").write_text("\n".join([*NEW, " ".join(NEW * 5)]))
-    expected = load_other_data(trained, str(tmp_path / "lines.txt")).x
+    expected = load_samples(trained, str(tmp_path / "lines.txt")).x
     ids = [encoding.ids for encoding in tokeniser.encode_batch([*NEW, " ".join(NEW * 5)])]
     assert torch.equal(torch.tensor(ids), torch.as_tensor(expected)) and {len(row) for row in ids} == {12}

@@ -116,11 +116,14 @@ def test_a_run_on_data_in_memory_is_opened_without_them(in_memory: ff.Run, tmp_p
     assert isinstance(data, ff.Data)
     train = X[data.split("train").numpy()].astype(np.float64)
     x = torch.tensor((X - train.mean(0)) / train.std(0), dtype=torch.float32)
-    torch.testing.assert_close(again.predict(x), in_memory.predict(data.batch(torch.arange(120))[0]))
+    logits = again.model()(x)[-1]
+    for one in (again, in_memory):
+        result = one.predict(X)
+        torch.testing.assert_close(torch.from_numpy(result.probabilities), logits.softmax(1).detach())
+        assert result.truth is None and result.classes.tolist() == logits.argmax(1).tolist()
     np.savez(tmp_path / "new.npz", x=X[:9])
     run_verb("predict", again.folder, "--data", tmp_path / "new.npz", "--out", tmp_path / "p.csv", code=0)
-    expected = again.predict(x[:9]).argmax(1).tolist()
-    assert [int(row[1]) for row in read_predictions(tmp_path / "p.csv")[1:]] == expected
+    assert [int(row[1]) for row in read_predictions(tmp_path / "p.csv")[1:]] == logits[:9].argmax(1).tolist()
     assert again.evaluate(data=(X, Y))["static"]["samples"] == 120
     with raises(DataError, "data=...", key="data"):
         again.evaluate()

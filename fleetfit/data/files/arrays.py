@@ -25,7 +25,7 @@ from fleetfit.data import cache
 from fleetfit.data.cache import load_folder
 from fleetfit.data.dataset import MAX_CLASSES, Data, Facts
 from fleetfit.data.files.folders import list_sample_files, resolve_folder
-from fleetfit.data.rows import Rows, make_new_data
+from fleetfit.data.rows import Rows, make_new_data, number_classes
 from fleetfit.data.splits import find_splits
 from fleetfit.errors import DataError, FleetFitError, check_range, did_you_mean, format_cause, truncate
 from fleetfit.factories import declare_unused
@@ -409,7 +409,8 @@ def prepare_arrays(x: Any, y: Any, facts: Data, name: str = "own-data", halves: 
     if samples.dtype.is_floating_point != facts.x.dtype.is_floating_point:
         raise DataError(
             f"data=(x, y): x has {str(samples.dtype).removeprefix('torch.')}, but the run was trained on "
-            f"{str(facts.x.dtype).removeprefix('torch.')}. Convert x.",
+            f"{str(facts.x.dtype).removeprefix('torch.')}. Pass samples as for training; run.model(level) takes "
+            "prepared ones.",
             key="x",
         )
     if position := find_not_finite(array):
@@ -447,7 +448,7 @@ def _encode_classes(labels: NDArray[Any], run_data: Data) -> Tensor:
     if labels.dtype.kind == "f" and (labels == np.floor(labels)).all():
         labels = labels.astype(np.int64)
     texts = labels.astype(np.int64).astype(str) if labels.dtype.kind == "b" else labels.astype(str)
-    numbers = {name: i for i, name in enumerate(names)}
+    numbers = number_classes(run_data)
     unknown = sorted({str(text) for text in np.unique(texts)} - numbers.keys())
     if labels.ndim != 1 or unknown:
         raise DataError(

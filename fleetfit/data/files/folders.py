@@ -187,11 +187,15 @@ def is_saved_dataset(folder: Path) -> bool:
     return (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()
 
 
-def convert_saved_dataset(folder: Path) -> Path:
+def convert_saved_dataset(folder: Path, training: bool = True) -> Path:
     """Convert a saved data set to a folder of Parquet files, once, in the cache; return other paths unchanged.
 
+    Args:
+        folder: Its folder.
+        training: Whether it needs a training split.
+
     Raises:
-        DataError: The data set cannot be read, has no training split, or does not fit on the disk.
+        DataError: The data set cannot be read, lacks a split, or does not fit on the disk.
         MissingExtra: `datasets` is not installed.
     """
     if not (folder.is_dir() and is_saved_dataset(folder)):
@@ -203,7 +207,7 @@ def convert_saved_dataset(folder: Path) -> Path:
         try:
             dataset = datasets.load_from_disk(str(folder))
             splits = dict(dataset) if isinstance(dataset, datasets.DatasetDict) else {"train": dataset}
-            for split, rows in _rename_splits(splits, str(folder), folder).items():
+            for split, rows in _rename_splits(splits, str(folder), folder, training).items():
                 _write_parquet(rows, target / f"{split}.parquet")
         except FleetFitError:
             raise
@@ -215,8 +219,8 @@ def convert_saved_dataset(folder: Path) -> Path:
             ) from error
 
     def load(target: Path) -> Path:
-        if not (target / "train.parquet").is_file():
-            raise ValueError("train.parquet is missing")
+        if not any(target.glob("train.parquet" if training else "*.parquet")):
+            raise ValueError("a split is missing")
         return target
 
     return load_folder(make_key(folder.name, sources, ["saved"], suffix=""), build, load)
@@ -276,10 +280,10 @@ def download(name: str, repository: str, config: str | None = None, revision: st
     return target
 
 
-def _rename_splits(splits: Any, source: str, path: Path | None = None) -> dict[str, Any]:
+def _rename_splits(splits: Any, source: str, path: Path | None = None, training: bool = True) -> dict[str, Any]:
     """Rename the splits of a data set to FleetFit's names."""
     renamed = {BY_NAME[split]: rows for split, rows in splits.items() if split in BY_NAME}
-    if "train" not in renamed:
+    if "train" not in renamed and (training or not renamed):
         raise DataError(f'{source} has no split "train". Its splits are {", ".join(map(str, splits))}.', path=path)
     return renamed
 

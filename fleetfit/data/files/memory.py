@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fleetfit.data.dataset import Data, DataInMemory
-from fleetfit.data.files.arrays import is_sparse, to_array, wrap_arrays
+from fleetfit.data.files.arrays import as_array, is_sparse, to_array, wrap_arrays
 from fleetfit.data.splits import BY_NAME, find_splits
 from fleetfit.errors import DataError, format_cause, truncate
 from fleetfit.seeds import isolate_global_rngs
@@ -29,10 +29,10 @@ _FEWEST_ROWS = 10  # of a table of lists; shorter lists may be keys of [data], s
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Samples with labels: arrays, tensors, or lists of numbers.
+    """Samples with labels: arrays, tensors, or lists of numbers; for predictions, also texts, and without labels.
 
     Attributes:
-        train: Samples [N, ...] and labels [N].
+        train: Samples [N, ...] and labels [N] or None.
         test: The same for testing; None: they are held out.
         notes: Sentences on how they were read.
     """
@@ -49,6 +49,21 @@ class Samples:
     def name_columns(self, keys: Mapping[str, Any]) -> dict[str, Any]:
         """Return keys of `[data]` unchanged: samples have no columns."""
         return dict(keys)
+
+    def list_texts(self) -> dict[str, list[Any]] | None:
+        """Return the columns `text` and, if there are labels, `label`; None if the samples are no texts.
+
+        Raises:
+            DataError: The number of labels is another one.
+        """
+        x, y = self.test or self.train
+        texts = to_array(x).tolist()
+        if not all(isinstance(value, str) for value in texts):
+            return None
+        labels = None if y is None else as_array(y, "y").tolist()
+        if labels is not None and len(labels) != len(texts):
+            raise DataError(f"data: {len(texts)} texts have {len(labels)} labels.", key="y")
+        return {"text": texts} | ({} if labels is None else {"label": labels})
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,41 +94,51 @@ class TableSplits:
         return named
 
 
-def read_memory(value: Any) -> Samples | TableSplits | None:
+def read_memory(value: Any, labelled: bool = True) -> Samples | TableSplits | None:
     """Return data in memory as samples or a table; None for anything else, such as a path or keys of `[data]`.
+
+    Args:
+        value: The data.
+        labelled: Whether samples need labels, as for training. If not, a `DataLoader` stands for its data set.
 
     Raises:
         DataError: The form is not accepted.
     """
     try:
-        return _read_memory(value)
+        return _read_memory(value, labelled)
     except DataError:
         raise
     except Exception as error:  # objects of other libraries may raise any error
         raise _refuse(f"a {type(value).__name__} that cannot be read ({format_cause(error)})") from error
 
 
-def _read_memory(value: Any) -> Samples | TableSplits | None:
+def _read_memory(value: Any, labelled: bool) -> Samples | TableSplits | None:
     if value is None or isinstance(value, str | Data | DataInMemory | type):
         return None
     if isinstance(value, tuple) and len(value) == 2:
         pairs = all(isinstance(part, tuple) and len(part) == 2 for part in value)
         return Samples(*value) if pairs else Samples(value)
     if isinstance(value, Mapping):
-        return _read_mapping(value)
+        return _read_mapping(value, labelled)
     if _is_table(value):
         return TableSplits({"train": _convert_table(value)})
+    if isinstance(value, DataLoader) and not labelled:
+        value = value.dataset
     if isinstance(value, IterableDataset | DataLoader):
         remedy = "its dataset: data=loader.dataset" if isinstance(value, DataLoader) else "a list of its pairs"
         raise _refuse(f"a {type(value).__name__}, which has no length and order of its own; pass {remedy}")
     if isinstance(value, Dataset):
-        return _read_dataset(value)
+        return _read_dataset(value, labelled)
     if isinstance(value, list) or _is_array(value):
+        if not labelled:
+            return Samples((value, None))
         raise _refuse(f"a {type(value).__name__} without labels")
     return None
 
 
-def _read_mapping(value: Mapping[Any, Any]) -> Samples | TableSplits | None:
+def _read_mapping(value: Mapping[Any, Any], labelled: bool) -> Samples | TableSplits | None:
+    if not labelled and set(value) == {"x"}:
+        return Samples((value["x"], None))
     if value and all(key in BY_NAME and _is_table(part) for key, part in value.items()):
         splits = find_splits({name: _convert_table(part) for name, part in value.items()}.get)
         if not splits:
@@ -121,7 +146,8 @@ def _read_mapping(value: Mapping[Any, Any]) -> Samples | TableSplits | None:
         return TableSplits(splits)
     keys = set(value)
     is_section = isinstance(value.get("name"), str) or "path" in value
-    columns = [isinstance(column, list) and len(column) >= _FEWEST_ROWS for column in value.values()]
+    fewest = _FEWEST_ROWS if labelled else 1
+    columns = [isinstance(column, list) and len(column) >= fewest for column in value.values()]
     if keys not in _SAMPLES and (is_section or not (any(map(_is_array, value.values())) or (columns and all(columns)))):
         return None
     if keys == {"x", "y"}:
@@ -274,15 +300,18 @@ def _convert_objects(values: list[Any]) -> Any:
     return pa.array([None if is_missing else str(v) for v, is_missing in zip(values, missing, strict=True)], "string")
 
 
-def _read_dataset(dataset: Any) -> Samples:
+def _read_dataset(dataset: Any, labelled: bool) -> Samples:
     """Read the samples [N, ...] and labels [N] of a torch Dataset of pairs; note if a second read gives others."""
     rows = range(len(dataset))
     try:
-        pairs = [_read_pair(dataset, i) for i in rows]
-        x, y = (np.stack(part) for part in zip(*pairs, strict=True))
+        read = [_read_sample(dataset, i) for i in rows]
+        x, *labels = (np.stack(part) for part in zip(*read, strict=True))
+        [y] = labels if labels or labelled else [None]
+        if not labelled:
+            return Samples((x, y))
         with isolate_global_rngs():
             few = rows[:: max(1, -(-len(rows) // _READ_TWICE))]
-            again = np.stack([_read_pair(dataset, i)[0] for i in few])
+            again = np.stack([_read_sample(dataset, i)[0] for i in few])
     except Exception as error:  # the user's code may raise any error
         raise _refuse(f"a {type(dataset).__name__} without pairs of one shape ({format_cause(error)})") from error
     if np.array_equal(x[few], again, equal_nan=x.dtype.kind in "fc"):
@@ -295,6 +324,7 @@ def _read_dataset(dataset: Any) -> Samples:
     return Samples((x, y), notes=(note,))
 
 
-def _read_pair(dataset: Any, row: int) -> tuple[Any, Any]:
-    x, y = dataset[row]
-    return to_array(x), to_array(y)
+def _read_sample(dataset: Any, row: int) -> list[Any]:
+    """Return a sample, and its label if there is one."""
+    value = dataset[row]
+    return [to_array(part) for part in (value if isinstance(value, tuple | list) else [value])]

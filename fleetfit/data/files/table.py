@@ -1498,18 +1498,19 @@ def prepare_table(path: Path, facts: Data, settings: Mapping[str, Any] | None = 
     return _prepare(path.resolve().stem, facts, encoder, sheet, halves)
 
 
-def prepare_rows(rows: Any, facts: Data) -> Data:
+def prepare_rows(rows: Any, facts: Data, halves: bool = False) -> Data:
     """Return a table in memory for a trained model, all rows for testing.
 
     Args:
         rows: A `pyarrow.Table`.
         facts: The training data, or their facts, with the encoding of the columns.
+        halves: Whether one half is for validation.
 
     Raises:
         DataError: A column is missing, or a label is not a class of the model.
     """
     encoder = TableEncoder.from_json(facts.columns, "columns.json")
-    return _prepare("table", facts, encoder, make_sheet([("test", IN_MEMORY, rows)]))
+    return _prepare("table", facts, encoder, make_sheet([("test", IN_MEMORY, rows)]), halves)
 
 
 def _prepare(name: str, facts: Data, encoder: TableEncoder, sheet: TableSheet, halves: bool = False) -> Data:

@@ -26,13 +26,15 @@ from fleetfit.data.files.folders import (
     find_or_download,
     find_parquet_files,
     find_tables,
+    list_sample_files,
     resolve_folder,
 )
 from fleetfit.data.files.labelled import find_labelled_files, find_new_files
-from fleetfit.data.files.table import read_cells
+from fleetfit.data.files.table import IN_MEMORY, read_cells
 from fleetfit.data.files.tokens import Texts, encode, encode_texts, load_tokenizer
-from fleetfit.data.rows import Rows, make_new_data
-from fleetfit.errors import DataError, quote_some
+from fleetfit.data.rows import Rows, make_new_data, number_classes
+from fleetfit.data.splits import BY_NAME
+from fleetfit.errors import DataError, quote_some, truncate
 from fleetfit.files import parse_path, read_text
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder or a file of labelled texts")
@@ -346,12 +348,12 @@ def _has_withheld_labels(rows: parquet.RowFile, label: str) -> bool:
 
 
 def prepare_texts(path: Path, facts: Data, settings: Mapping[str, Any], halves: bool = False) -> Data | None:
-    """Return new texts of a file, or of a folder of .txt files, as tokens (see `transform.KINDS`).
+    """Return new texts of a file, or of a folder of .txt files or tables, as tokens (see `transform.KINDS`).
 
     A row of a table has the label of its column, a .txt file that of `find_new_files`. A single .txt file has a text on
     each line, without labels. If a text has no label, the data have none.
     """
-    text, label = settings.get("text"), settings.get("label")
+    label = None if settings.get("text") else settings.get("label")
     names, labels = None, None
     notes: list[str] = []
     if path.suffix == ".txt" and path.is_file():
@@ -359,26 +361,92 @@ def prepare_texts(path: Path, facts: Data, settings: Mapping[str, Any], halves: 
         texts = [line for line in lines if line.strip()]
         if blank := len(lines[:-1]) + bool(lines[-1]) - len(texts):
             notes.append(f"{path.name}: lines that are left out because they are blank: {blank}.")
-    elif found := find_new_files(path, FILE_SUFFIXES, facts, None if text else label, SUFFIXES):
+    elif found := find_new_files(path, FILE_SUFFIXES, facts, label, SUFFIXES):
         names, labels, notes = found.file_names, found.y, [*found.notes]
         texts = [read_text(file, DataError) for file in found.paths]
-    elif path.suffix in SUFFIXES and path.is_file():
-        table = _open_rows(path, settings.get("header") is not False)
-        columns = [
-            _find_text_column(table, TEXT_COLUMNS if column is None else (column,))
-            for column in ([text] if isinstance(text, str) or text is None else text)
-        ]
-        texts = _join_columns(table, columns)
-        column = next((name for name in (_LABEL if label is None else (label,)) if name in table.columns), None)
-        labels = None if column is None or not texts else _encode_labels(facts, table, column)
+    elif tables := _open_new_tables(path, settings):
+        texts, labels, notes = _read_new_rows(tables, facts, settings)
     else:
         return None
+    name = path.resolve().stem if path.is_file() else path.resolve().name
+    return _encode_new_texts(facts, name, path, texts, labels, halves, notes=tuple(notes), file_names=names)
+
+
+def prepare_text_cells(
+    cells: dict[str, list[Any]], facts: Data, settings: Mapping[str, Any], halves: bool = False
+) -> Data:
+    """Return texts in memory as tokens.
+
+    Args:
+        cells: The columns of a table, with one of texts.
+        facts: The training data, or their facts.
+        settings: The keys of the training data.
+        halves: Whether one half is for validation.
+
+    Raises:
+        DataError: A text or a label is wrong.
+    """
+    texts, labels, notes = _read_new_rows([Cells(IN_MEMORY, cells)], facts, settings)
+    return _encode_new_texts(facts, "texts", IN_MEMORY, texts, labels, halves, notes=tuple(notes))
+
+
+def _encode_new_texts(
+    facts: Data, name: str, path: Path, texts: Sequence[str], labels: Any, halves: bool, **more: Any
+) -> Data:
     if not texts:
         raise DataError(f"{path} has no texts.", path=path)
     tokenizer, _ = load_tokenizer(path.name, Path(facts.tokenizer))
-    name = path.resolve().stem if path.is_file() else path.resolve().name
     x = encode(path.name, tokenizer, texts, facts.x.shape[1], facts.padding)
-    return make_new_data(facts, name, x, labels, halves, notes=tuple(notes), file_names=names)
+    return make_new_data(facts, name, x, labels, halves, **more)
+
+
+def _open_new_tables(path: Path, settings: Mapping[str, Any]) -> Sequence[parquet.RowFile]:
+    """Return the tables of new texts: a file, or a folder's test set, else all in it; none of a labelled training set.
+
+    A training set is read with its own splits.
+    """
+    header = settings.get("header") is not False
+    if path.is_file():
+        return [_open_rows(path, header)] if path.suffix in SUFFIXES else []
+    folder = convert_saved_dataset(path, training=False)
+    every = [file for pattern in ("*", "data/*") for file in list_sample_files(folder, pattern)]
+    paths = next(filter(None, ([file for file in every if file.suffix == suffix] for suffix in SUFFIXES)), [])
+    if list_sample_files(folder, "**/*.txt"):  # the tables name them
+        return []
+    splits = [BY_NAME.get(re.split("[-.]", file.name)[0], "") for file in paths]
+    if "train" in splits:
+        first = _open_rows(paths[splits.index("train")], header)
+        if _find_label(first, settings) is not None:
+            return []
+    tests = [file for file, split in zip(paths, splits, strict=True) if split == "test"]
+    return [_open_rows(file, header) for file in tests or paths]
+
+
+def _find_label(table: parquet.RowFile, settings: Mapping[str, Any]) -> str | None:
+    usual = (settings["label"],) if settings.get("label") else _LABEL
+    return next((name for name in usual if name in table.columns), None)
+
+
+def _read_new_rows(
+    tables: Sequence[parquet.RowFile], facts: Data, settings: Mapping[str, Any]
+) -> tuple[list[str], NDArray[np.int64] | None, list[str]]:
+    """Return the texts of tables, their classes if all have one, and notes."""
+    first, text = tables[0], settings.get("text")
+    label, notes = _find_label(first, settings), []
+    others = [name for name in first.columns if name != label]
+    if len(others) == 1 and (text is None or isinstance(text, str)):  # of any name
+        columns = others
+        if others[0] not in (TEXT_COLUMNS if text is None else (text,)):
+            notes.append(f'{first.path.name}: the texts are those of the column "{truncate(others[0])}".')
+    else:
+        columns = [
+            _find_text_column(first, TEXT_COLUMNS if column is None else (column,))
+            for column in ([text] if isinstance(text, str) or text is None else text)
+        ]
+    texts = [text for table in tables for text in _join_columns(table, columns)]
+    classes = [] if label is None or not texts else [_encode_labels(facts, table, label) for table in tables]
+    labels = [some for some in classes if some is not None]
+    return texts, np.concatenate(labels) if labels and len(labels) == len(tables) else None, notes
 
 
 def _find_text_column(table: parquet.RowFile, usual: Sequence[str]) -> str:
@@ -397,7 +465,7 @@ def _encode_labels(trained: Data, table: parquet.RowFile, column: str) -> NDArra
     """Return a column as classes of the training set; None if all labels are empty or withheld."""
     if (isinstance(table, Cells) and table.is_empty(column)) or _has_withheld_labels(table, column):
         return None
-    codes = _number_classes(trained)
+    codes = number_classes(trained)
     values = table.read_values(column).tolist()
     names = table.class_names(column) if isinstance(values[0], int) else ()
     cells = [names[value] if names and 0 <= value < len(names) else str(value) for value in values]
@@ -411,10 +479,3 @@ def _encode_labels(trained: Data, table: parquet.RowFile, column: str) -> NDArra
                 column=column,
             )
     return np.array([codes[cell] for cell in cells], dtype=np.int64)
-
-
-def _number_classes(trained: Data) -> dict[str, int]:
-    """Return the number of each class by its name, and by the number itself if no class is called a number."""
-    numbers = {str(number): number for number in range(trained.classes)}
-    names = {name: number for number, name in enumerate(trained.class_names)}
-    return names if any(name.isdecimal() for name in names) else names | numbers
