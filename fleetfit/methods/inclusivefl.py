@@ -124,13 +124,7 @@ def check_movements(federation: Federation, memory: Mapping[str, Any]) -> None:
     layout = federation.problem.layout
     shapes = layout.shapes({}, layout.exits)
     for depth, movement in memory.get("movement", {}).items():
-        prefix = f"blocks.{int(depth) - 1}."
-        block = {
-            name.rpartition(prefix)[2]: shapes[name]
-            for name, tensor in layout.tensors.items()
-            if tensor.trainable and tensor.block is not None and prefix in name
-        }
-        check_shapes(movement, block)
+        check_shapes(movement, {key: shapes[name] for key, name in _find_block(layout, int(depth) - 1, "").items()})
         if not is_finite(movement):
             raise ValueError(f"movement/{depth} has numbers that are not finite")
 
