@@ -211,7 +211,7 @@ def test_krum_ignores_declared_untrained_tensors() -> None:
     assert set(given_on({"krum": {}}, updates)) == set(range(7))
 
 
-@pytest.mark.parametrize("most", [16, 1 << 14])
+@pytest.mark.parametrize("most", [1 << 8, 1 << 14])
 def test_as_many_coverages_as_there_are_clients(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seventy clients, each of which says something else of what it has trained."""
     monkeypatch.setattr("fleetfit.hooks.movements._MOST", most)

@@ -218,7 +218,7 @@ class ServerStep:
 # ---- all updates of a round -----------------------------------------------------------------------------------------
 
 _CHUNK = 1 << 15  # elements; with some dozens of clients the rows of one stay in the processor's cache
-_BITS = 8  # groups that have a bit of a byte each; further ones are numbered
+_BITS = 8  # groups whose codes fit in a byte
 _MOST = 1 << 14  # numbers in use, at most, when a group doubles them
 
 
@@ -321,7 +321,7 @@ class Movements:
         for start in range(0, codes.numel(), _CHUNK):
             chunk = slice(start, start + _CHUNK)
             chunk_codes, before = codes[chunk], self._before[chunk]
-            distinct = _find_distinct(chunk_codes)
+            distinct = np.flatnonzero(np.bincount(chunk_codes.numpy())).tolist()  # ascending
             movements: list[tuple[Tensor, Tensor | None]] = []
             for number, states in enumerate(states_by_group):
                 covered = _mask_covered(chunk_codes, {code: bool(blocks[code] >> number & 1) for code in distinct})
@@ -346,24 +346,21 @@ class Movements:
                 members += self._groups[number].members
         return BlockRows(block, members, torch.cat(parts), chunk, indices)
 
-    def _encode_blocks(self) -> tuple[Tensor, Sequence[int]]:
+    def _encode_blocks(self) -> tuple[Tensor, list[int]]:
         """Return a code for each element of the full model, and the number of the block of each code."""
         size = get_slice_plan(self._layout, full_submodel(self._layout)).size
-        codes = torch.zeros(size, dtype=torch.uint8)
-        for number, group in enumerate(self._groups[:_BITS]):
-            group.mark(codes, 1 << number)
-        blocks: Sequence[int] = range(1 << min(_BITS, len(self._groups)))
-        if len(self._groups) > _BITS:
-            codes = codes.int()
-        for number, group in enumerate(self._groups[_BITS:], _BITS):
+        codes, blocks = torch.zeros(size, dtype=torch.uint8), [0]
+        for number, group in enumerate(self._groups):
+            if number == _BITS:
+                codes = codes.int()
             if len(blocks) > _MOST:
                 codes, blocks = _renumber(codes, blocks)
             group.mark(codes, len(blocks))
-            blocks = [*blocks, *(block | 1 << number for block in blocks)]
+            blocks += [block | 1 << number for block in blocks]
         return codes, blocks
 
 
-def _renumber(codes: Tensor, blocks: Sequence[int]) -> tuple[Tensor, list[int]]:
+def _renumber(codes: Tensor, blocks: list[int]) -> tuple[Tensor, list[int]]:
     """Return codes and blocks without the codes that do not occur."""
     counts = np.zeros(len(blocks), dtype=np.int64)
     for start in range(0, codes.numel(), _CHUNK):
@@ -385,13 +382,6 @@ def _mask_trained(layout: Layout, submodel: Submodel, untrained: frozenset[str])
     for name in untrained:
         compiled.views(mask)[name].zero_()
     return mask
-
-
-def _find_distinct(codes: Tensor) -> list[int]:
-    """Return the codes that occur, ascending."""
-    if bool((codes == codes[0]).all()):
-        return [int(codes[0])]
-    return np.flatnonzero(np.bincount(codes.numpy())).tolist()
 
 
 def _mask_covered(codes: Tensor, covers: Mapping[int, bool]) -> Tensor | None:
