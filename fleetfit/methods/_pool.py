@@ -67,7 +67,8 @@ def make_pool(
     starts = choose_starts(architecture, p) if starts is None else starts
     if not 1 <= p <= len(starts) or list(starts) != sorted(set(starts)) or starts[0] < 0:
         raise PlanError(
-            f"a pool of p = {p} takes {p} or more numbers of whole layers, ascending, got {list(starts)}.", key="starts"
+            f"a pool takes p >= 1, and p or more numbers of whole layers, ascending, got {p} and {list(starts)}.",
+            key="starts",
         )
     if len(widths) != len(_LETTERS) or not 0 < widths[0] < widths[1] < 1:
         raise PlanError(

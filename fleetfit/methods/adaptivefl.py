@@ -28,7 +28,6 @@ import torch
 from fleetfit.aggregate import Aggregate
 from fleetfit.core import Device, Failure, Federation, Job, Problem, Server, Update
 from fleetfit.cost import compute_cost
-from fleetfit.errors import ConfigError
 from fleetfit.hooks import Method, Reports, Slot
 from fleetfit.methods._pool import PoolModel, make_pool, make_pool_levels, unite
 from fleetfit.submodel import move_state
@@ -49,7 +48,6 @@ def adaptivefl(
     choose: Rewards = "CS",
     widths: Sequence[float] = (0.4, 0.66),
     starts: Sequence[int] | None = None,
-    tau: int = 0,
     credit: Credit = "printed",
     prune: Literal["contained", "server"] = "contained",
 ) -> Method:
@@ -63,25 +61,13 @@ def adaptivefl(
         widths: r_w of S and of M.
         starts: I of S_p to S_1 and of M_p to M_1: how many layers are whole, ascending; by default chosen from the
             model.
-        tau: The least I that is allowed.
         credit: What L_1 gains when a model comes back whole: p - 1 more, as "printed" in line 18, or p more if that
             model is L_1, as in the "authors'" code.
         prune: To which models a device shrinks: those "contained" in the one sent, or all smaller ones of the "server".
     """
-    if starts is not None and (not starts or min(starts) < tau):
-        raise ConfigError(
-            f"adaptivefl's starts must be one or more, each at least tau = {tau}; got {list(starts)}.", key="starts"
-        )
-    make = partial(make_pool, p=p, widths=tuple(widths), starts=None if starts is None else tuple(starts))
 
     def make_models(problem: Problem) -> tuple[PoolModel, ...]:
-        pool = make(problem.architecture)
-        least = min(model.whole for model in pool if model.whole is not None)
-        if least < tau:
-            raise ConfigError(
-                f"adaptivefl's pool keeps {least} layers whole, fewer than tau = {tau}: give starts.", key="starts"
-            )
-        return pool
+        return make_pool(problem.architecture, p, widths, starts)
 
     assign = partial(assign_models, rule=choose, sends_union=prune == "server")
     return Method(
