@@ -8,7 +8,6 @@ from fleetfit.cost.latency import get_latency, latency_s
 from fleetfit.cost.memory import memory_bytes, training_memory
 from fleetfit.cost.parts import (
     Measure,
-    count_non_embedding,
     message_size,
     multiply_adds,
     non_embedding_parameters,
@@ -46,7 +45,7 @@ COSTS: Mapping[str, CostKind] = {
         by_layout=True,
     ),
     "non_embedding_parameters": CostKind(
-        lambda architecture, sizes, exits, *_: count_non_embedding(architecture, sizes, exits),
+        lambda model, sizes, exits, *rest: non_embedding_parameters(model, *rest)(sizes).compute_total(exits),
         non_embedding_parameters,
         by_layout=True,
     ),

@@ -47,39 +47,15 @@ Place = tuple[int | None, int | None]
 def parameters(architecture: Architecture, input_shape: tuple[int, ...], conditions: Conditions) -> Measure:
     """Count parameters, those that are never trained too, by layout arithmetic."""
     layout = get_layout(architecture).complete
-
-    def measure(sizes: Mapping[str, int]) -> Profile:
-        shapes = layout.shapes(sizes, layout.exits)
-        return sum_by_place(
-            architecture,
-            [(get_place(layout, name), numel(s)) for name, s in shapes.items() if layout.tensors[name].trainable],
-        )
-
-    return measure
+    return _measure_tensors(architecture, layout, [name for name, one in layout.tensors.items() if one.trainable])
 
 
 def non_embedding_parameters(
     architecture: Architecture, input_shape: tuple[int, ...], conditions: Conditions
 ) -> Measure:
     """Count parameters but those of embeddings, by layout arithmetic."""
-    layout = get_layout(architecture).complete
-    names = _find_non_embedding(architecture)
-
-    def measure(sizes: Mapping[str, int]) -> Profile:
-        shapes = layout.shapes(sizes, layout.exits)
-        return sum_by_place(architecture, [(get_place(layout, name), numel(shapes[name])) for name in names])
-
-    return measure
-
-
-def count_non_embedding(architecture: Architecture, sizes: Mapping[str, int], exits: tuple[int, ...]) -> int:
-    """Return the parameters of a sub-model but those of embeddings."""
-    shapes = get_layout(architecture).complete.shapes(sizes, exits)
-    return sum(numel(shapes[name]) for name in _find_non_embedding(architecture) if name in shapes)
-
-
-def _find_non_embedding(architecture: Architecture) -> tuple[str, ...]:
-    return call_once(_list_non_embedding, architecture)
+    names = call_once(_list_non_embedding, architecture)
+    return _measure_tensors(architecture, get_layout(architecture).complete, names)
 
 
 def _list_non_embedding(architecture: Architecture) -> tuple[str, ...]:
@@ -94,11 +70,18 @@ def _list_non_embedding(architecture: Architecture) -> tuple[str, ...]:
 def size_bytes(architecture: Architecture, input_shape: tuple[int, ...], conditions: Conditions) -> Measure:
     """Count the bytes of a message that holds the state; see `message_size`."""
     layout = get_layout(architecture)
+    return _measure_tensors(architecture, layout, list(layout.tensors), bytes_each=4, rest=_FRAME)
+
+
+def _measure_tensors(
+    architecture: Architecture, layout: Layout, names: Sequence[str], bytes_each: int = 1, rest: int = 0
+) -> Measure:
+    """Count the numbers of some tensors by layout arithmetic, or their bytes, and what every depth has beside them."""
 
     def measure(sizes: Mapping[str, int]) -> Profile:
         shapes = layout.shapes(sizes, layout.exits)
-        tensors = [(get_place(layout, name), 4 * numel(shape)) for name, shape in shapes.items()]
-        return sum_by_place(architecture, [((None, None), _FRAME), *tensors])
+        tensors = [(get_place(layout, name), bytes_each * numel(shapes[name])) for name in names]
+        return sum_by_place(architecture, [((None, None), rest), *tensors])
 
     return measure
 
