@@ -85,12 +85,14 @@ class FrozenPrefix:
     def run(self, module: Any, x: Tensor) -> Iterator[tuple[Any, Any]]:
         """Yield what each exit reads, and the state after its segment."""
         if isinstance(module, VisitsExits):
-            yield from ((value, value) for value in _read_head_inputs(module, [c.head for c in self.exits], x))
+            visit = partial(module.visit_exits, x, lambda i, logits: False)
+            yield from ((value, value) for value in _read_head_inputs(visit, [c.head for c in self.exits]))
             return
         carry = module.start(x)
         for i, cached in enumerate(self.exits):
             carry = module.segment(i, carry)
-            yield (carry if cached.head is None else _read_head_input(module, cached.head, i, carry)), carry
+            head = cached.head
+            yield (carry if head is None else _read_head_inputs(partial(module.head, i, carry), [head])[0]), carry
 
     def compute_logits(self, module: Any, values: Sequence[Any]) -> list[Tensor]:
         """Return the logits of every exit, shallow to deep, from the values of samples."""
@@ -229,21 +231,8 @@ class _HeadReached(BaseException):
     """Ends an exit before its head runs; no `except Exception` of the model's code catches it."""
 
 
-def _read_head_input(module: Any, head: nn.Module, index: int, carry: Any) -> Any:
-    """Return the input of an exit's head, without running the head."""
-    values: list[Any] = []
-
-    def record(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-        values.append(inputs[0])
-        raise _HeadReached
-
-    with head.register_forward_pre_hook(record), suppress(_HeadReached):
-        module.head(index, carry)
-    return values[0]
-
-
-def _read_head_inputs(module: VisitsExits, heads: Sequence[Any], x: Tensor) -> list[Any]:
-    """Return the inputs of the exits' heads from one forward pass, which ends before the last one."""
+def _read_head_inputs(run: Callable[[], Any], heads: Sequence[Any]) -> list[Any]:
+    """Return what some heads read in a run, which ends before the last one."""
     values: list[Any] = []
 
     def record(_: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -254,7 +243,7 @@ def _read_head_inputs(module: VisitsExits, heads: Sequence[Any], x: Tensor) -> l
     with ExitStack() as hooks, suppress(_HeadReached):
         for head in heads:
             hooks.enter_context(head.register_forward_pre_hook(record))
-        module.visit_exits(x, lambda i, logits: False)
+        run()
     return values
 
 
