@@ -42,7 +42,7 @@ from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.hooks import build
 from fleetfit.layout import Architecture, build_module
 from fleetfit.methods._pool import make_pool
-from fleetfit.planner import LevelShape, Targets, assign, find_one_level, make_fixed_targets, search
+from fleetfit.planner import LevelShape, Targets, assign, make_fixed_targets, search
 from fleetfit.report.tables import LATENCIES, format_latency
 from fleetfit.report.text import Table
 
@@ -257,7 +257,9 @@ def make_eq_1_table() -> PaperTable:
     rows: list[tuple[Value, ...]] = []
     for i in reversed(range(len(_RATIOS))):
         row: list[Value] = [str(i + 1), _RATIOS[i]]
-        for split in (find_one_level(grid, _RATIOS[i], _TOLERANCE), together[i], paper[i]):
+        ratios = tuple(sorted({_RATIOS[i], 1.0}))
+        alone = search(grid, Targets(ratios, (_TOLERANCE,) * len(ratios)))[0]
+        for split in (alone, together[i], paper[i]):
             row += [f"{split.depth} at {split.width:.2f}, {compute_gap(split):.3f}", round(split.share, 3)]
         rows.append(tuple(row))
     columns = ("level", "r_l", "alone", "cost", "together", "cost", "Table 1", "cost")

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from fleetfit.cli.plan import PlanOptions, plan_model
-from fleetfit.cost import cost_grid
 from fleetfit.errors import PlanError
 from fleetfit.layout import Architecture
 from fleetfit.models.cnn import cnn
 from fleetfit.models.fedavg_images import fedavg_cifar_cnn, fedavg_cnn, mlp_2nn
 from fleetfit.models.mlp import mlp
 from fleetfit.models.resnet import resnet, resnet18
-from fleetfit.planner import Targets, find_one_level, make_grids, search
+from fleetfit.planner import Targets, make_grids, search
 
 MODELS: Mapping[str, tuple[Architecture, tuple[int, ...]]] = {
     "cnn": (cnn(), (1, 8, 8)),
@@ -82,15 +81,6 @@ def test_raised_budgets_of_another_cost_work(name: str, cost: str) -> None:
     error = refusal(architecture, shape, targets, "both")
     assert error is not None and error.ceilings is not None and all(np.diff(error.ceilings[cost]) >= 0)
     assert refusal(architecture, shape, replace(targets, ceilings=error.ceilings), "both") is None
-
-
-@pytest.mark.parametrize("ratio", [0.0001, 0.004, 0.9999])
-def test_the_tolerance_for_one_level_works(ratio: float) -> None:
-    grid = cost_grid(cnn(), (1, 8, 8))
-    with pytest.raises(PlanError) as caught:
-        find_one_level(grid, ratio, 0.00001)
-    assert caught.value.tolerance is not None
-    assert find_one_level(grid, ratio, caught.value.tolerance)
 
 
 @pytest.mark.parametrize("name", ["mlp_2nn", "fedavg_cnn", "char_lstm"])

@@ -22,7 +22,6 @@ from fleetfit.planner import (
     as_fractions,
     assign,
     convert_budgets,
-    find_one_level,
     find_shapes,
     make_plan,
     make_targets,
@@ -210,7 +209,7 @@ def test_ties_are_broken_by_shallower_small_levels() -> None:
 def test_resnet_20_needs_a_joint_search() -> None:
     """Alone, r_1 takes 6 blocks at 0.65, after which nothing deeper is near 0.25; together 4, 5 and 6 blocks fit."""
     grid = cost_grid(resnet(depth=20), CIFAR)
-    assert pairs((find_one_level(grid, 0.125),)) == [(6, 0.65)]
+    assert pairs(search(grid, Targets((0.125, 1.0), (0.1, 0.1)))) == [(6, 0.65), (9, 1.0)]
     after = [grid.estimate(w, (6, d)) / grid.full for d in (7, 8) for w in WIDTHS if w >= 0.65 and d < 9]
     assert min(abs(share / 0.25 - 1) for share in after) > 0.1
     solution = search(grid, QUARTERS)
@@ -281,12 +280,6 @@ def test_more_levels_than_depths() -> None:
     ratios = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 1.0)
     with raises(PlanError, 6, 5):
         search(cost_grid(cnn(), (1, 8, 8)), Targets(ratios, (0.1,) * 7))
-
-
-def test_a_single_level_names_the_sufficient_tolerance() -> None:
-    grid = cost_grid(cnn(), (1, 8, 8))
-    with raises(PlanError, 0.0001, 0.1, 1, 6, 0.01, key="tolerance"):
-        find_one_level(grid, 0.0001)
 
 
 @pytest.mark.parametrize(

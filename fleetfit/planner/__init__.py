@@ -45,7 +45,7 @@ from fleetfit.planner.plan import (
     find_mode as find_mode,
     make_plan as make_plan,
 )
-from fleetfit.planner.search import find_one_level as find_one_level, make_grids as make_grids, search as search
+from fleetfit.planner.search import make_grids as make_grids, search as search
 from fleetfit.planner.split import (
     choose_split as choose_split,
     find_shapes as find_shapes,

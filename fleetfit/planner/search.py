@@ -36,12 +36,6 @@ Key = tuple[float, float, int]  # sum of |s_d - s_w|, sum of |cost / target - 1|
 Pairs = tuple[tuple[int, int], ...]
 
 
-def compute_gaps(grid: Grid) -> Floats:
-    """Return |s_d - s_w| of every pair [P, W]."""
-    gap: Floats = np.abs(np.array(grid.positions)[:, None] / grid.blocks - np.array(grid.widths))
-    return gap
-
-
 @dataclass
 class Search:
     """One search; rows are positions, columns widths, levels the smaller ones (level L is the full model).
@@ -162,7 +156,10 @@ class Search:
     @cached_property
     def _gap(self) -> Floats:
         """What Eq. 1 minimises [P, W]; nothing where only one dimension is free."""
-        return compute_gaps(self.grid) if self.mode == "both" else np.zeros_like(self._own(self.grid))
+        if self.mode != "both":
+            return np.zeros_like(self._own(self.grid))
+        gap: Floats = np.abs(np.array(self.grid.positions)[:, None] / self.grid.blocks - np.array(self.grid.widths))
+        return gap
 
     @cached_property
     def _ahead(self) -> list[Floats]:
@@ -283,28 +280,6 @@ def _check_shapes(grid: Grid, depths: Sequence[int] | None, widths: Sequence[flo
         raise PlanError(
             f"widths must not shrink from level to level and go by 0.01 up to 1, got {list(widths)}.", key="widths"
         )
-
-
-def find_one_level(grid: Grid, ratio: float, tolerance: float = 0.1) -> LevelShape:
-    """Return the pair that Eq. 1 picks for one target ratio alone, with no other classifier than its own.
-
-    Raises:
-        PlanError: No pair is within the tolerance.
-    """
-    cost = (grid.trunk + grid.heads) / grid.full
-    gap, off = compute_gaps(grid), np.abs(cost / ratio - 1)
-    rows, columns = np.nonzero(off <= tolerance + TINY)
-    if not rows.size:
-        row, column = divmod(int(np.argmin(off)), off.shape[1])
-        enough = float(np.ceil(off.min() * 100) / 100)
-        raise PlanError(f"no depth and width cost {ratio:.3g} of the model within {tolerance:.3g}; the nearest is "
-                        f"{grid.positions[row]} of {grid.blocks} blocks at width {grid.widths[column]:.2f}, costing "
-                        f"{cost[row, column]:.3f}, which a tolerance of {enough:.2f} would admit.",
-                        enough, key="tolerance")  # fmt: skip
-    first = np.lexsort((-rows, off[rows, columns], gap[rows, columns].round(9)))[0]
-    row, column = int(rows[first]), int(columns[first])
-    depth = grid.positions[row]
-    return LevelShape(depth, grid.widths[column], (depth,), float(cost[row, column]))
 
 
 # ---- estimates -----------------------------------------------------------------------------------------------------
