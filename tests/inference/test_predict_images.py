@@ -1,15 +1,16 @@
 """`fleetfit predict` on images that do not look like the training folder: flat, single, of other classes and sizes."""
 
 import csv
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support import run_verb
+from support import raises, run_verb
 
 import fleetfit as ff
 from fleetfit.api.inference import load_samples
-from fleetfit.errors import ConfigError
+from fleetfit.errors import ConfigError, DataError
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -49,6 +50,31 @@ def test_a_flat_folder_has_predictions_with_file_names(trained: ff.Run, tmp_path
         ("c.png", "dark"),
     ]
     assert "label" not in rows[0]
+
+
+def test_images_without_labels_in_every_form(trained: ff.Run, tmp_path: Path) -> None:
+    """An archive, a saved data set, Parquet files: all are the images of the folder."""
+    datasets = pytest.importorskip("datasets", reason="the extra hub is not installed")
+    for number in range(3):
+        write_image(tmp_path / "new" / f"{number}.png", 20 + 90 * number)
+    expected = trained.predict(tmp_path / "new")
+    images = [Image.open(tmp_path / "new" / f"{number}.png").copy() for number in range(3)]
+    rows = datasets.Dataset.from_dict({"image": images}, datasets.Features({"image": datasets.Image()}))
+    rows.save_to_disk(str(tmp_path / "saved"))
+    datasets.DatasetDict({"test": rows}).save_to_disk(str(tmp_path / "only test"))
+    rows.to_parquet(str(tmp_path / "rows.parquet"))
+    (tmp_path / "folder").mkdir()
+    rows.to_parquet(str(tmp_path / "folder" / "test.parquet"))
+    shutil.make_archive(str(tmp_path / "archive"), "zip", tmp_path / "new")
+    for name in ("saved", "only test", "rows.parquet", "folder", "archive.zip"):
+        result = trained.predict(tmp_path / name)
+        assert result.truth is None and result.labels == expected.labels, name
+        np.testing.assert_allclose(result.probabilities, expected.probabilities, atol=1e-6)
+    labels = datasets.Dataset.from_dict({"image": images, "label": ["dark", "light", "light"]})
+    labels.cast_column("image", datasets.Image()).to_parquet(str(tmp_path / "labelled.parquet"))
+    assert trained.predict(tmp_path / "labelled.parquet").truth == ["dark", "light", "light"]
+    with raises(DataError, path=tmp_path / "archive.zip"):
+        ff.plan(data=tmp_path / "archive.zip")
 
 
 def test_a_single_file_is_predicted(trained: ff.Run, tmp_path: Path) -> None:

@@ -74,7 +74,9 @@ def _detect_file(path: Path, keys: Keys) -> Keys:
     if suffix == ".npz":
         return _detect_arrays(path, keys)
     if suffix == ".zip":
-        return {**_detect_class_folders(unpack_zip(path), keys, functools.cache(list_folder)), "folder": str(path)}
+        if classes := _detect_class_folders(unpack_zip(path), keys, functools.cache(list_folder)):
+            return {**classes, "folder": str(path)}
+        raise DataError(f"{path} has no folder for each class: expected CLASS/*.jpg in it.", path=path)
     if suffix == ".npy":
         return _detect_array_folder(
             path.parent, keys, f"{path.name} is a single array, but samples and labels are needed"

@@ -35,6 +35,7 @@ from fleetfit.data.files import parquet
 from fleetfit.data.files.folders import (
     convert_saved_dataset,
     download,
+    find_new_tables,
     find_or_download,
     find_parquet_files,
     is_system_name,
@@ -144,12 +145,28 @@ def images(
 
 
 def prepare_images(path: Path, facts: Data, settings: Mapping[str, Any], halves: bool = False) -> Data | None:
-    """Return new images of a file, a folder or a table of files, still encoded (see `transform.KINDS`)."""
-    files = find_new_files(path, IMAGES, facts, settings.get("label") if settings.get("image") else None)
-    if files is None or files.file_names is None:
+    """Return new images of a file, a folder, an archive or a table, still encoded (see `transform.KINDS`)."""
+    labels = (settings["label"],) if settings.get("label") else _LABEL
+    folder = unpack_zip(path) if path.is_file() and path.suffix.lower() == ".zip" else path
+    files = find_new_files(folder, IMAGES, facts, settings.get("label") if settings.get("image") else None)
+
+    def find_label(file: parquet.File) -> str | None:
+        return next((name for name in labels if name in file.columns), None)
+
+    source: ImageFiles | _ParquetImages
+    if files is not None and files.file_names is not None:
+        notes, y, file_names = [*files.notes], files.y, files.file_names
+        source = ImageFiles(files.folder.absolute(), file_names)
+    elif paths := find_new_tables(folder, (".parquet",), lambda path: find_label(parquet.File(path)) is not None):
+        tables, notes, file_names = [*map(parquet.File, paths)], [], None
+        source = _ParquetImages(tables, tables[0].column(settings.get("image"), _IMAGE, "image"))
+        label = find_label(tables[0])
+        encoded = [] if label is None else [parquet.encode_labels(facts, table, label) for table in tables]
+        classes = [some for some in encoded if some is not None]
+        y = np.concatenate(classes) if classes and len(classes) == len(tables) else None
+    else:
         return None
-    notes, upright = [*files.notes], settings.get("exif_orientation") is not False
-    source = ImageFiles(files.folder.absolute(), files.file_names)
+    upright = settings.get("exif_orientation") is not False
     height, width = facts.x.shape[2:]
     first_width, first_height = read_first_size(source, upright)
     if settings.get("size") is None and (first_height, first_width) != (height, width):
@@ -157,10 +174,9 @@ def prepare_images(path: Path, facts: Data, settings: Mapping[str, Any], halves:
             f"{path.name}: the first image has {first_height}x{first_width} pixels (height x width). Images are cut to "
             f"the proportions of the training images and resized to {height}x{width}."
         )
-    x = EncodedImages(source, facts.x.shape[1:], settings.get("centre") or 1.0, upright)
-    return make_new_data(
-        facts, path.resolve().name, x, files.y, halves, notes=tuple(notes), file_names=files.file_names
-    )
+    index: ImageIndex = source if isinstance(source, ImageFiles) else source.pack(path.stem)
+    x = EncodedImages(index, facts.x.shape[1:], settings.get("centre") or 1.0, upright)
+    return make_new_data(facts, path.resolve().name, x, y, halves, notes=tuple(notes), file_names=file_names)
 
 
 def load_labelled(name: str, rows: Rows, spec: ImageSpec) -> Rows:

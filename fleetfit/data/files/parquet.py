@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetfit.data.dataset import MAX_CLASSES
+from fleetfit.data.dataset import MAX_CLASSES, Data
 from fleetfit.data.image_reader import Origin
-from fleetfit.errors import DataError, FleetFitError, format_cause
+from fleetfit.data.rows import number_classes
+from fleetfit.errors import DataError, FleetFitError, format_cause, quote_some
 from fleetfit.files import check_file
 
 _ROWS = 1024  # encoded images in memory at a time
 _FEW_ROWS = 1_000_000  # files with more rows must have bytes for them
 _PER_BYTE = 8  # rows
+_WITHHELD = -1  # a label
 _LARGE_BYTES, _RATIO = 1 << 30, 200  # a larger column may have up to this multiple of the file's size
 
 
@@ -65,6 +67,10 @@ class RowFile:
     def class_names(self, column: str) -> tuple[str, ...]:
         """Return the class names of a column of integers, or ()."""
         return ()
+
+    def is_empty(self, column: str) -> bool:
+        """Return whether no row has a value in a column, as far as that is known."""
+        return False
 
     def column(self, requested: str | None, usual: Sequence[str], what: str) -> str:
         """Return the name of an existing column.
@@ -326,3 +332,29 @@ def read_labels(files: Sequence[RowFile], column: str) -> tuple[NDArray[np.int64
                 row=wrong[0],
             )
     return values, len(names) or int(values.max(initial=0)) + 1, names
+
+
+def has_withheld_labels(rows: RowFile, label: str) -> bool:
+    """Return whether all labels of a file are -1, as in test sets of competitions."""
+    values = rows.read_values(label)
+    return values.dtype.kind == "i" and bool((values == _WITHHELD).all())
+
+
+def encode_labels(trained: Data, table: RowFile, column: str) -> NDArray[np.int64] | None:
+    """Return a column as classes of the training set; None if all labels are empty or withheld."""
+    if table.is_empty(column) or has_withheld_labels(table, column):
+        return None
+    codes = number_classes(trained)
+    values = table.read_values(column).tolist()
+    names = table.class_names(column) if isinstance(values[0], int) else ()
+    cells = [names[value] if names and 0 <= value < len(names) else str(value) for value in values]
+    for row, cell in enumerate(cells):
+        if cell not in codes:
+            raise DataError(
+                f'row {row} of {table.path} has "{cell:.80}" in column "{column}", which is no class of the run: '
+                f"{quote_some(trained.class_names or codes)}. Correct it, or leave the column out.",
+                path=table.path,
+                row=row,
+                column=column,
+            )
+    return np.array([codes[cell] for cell in cells], dtype=np.int64)

@@ -23,6 +23,7 @@ from fleetfit.data.files import parquet
 from fleetfit.data.files.folders import (
     convert_saved_dataset,
     download,
+    find_new_tables,
     find_or_download,
     find_parquet_files,
     find_tables,
@@ -32,8 +33,7 @@ from fleetfit.data.files.folders import (
 from fleetfit.data.files.labelled import find_labelled_files, find_new_files
 from fleetfit.data.files.table import IN_MEMORY, read_cells
 from fleetfit.data.files.tokens import Texts, encode, encode_texts, load_tokenizer
-from fleetfit.data.rows import Rows, make_new_data, number_classes
-from fleetfit.data.splits import BY_NAME
+from fleetfit.data.rows import Rows, make_new_data
 from fleetfit.errors import DataError, quote_some, truncate
 from fleetfit.files import parse_path, read_text
 
@@ -44,7 +44,6 @@ SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".json")
 TEXT_COLUMNS = ("text", "sentence")
 """Usual names of the column of the texts."""
 _LABEL = ("label", "labels")
-_WITHHELD = -1
 _SHOWN = 20  # columns listed in a note
 
 
@@ -269,7 +268,9 @@ def read_rows(
     label = first.column(label, _LABEL, "label")
     names = [text] if isinstance(text, str) or text is None else list(text)
     columns = [first.column(column, TEXT_COLUMNS, "text") for column in names]
-    for split in [s for s in tables if s != "train" and all(_has_withheld_labels(table, label) for table in tables[s])]:
+    for split in [
+        s for s in tables if s != "train" and all(parquet.has_withheld_labels(table, label) for table in tables[s])
+    ]:
         del tables[split]
     all_tables = [table for split_tables in tables.values() for table in split_tables]
     if not sum(table.rows for table in tables.get("train", ())):
@@ -338,12 +339,6 @@ def _join_columns(table: parquet.RowFile, columns: Sequence[str]) -> list[str]:
     return [" ".join(cells) for cells in zip(*(table.texts(column) for column in columns), strict=True)]
 
 
-def _has_withheld_labels(rows: parquet.RowFile, label: str) -> bool:
-    """Return whether all labels of a file are -1, as in test sets of competitions."""
-    values = rows.read_values(label)
-    return values.dtype.kind == "i" and bool((values == _WITHHELD).all())
-
-
 # ---- new texts for a trained model -----------------------------------------------------------------------------------
 
 
@@ -400,26 +395,13 @@ def _encode_new_texts(
     return make_new_data(facts, name, x, labels, halves, **more)
 
 
-def _open_new_tables(path: Path, settings: Mapping[str, Any]) -> Sequence[parquet.RowFile]:
-    """Return the tables of new texts: a file, or a folder's test set, else all in it; none of a labelled training set.
-
-    A training set is read with its own splits.
-    """
+def _open_new_tables(path: Path, settings: Mapping[str, Any]) -> list[parquet.RowFile]:
+    """Return the tables of new texts; none of a labelled training set, which is read with its own splits."""
     header = settings.get("header") is not False
-    if path.is_file():
-        return [_open_rows(path, header)] if path.suffix in SUFFIXES else []
-    folder = convert_saved_dataset(path, training=False)
-    every = [file for pattern in ("*", "data/*") for file in list_sample_files(folder, pattern)]
-    paths = next(filter(None, ([file for file in every if file.suffix == suffix] for suffix in SUFFIXES)), [])
-    if list_sample_files(folder, "**/*.txt"):  # the tables name them
+    if path.is_dir() and list_sample_files(path, "**/*.txt"):  # the tables name them
         return []
-    splits = [BY_NAME.get(re.split("[-.]", file.name)[0], "") for file in paths]
-    if "train" in splits:
-        first = _open_rows(paths[splits.index("train")], header)
-        if _find_label(first, settings) is not None:
-            return []
-    tests = [file for file, split in zip(paths, splits, strict=True) if split == "test"]
-    return [_open_rows(file, header) for file in tests or paths]
+    paths = find_new_tables(path, SUFFIXES, lambda file: _find_label(_open_rows(file, header), settings) is not None)
+    return [_open_rows(file, header) for file in paths]
 
 
 def _find_label(table: parquet.RowFile, settings: Mapping[str, Any]) -> str | None:
@@ -444,7 +426,7 @@ def _read_new_rows(
             for column in ([text] if isinstance(text, str) or text is None else text)
         ]
     texts = [text for table in tables for text in _join_columns(table, columns)]
-    classes = [] if label is None or not texts else [_encode_labels(facts, table, label) for table in tables]
+    classes = [] if label is None or not texts else [parquet.encode_labels(facts, table, label) for table in tables]
     labels = [some for some in classes if some is not None]
     return texts, np.concatenate(labels) if labels and len(labels) == len(tables) else None, notes
 
@@ -459,23 +441,3 @@ def _find_text_column(table: parquet.RowFile, usual: Sequence[str]) -> str:
         path=table.path,
         column=usual[0],
     )
-
-
-def _encode_labels(trained: Data, table: parquet.RowFile, column: str) -> NDArray[np.int64] | None:
-    """Return a column as classes of the training set; None if all labels are empty or withheld."""
-    if (isinstance(table, Cells) and table.is_empty(column)) or _has_withheld_labels(table, column):
-        return None
-    codes = number_classes(trained)
-    values = table.read_values(column).tolist()
-    names = table.class_names(column) if isinstance(values[0], int) else ()
-    cells = [names[value] if names and 0 <= value < len(names) else str(value) for value in values]
-    for row, cell in enumerate(cells):
-        if cell not in codes:
-            raise DataError(
-                f'row {row} of {table.path} has "{cell:.80}" in column "{column}", which is no class of the run: '
-                f"{quote_some(trained.class_names or codes)}. Correct it, or leave the column out.",
-                path=table.path,
-                row=row,
-                column=column,
-            )
-    return np.array([codes[cell] for cell in cells], dtype=np.int64)
