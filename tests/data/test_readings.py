@@ -1,6 +1,6 @@
-"""Every kind and layout of data is read as before: samples, labels, splits, classes and groups, by hash.
+"""Every kind and layout of data is read as before: samples, labels, splits, classes and groups, by hash and sums.
 
-`readings.json` has the hashes. Write it anew, after a change of readers that is meant, with
+`readings.json` has them. Write it anew, after a change of readers that is meant, with
 `FLEETFIT_WRITE_READINGS=1 pytest tests/data/test_readings.py`.
 """
 
@@ -40,26 +40,39 @@ SHARED = Path(os.environ.get("FLEETFIT_DATA") or Path(__file__).parents[2].paren
 Keys = dict[str, Any]
 
 
-def hash_data(data: Data) -> str:
-    """Return the hash of what a run sees of a data set, and of what a prediction needs."""
+def summarise(data: Data) -> list[Any]:
+    """Return the hash of what a run sees of a data set and a prediction needs, and sums of its floats.
+
+    Another processor rounds otherwise, so floats are compared by their sums.
+    """
     parts: list[Any] = [data.name, data.classes, data.class_names, data.task, data.vocabulary, data.padding]
-    parts += [data.mean, data.std, data.channels_last, data.resize, data.augment, data.targets, data.labelled]
-    parts += [data.columns, data.channels, {name: rows.tolist() for name, rows in data.splits.items()}]
+    parts += [data.channels_last, data.resize, data.augment, data.labelled, data.channels]
+    parts += [{name: rows.tolist() for name, rows in data.splits.items()}]
+    parts.append(json.loads(data.columns, parse_float=lambda text: f"{float(text):.5g}") if data.columns else None)
+    parts.append(None if data.file_names is None else data.file_names.tolist())
     x = data.stored(torch.arange(len(data.y))) if isinstance(data.x, EncodedImages) else data.x
-    names = None if data.file_names is None else data.file_names.tolist()
-    for array in (x, data.y, data.groups, data.exact_targets, data.labelled_rows):
-        values = None if array is None else np.ascontiguousarray(array)
-        parts += [] if values is None else [str(values.dtype), values.shape, values.tobytes()]
-    return hashlib.sha256(repr([*parts, names]).encode()).hexdigest()[:20]
+    sums = []
+    for values in (x, data.y, data.groups, data.exact_targets, data.labelled_rows, data.mean, data.std, *data.targets):
+        array = None if values is None else np.ascontiguousarray(values)
+        if array is None or array.dtype.kind != "f":
+            parts += [] if array is None else [str(array.dtype), array.shape, array.tobytes()]
+            continue
+        finite = np.isfinite(array)
+        parts += [str(array.dtype), array.shape, finite.tobytes()]
+        weights = np.random.default_rng(0).uniform(1, 2, array.size)
+        sums.append(float(np.where(finite, array, 0).ravel().astype(float) @ weights))
+        sums.append(float(np.abs(np.where(finite, array, 0)).astype(float).sum()))
+    return [hashlib.sha256(repr(parts).encode()).hexdigest()[:20], *sums]
 
 
 @pytest.fixture(scope="module")
-def stored() -> Iterator[dict[str, str]]:
-    """The stored hashes; with `FLEETFIT_WRITE_READINGS`, those of the readers now."""
-    hashes: dict[str, str] = json.loads(STORED.read_text()) if STORED.exists() else {}
+def stored() -> Iterator[dict[str, list[Any]]]:
+    """The stored summaries; with `FLEETFIT_WRITE_READINGS`, those of the readers now."""
+    hashes: dict[str, list[Any]] = json.loads(STORED.read_text()) if STORED.exists() else {}
     yield hashes
     if WRITES:
-        STORED.write_text(json.dumps(dict(sorted(hashes.items())), indent=1) + "\n")
+        lines = ",\n".join(f"{json.dumps(case)}: {json.dumps(hashes[case])}" for case in sorted(hashes))
+        STORED.write_text(f"{{\n{lines}\n}}\n")
 
 
 @pytest.fixture
@@ -70,10 +83,14 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path()
 
 
-def check(stored: dict[str, str], case: str, data: Data) -> None:
+def check(stored: dict[str, list[Any]], case: str, data: Data) -> None:
+    digest, *sums = summarise(data)
     if WRITES:
-        stored[case] = hash_data(data)
-    assert stored.get(case) == hash_data(data), case
+        stored[case] = [digest, *sums]
+    expected = stored[case]
+    assert expected[0] == digest, case
+    scale = max([1e-6, *map(abs, expected[1:])])
+    np.testing.assert_allclose(sums, expected[1:], rtol=1e-4, atol=1e-5 * scale, err_msg=case)
 
 
 # ---- what readers read: each writes files, and returns the keys of [data] --------------------------------------------
@@ -350,7 +367,7 @@ def read(keys: Keys) -> Data:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_data_are_read_as_before(case: str, root: Path, stored: dict[str, str]) -> None:
+def test_data_are_read_as_before(case: str, root: Path, stored: dict[str, list[Any]]) -> None:
     check(stored, case, read(CASES[case]()))
 
 
@@ -363,7 +380,7 @@ NAMED: dict[str, Keys] = {
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_real_data_are_read_as_before(name: str, root: Path, stored: dict[str, str]) -> None:
+def test_real_data_are_read_as_before(name: str, root: Path, stored: dict[str, list[Any]]) -> None:
     """The first rows of each file."""
     if not (SHARED / name / "train.parquet").is_file():
         pytest.skip(f"no {name}: set FLEETFIT_DATA to the folder that has {name}/train.parquet")
@@ -460,7 +477,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("kind", TRAINED)
-def test_new_samples_are_prepared_as_before(kind: str, root: Path, stored: dict[str, str]) -> None:
+def test_new_samples_are_prepared_as_before(kind: str, root: Path, stored: dict[str, list[Any]]) -> None:
     run = ff.run(data=TRAINED[kind](), out="run", **QUICK)
     home = Path.cwd()
     for form in FORMS[kind]:
