@@ -23,6 +23,7 @@ from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
 from fleetfit.hooks import ExtraShapes, Method, build
+from fleetfit.hooks.movements import declare_elements
 from fleetfit.layout import State
 from fleetfit.messages import dump_job, dump_reply, job_size, load_job, load_reply, pack, reply_size, unpack
 from fleetfit.rounds import Settings, run, run_round, start
@@ -365,6 +366,23 @@ def test_they_travel_and_count_in_bytes() -> None:
         assert back.extra.keys() == {"control"}
         assert measure(value, layout) - measure(replace(value, extra={}), layout) > 4 * size
     assert job_size(job, layout) == len(pack(dump_job(job, layout)))
+
+
+def test_a_number_for_each_element_may_go_down_alone() -> None:
+    """As in FedCM: the server's momentum, for what the client trains; nothing comes back."""
+    federation, _ = tiny_federation({"name": "fedavg", "plus": {downwards: {}}})
+    layout, level = federation.problem.layout, federation.levels[0].submodel
+    shapes = federation.method.declare_extra(federation.problem, level)
+    memory = {name: torch.randn_like(tensor) for name, tensor in start(federation).state.items()}
+    server = replace(start(federation), memory={"momentum": memory})
+    sent = federation.method.attach(federation, server, 0, level)
+    expected = torch.cat([tensor.flatten() for tensor in extract(layout, memory, level).values()])
+    assert shapes == ExtraShapes(down={"momentum": expected.shape}, up={})
+    assert torch.equal(sent["momentum"], expected)
+
+
+def downwards() -> Method:
+    return Method(**declare_elements("momentum", up=False))
 
 
 def declare_two(problem: Problem, submodel: Submodel) -> ExtraShapes:

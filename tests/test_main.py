@@ -62,7 +62,7 @@ def prints():
 def in_a_job(what):
     def loss(job, device):
         def value(module, x, y):
-            return sys.exit(0) if what == "leaves" else {}["missing"]
+            return sys.exit(0) if what == "leaves" else x.view(3, -1) if what == "views" else {}["missing"]
         return value
     return Method(make_loss=loss)
 """
@@ -144,6 +144,13 @@ def test_sys_exit_in_a_job_is_that_jobs_failure(plug_in: Path, tmp_path: Path) -
     own = ["--set", f"method.name={plug_in}:in_a_job", "--set", "method.what=leaves", "--set", "rounds=6"]
     err = run_verb("run", *SMALL, *own, "--out", tmp_path / "run", "-q", code=3).err
     assert "called sys.exit(0)" in sentence(err)
+
+
+def test_a_shape_error_in_a_job_has_the_plug_in_s_line(plug_in: Path, tmp_path: Path) -> None:
+    own = ["--set", f"method.name={plug_in}:in_a_job", "--set", "method.what=views", "--set", "rounds=5"]
+    err = run_verb("run", *SMALL, *own, "--out", tmp_path / "run", "-q", code=3).err
+    line = 1 + next(i for i, text in enumerate(PLUG_IN.splitlines()) if '"views"' in text)
+    assert "RuntimeError" in err and f"(own.py, line {line})" in err
 
 
 @pytest.mark.slow

@@ -101,22 +101,26 @@ class ExtraSums(CoverageMean):
 # ---- a number for each element, beside the state ---------------------------------------------------------------------
 
 
-def declare_elements(name: str) -> dict[str, Any]:
-    """Return the hooks of a method that sends a number for each element of a sub-model, in both directions.
+def declare_elements(name: str, up: bool = True) -> dict[str, Any]:
+    """Return the hooks of a method that sends a number for each element of a sub-model, by the hooks' names.
 
     The server attaches what `ServerStep` stored under the name in its memory. What clients report under the name is
-    added up, as `Aggregate.extra[name]`.
+    added up without weights, as `Aggregate.extra[name]`.
+
+    Args:
+        name: Name of the numbers, in messages and in the server's memory.
+        up: Whether clients report such numbers, too.
     """
-    return {
-        "declare_extra": partial(_make_element_shapes, name=name),
+    hooks = {
+        "declare_extra": partial(_make_element_shapes, name=name, up=up),
         "attach": partial(_attach_elements, name=name),
-        "make_aggregator": partial(ExtraSums, elements=(name,)),
     }
+    return hooks | ({"make_aggregator": partial(ExtraSums, elements=(name,))} if up else {})
 
 
-def _make_element_shapes(problem: Problem, submodel: Submodel, name: str) -> ExtraShapes:
+def _make_element_shapes(problem: Problem, submodel: Submodel, name: str, up: bool) -> ExtraShapes:
     shapes = {name: (get_slice_plan(problem.layout, submodel).size,)}
-    return ExtraShapes(down=shapes, up=shapes)
+    return ExtraShapes(down=shapes, up=shapes if up else {})
 
 
 def _attach_elements(

@@ -22,6 +22,7 @@ from fleetfit.hooks import Method, build
 from fleetfit.layout import outputs
 from fleetfit.machine import one_thread
 from fleetfit.messages import compress
+from fleetfit.names import find_plug_in
 from fleetfit.seeds import derive_seed, isolate_rng, make_torch_rng
 from fleetfit.submodel import is_finite
 from fleetfit.training.batches import count_steps, iter_batches, iter_epochs
@@ -91,7 +92,9 @@ def _execute(job: Job, device: Device) -> tuple[Update | Failure, Any]:
     except FleetFitError as error:
         return Failure.of(job, str(error)), device.memory
     except (ValueError, RuntimeError) as error:  # the module cannot take the client's data
-        return Failure.of(job, f"{type(error).__name__}: {error}"), device.memory
+        plug_in = find_plug_in(error)
+        place = "" if plug_in is None else f", in {plug_in}"
+        return Failure.of(job, f"{type(error).__name__}: {error}{place}"), device.memory
     except SystemExit as error:  # of a plug-in: it would end the worker or the run
         return Failure.of(job, f"its method, model or data called sys.exit({error.code!r})"), device.memory
 
