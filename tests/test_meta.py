@@ -50,12 +50,11 @@ def run(architecture: Architecture, shape: tuple[int, ...]) -> None:
     """Count a model with all of its exits, and compare the sum with PyTorch's counter."""
     sizes = {name: axis.size for name, axis in architecture.axes.items()}
     module, own = count.count(architecture, sizes, tuple(architecture.positions), shape)
-    extra = count._Extra(module)
     with torch.device("meta"):
         x = make_input(architecture, shape, 2)
-    with torch.no_grad(), extra, FlopCounterMode(display=False) as theirs:
+    with torch.no_grad(), count._count_extra(module) as extra, FlopCounterMode(display=False) as theirs:
         outputs(module, x)
-    whole = theirs.get_total_flops() + sum(extra.flops.values())
+    whole = theirs.get_total_flops() + sum(extra.values())
     assert whole > 0 and sum(own.values()) == whole // 4, "two samples, two FLOPs per multiply-add"
 
 
