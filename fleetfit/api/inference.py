@@ -229,8 +229,8 @@ def load_samples(run: TrainedRun, data: Any, halves: bool = False) -> Data:
     Raises:
         FleetFitError: The data set is unknown, or the data have another format than the run's.
     """
-    if isinstance(data, Data):
-        return data
+    if isinstance(named := _get_name(data), Data):
+        return named
     if _is_data_set(data):
         section = data if isinstance(data, Mapping) else {"name": data}
         return load_data(section["name"], {key: section[key] for key in section if key not in ("name", "partition")})
@@ -253,11 +253,14 @@ def load_samples(run: TrainedRun, data: Any, halves: bool = False) -> Data:
 
 def _is_data_set(data: Any) -> bool:
     """Return whether data are a name of a data set, a function that returns one, or keys with either."""
-    if isinstance(data, Mapping):
-        data = data.get("name")
-    if isinstance(data, str):
-        return ":" in data or names.match_name("data", data) in names.list_names("data")
-    return inspect.isroutine(data)
+    name = _get_name(data)
+    if isinstance(name, str):
+        return ":" in name or names.match_name("data", name) in names.list_names("data")
+    return inspect.isroutine(name)
+
+
+def _get_name(data: Any) -> Any:
+    return data.get("name") if isinstance(data, Mapping) else data
 
 
 def find_transform(run: TrainedRun) -> Transform:
@@ -288,7 +291,7 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
         ModelError: The state does not fit the model that the data need.
     """
     assembly, section, data = run.assembly, sections.get("data"), None
-    has_clients = assembly.simulation is not None and (isinstance(section, Data) or _is_data_set(section))
+    has_clients = assembly.simulation is not None and (isinstance(_get_name(section), Data) or _is_data_set(section))
     if section is not None and not has_clients:
         data = load_samples(run, section)
     elif assembly.simulation is None:
