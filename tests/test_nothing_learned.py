@@ -204,7 +204,9 @@ def test_failed_jobs_are_counted_by_reason(tmp_path: Path) -> None:
     loss = "torch.nn.functional.cross_entropy(module(x)[-1], y)"
     body = f"if job.index % 2 == 0:\n            raise ValueError('even')\n        return {loss}"
     run = ff.run(with_loss(tmp_path, body), out=tmp_path / "run")
-    assert run.summary["failures"] == 6 and run.summary["failure_reasons"] == {"ValueError: even": 6}
+    line = 1 + next(i for i, text in enumerate((tmp_path / "own.py").read_text().splitlines()) if "even" in text)
+    reason = f"ValueError: even (own.py, line {line})"
+    assert run.summary["failures"] == 6 and run.summary["failure_reasons"] == {reason: 6}
     assert "6 failed jobs" in repr(run)
     assert any("6 of " in note and "even" in note for note in make_total_table(run.files.read_summary()).notes)
 

@@ -93,7 +93,7 @@ def _execute(job: Job, device: Device) -> tuple[Update | Failure, Any]:
         return Failure.of(job, str(error)), device.memory
     except (ValueError, RuntimeError) as error:  # the module cannot take the client's data
         plug_in = find_plug_in(error)
-        place = "" if plug_in is None else f", in {plug_in}"
+        place = "" if plug_in is None else f" ({plug_in.rpartition(' (')[2]}"  # file and line
         return Failure.of(job, f"{type(error).__name__}: {error}{place}"), device.memory
     except SystemExit as error:  # of a plug-in: it would end the worker or the run
         return Failure.of(job, f"its method, model or data called sys.exit({error.code!r})"), device.memory
