@@ -73,7 +73,7 @@ def test_run_passes_each_section_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unknown_keyword_leads_to_its_key() -> None:
-    for wrong, right in (("lr", "[local] lr"), ("rouds", "rounds")):
+    for wrong, right in (("lr", "[local] lr"), ("rouds", "rounds"), ("source", "source")):
         with raises(ConfigError, right, key=wrong):
             fleetfit.run(**{wrong: 1}, progress=False)
 

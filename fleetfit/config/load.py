@@ -78,6 +78,7 @@ def _suggest_command(folder: Path) -> str:
 
 def load_experiment(
     source: str | Path | Mapping[str, Any] | Experiment | None = None,
+    /,
     overrides: Sequence[str] = (),
     **keywords: Any,
 ) -> Experiment:
