@@ -68,7 +68,8 @@ def test_the_page_of_python_has_every_public_name() -> None:
         module = importlib.import_module(f"fleetfit.{place}".rstrip("."))
         names = [name for name in dir(module) if not name.startswith("_")]
         named = re.findall(rf"^::: fleetfit\.{re.escape(place)}(\w+)$", page, re.MULTILINE)
-        assert sorted(named) == sorted(names), place
+        elsewhere = {"CoverageMean"} if place == "method." else set()  # the default of a hook, on hooks.md
+        assert sorted(named) == sorted({*names} - elsewhere), place
 
 
 def test_a_key_that_is_not_explained_is_named(reference: dict[str, Any]) -> None:
