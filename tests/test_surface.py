@@ -20,8 +20,8 @@ from fleetfit.errors import ConfigError
 SIGNATURES = {
     "run": "file, *, model, data, method, fleet, local, cohort, peft, attack, secure, privacy, engine, evaluate, "
     "checkpoint, rounds, seed, name, start, callbacks, out, on_round, progress, **unknown",
-    "resume": "folder, *, model, data, method, cohort, attack, peft, engine, on_round, callbacks, progress",
-    "load": "folder, *, model, data, method, cohort, attack, peft, engine",
+    "resume": "folder, *, on_round, callbacks, progress, **objects",
+    "load": "folder, **objects",
     "plan": "file, **sections",
     "derive": "module, data, *, exits, head, weights, axes, progress",
     "compare": "file, *, out, jobs, against, record, on_run, on_progress, progress, **sections",

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
 
 from torch import Tensor, nn
 
@@ -19,7 +19,6 @@ from fleetfit.config.assemble.run import assemble, assemble_fleet, assemble_with
 from fleetfit.config.detect import wrap_in_memory_data
 from fleetfit.config.dump import find_object_sections
 from fleetfit.config.load import restore_experiment
-from fleetfit.config.merge import drop_absent
 from fleetfit.core import Server
 from fleetfit.data import AbsentData, Data
 from fleetfit.data.files.folders import resolve_folder
@@ -47,6 +46,18 @@ if TYPE_CHECKING:
 
 DERIVED = "derived.json"
 """What was derived from a plain module, in the folder of a run of one."""
+
+
+class Objects(TypedDict, total=False):
+    """The sections that may have an object in place of a name, which a run folder does not have."""
+
+    model: Any
+    data: Any
+    method: Any
+    cohort: Any
+    attack: Any
+    peft: Any
+    engine: Any
 
 
 class Run:
@@ -395,9 +406,9 @@ class Run:
         """
         from fleetfit.api import inference
 
-        changes = {"split": split, "batch_size": batch_size}
-        if given := {key: value for key, value in changes.items() if value is not None}:
-            sections["evaluate"] = {**sections.get("evaluate", {}), **given}
+        changes = {key: value for key, value in (("split", split), ("batch_size", batch_size)) if value is not None}
+        if changes:
+            sections["evaluate"] = {**sections.get("evaluate", {}), **changes}
         return inference.evaluate_run(self, {**({} if data is None else {"data": data}), **sections})
 
     def _release_memory(self) -> None:
@@ -520,34 +531,17 @@ def find_data_changes(files: RunFolder, assembly: Assembly) -> tuple[str, ...]:
 
 @isolate_torch_state()
 @explain_plug_ins()
-def load(
-    folder: str | Path,
-    *,
-    model: Any = None,
-    data: Any = None,
-    method: Any = None,
-    cohort: Any = None,
-    attack: Any = None,
-    peft: Any = None,
-    engine: Any = None,
-) -> Run:
+def load(folder: str | Path, **objects: Unpack[Objects]) -> Run:
     """Open a run folder. A run that was started from Python with objects in place of names needs them.
 
     Args:
         folder: The run folder.
-        model: The object, as `run` got it; None: the name in the run folder.
-        data: Likewise.
-        method: Likewise.
-        cohort: Likewise.
-        attack: Likewise.
-        peft: Likewise.
-        engine: Likewise.
+        **objects: The objects in place of names, as `run` got them.
 
     Raises:
         RunError: The folder is not a run folder, or its configuration cannot be read.
     """
-    objects = {"model": model, "data": data, "method": method, "cohort": cohort, "attack": attack, "peft": peft}
-    sections = drop_absent({**objects, "engine": engine})
+    sections: dict[str, Any] = {**objects}
     files = RunFolder.open(folder)
     table = files.read_config()
     if not isinstance(table.get("data"), dict):

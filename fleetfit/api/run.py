@@ -26,7 +26,7 @@ from fleetfit.api.code import compute_code_digests
 from fleetfit.api.commands import format_open, format_resume
 from fleetfit.api.outcome import describe_outcome
 from fleetfit.api.progress import ProgressOption, RunDisplay, open_display
-from fleetfit.api.results import DERIVED, Run, find_data_changes, load, load_usable_checkpoint
+from fleetfit.api.results import DERIVED, Objects, Run, find_data_changes, load, load_usable_checkpoint
 from fleetfit.config import Assembly, Experiment, load_experiment, to_toml
 from fleetfit.config.assemble.data import build_data
 from fleetfit.config.assemble.local import describe_training
@@ -180,16 +180,10 @@ def run(
 def resume(
     folder: str | Path,
     *,
-    model: Any = None,
-    data: Any = None,
-    method: Any = None,
-    cohort: Any = None,
-    attack: Any = None,
-    peft: Any = None,
-    engine: Any = None,
     on_round: OnRound | None = None,
     callbacks: Sequence[Any] = (),
     progress: ProgressOption | RunDisplay = "auto",
+    **objects: Unpack[Objects],
 ) -> Run:
     """Continue a run after its newest checkpoint. A finished run is returned unchanged.
 
@@ -197,17 +191,11 @@ def resume(
 
     Args:
         folder: The run folder.
-        model: The object, as `run` got it; None: the name in the run folder.
-        data: Likewise.
-        method: Likewise.
-        cohort: Likewise.
-        attack: Likewise.
-        peft: Likewise.
-        engine: Likewise.
         on_round: Called with each round's report.
         callbacks: Further callbacks besides those of the run's `config.toml` (see `run`). They first receive the missed
             rounds.
         progress: Whether to show rounds (see `run`).
+        **objects: The objects in place of names, as `run` got them.
 
     Raises:
         RunError: The folder is not a run folder, another process is writing to it, or its format is unknown.
@@ -215,15 +203,13 @@ def resume(
     """
     names.check_not_importing()
     RunFolder.open(folder, " The command that started it continues it.")
-    old_run = load(
-        folder, model=model, data=data, method=method, cohort=cohort, attack=attack, peft=peft, engine=engine
-    )
-    entries, objects = split_callbacks(callbacks)
+    old_run = load(folder, **objects)
+    entries, callables = split_callbacks(callbacks)
     if old_run.finished and old_run.files.read_summary().rounds >= old_run.experiment.rounds:
         return old_run
     if isinstance(old_run.assembly.data, AbsentData):
         raise old_run.assembly.data.make_error()
-    old_run._callbacks = make_callbacks(add_callbacks(old_run.experiment, entries).callbacks, objects)
+    old_run._callbacks = make_callbacks(add_callbacks(old_run.experiment, entries).callbacks, callables)
     with open_display(progress, old_run.folder) as display:
         display.say("Preparing the data, the model and its levels.")
         if progress is False:  # a display shows all notes

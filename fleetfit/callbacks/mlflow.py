@@ -6,11 +6,12 @@ shows. A resumed run continues the same run there; the runs of a comparison have
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from fleetfit import files
 from fleetfit.callbacks import Callback, RunStart, scalars
+from fleetfit.config.merge import flatten
 from fleetfit.errors import import_optional
 
 _MAX_PARAMETERS = 100  # of a request
@@ -54,7 +55,7 @@ class _MLflow(Callback):
         tags = {"folder": str(start.folder), "group": self._group or start.group}
         self._run = self._client.create_run(number, run_name=start.title, tags=tags).info.run_id
         files.write_text(path, json.dumps({"run": self._run}) + "\n")
-        parameters = [Param(key, value) for key, value in _flatten(start.config)]
+        parameters = [Param(key, value) for key, value in flatten(start.config).items()]
         for first in range(0, len(parameters), _MAX_PARAMETERS):
             self._client.log_batch(self._run, params=parameters[first : first + _MAX_PARAMETERS])
 
@@ -73,12 +74,3 @@ class _MLflow(Callback):
 
         now = int(1000 * time.time())
         self._client.log_batch(self._run, metrics=[Metric(name, value, now, step) for name, value in numbers.items()])
-
-
-def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of tables by dotted key."""
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

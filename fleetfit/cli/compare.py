@@ -80,7 +80,7 @@ def run_comparison(
         against: Label of the baseline row.
         record: Folder where the results are also stored.
     """
-    from fleetfit.api.comparison import plan_comparison, run_plan
+    from fleetfit.api.comparison import compare as compare_rows, plan_comparison
     from fleetfit.api.progress import ComparisonDisplay
 
     values = {"--out": out, "--jobs": jobs if jobs > 1 else None, "--against": against, "--record": record}
@@ -90,7 +90,7 @@ def run_comparison(
     with output.explain_interrupt(command):
         plan = plan_comparison(file, add_speed(overrides, fast))
         display = ComparisonDisplay(jobs, None if quiet else sys.stdout)
-        comparison = run_plan(plan, file, out, jobs, against, record, progress=display)
+        comparison = compare_rows(plan, out=out, jobs=jobs, against=against, record=record, progress=display)
     if quiet:
         output.print_locations(comparison.folder, quiet=True)
     else:

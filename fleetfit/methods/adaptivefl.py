@@ -12,8 +12,8 @@ and could hold S_1 sends S_3 back, and T_r[S_1] falls though S_1 fits. With `pru
 largest model that fits, as in the authors' code; the server then also sends the elements that smaller models have
 beyond m_i. A device that affords no model declines: nothing comes back, its whole size is waste, its scores fall
 without credit. Tables move after the round, no client gets two models in one round, and a device takes a model that
-costs up to (1 + tolerance) of its budget, as in all methods here. The authors' code credits L_1 by another rule
-(`credit`).
+costs up to (1 + tolerance) of its budget, as in all methods here. The threshold tau of I is no key: it is the least of
+`starts`. The authors' code credits L_1 by another rule (`credit`).
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import fleetfit as ff
-from fleetfit.api.comparison import plan_comparison, run_plan
+from fleetfit.api.comparison import plan_comparison
 
 
 def compare_text(
@@ -13,4 +13,4 @@ def compare_text(
 ) -> ff.Comparison:
     """Write a run file into a folder, and compare into another folder there."""
     (folder / file).write_text(text)
-    return run_plan(plan_comparison(folder / file, overrides), folder / file, folder / out, **more)
+    return ff.compare(plan_comparison(folder / file, overrides), out=folder / out, **more)

@@ -52,7 +52,7 @@ _LONGEST_NAME = 200  # bytes of a comparison's name in its folder's name
 
 @isolate_torch_state()
 def compare(
-    file: str | Path | Mapping[str, Any] | Experiment | None = None,
+    file: str | Path | Mapping[str, Any] | Experiment | ComparisonPlan | None = None,
     *,
     out: str | Path | None = None,
     jobs: int = 1,
@@ -67,7 +67,7 @@ def compare(
 
     Args:
         file: A run file with `[[compare.row]]`, `[[compare.setting]]`, `[compare.grid]` or `[compare.tune]`; its
-            tables, or an `Experiment`.
+            tables, an `Experiment`, or what `plan_comparison` returns, without sections.
         out: The folder. By default it is in `runs/` and its name depends on the runs, so the same call resumes. With
             objects in place of names it is a new folder each time.
         jobs: Number of runs at a time. With more than one, each run has its own process, with one thread and its own
@@ -81,7 +81,7 @@ def compare(
             shows nothing.
         **sections: Sections of a run file, as `fleetfit.run` takes them, and `compare` with keys of `[compare]`. They
             change what all rows of `file` share; a row or setting with the key keeps its value. Without `file` they are
-            it.
+            the run file.
 
     Returns:
         The comparison. Its `failures` has the runs without a usable update; all others are finished. All rows tune over
@@ -92,25 +92,9 @@ def compare(
         FleetFitError: The file is wrong, the folder is not empty and has no comparison, a run's folder has another run,
             or the process of a run died (raised after the other runs have finished).
     """
-    plan = plan_comparison(file, **sections)
-    path = Path(file) if isinstance(file, str | Path) else Path(f"{plan.name}.toml")
-    return run_plan(plan, path, out, jobs, against, record, on_run, on_progress, progress)
-
-
-def run_plan(
-    plan: ComparisonPlan,
-    path: Path,
-    out: str | Path | None = None,
-    jobs: int = 1,
-    against: str | None = None,
-    record: str | Path | None = None,
-    on_run: OnRun | None = None,
-    on_progress: OnProgress | None = None,
-    progress: ProgressOption | ComparisonDisplay = "auto",
-) -> Comparison:
-    """Run a planned comparison. `path` is its run file; the other arguments and the errors are those of `compare`."""
     names.check_not_importing()
-    record_path = None if record is None else find_record_path(path, record)
+    plan = file if isinstance(file, ComparisonPlan) else plan_comparison(file, **sections)
+    record_path = None if record is None else find_record_path(plan.path, record)
     if out is not None:
         folder = files.parse_path(out)
     else:
@@ -127,7 +111,7 @@ def run_plan(
             stack.enter_context(contextlib.closing(display))
             display.say("Checking every row and setting before the first run.")
             on_run, on_progress = on_run or display.show_run, on_progress or display.show_progress
-        dry_run, results, outcome = _run_rows(plan, path, folder, against, jobs, on_run, on_progress)
+        dry_run, results, outcome = _run_rows(plan, folder, against, jobs, on_run, on_progress)
         results.finish(outcome.runs, outcome.failures, [*dry_run.notes, *outcome.notes])
         if outcome.failures:
             record_path = None  # only a finished comparison is copied
@@ -143,7 +127,6 @@ def run_plan(
 
 def _run_rows(
     plan: ComparisonPlan,
-    path: Path,
     folder: Path,
     against: str | None,
     jobs: int,
@@ -155,7 +138,7 @@ def _run_rows(
         stack.enter_context(share_data())
         dry_run = check_rows(plan, folder)
         plan = dry_run.plan
-        results = ResultsFile(plan, path, folder, plan.find_reference(against))
+        results = ResultsFile(plan, folder, plan.find_reference(against))
         if jobs > 1:  # worker processes load their own data
             stack.close()
             trim_heap()

@@ -146,6 +146,7 @@ class ComparisonPlan:
 
     Attributes:
         name: Name of the comparison.
+        path: Its run file; of tables, the name with `.toml`.
         experiment: The file's experiment, with the overrides.
         shared: The tables that all rows share: those of the file, and the overrides.
         rows: The rows by label.
@@ -160,6 +161,7 @@ class ComparisonPlan:
     """
 
     name: str
+    path: Path
     experiment: Experiment
     shared: tuple[Source, Source]
     rows: Mapping[str, Source]
@@ -338,23 +340,25 @@ def plan_comparison(
     """
     change, keywords = parse_overrides(overrides), resolve_tables(drop_absent(sections), Path.cwd())
     if source is None:
-        return _make_plan(keywords, "comparison", change)
+        return _make_plan(keywords, None, change)
     change = deep_merge(change, keywords)
     if isinstance(source, str | Path):
-        return _make_plan(read_run_file(source), Path(source).stem, change)
+        return _make_plan(read_run_file(source), Path(source), change)
     table = source.request.tables if isinstance(source, Experiment) else source
-    return _make_plan(resolve_tables(table, Path.cwd()), "comparison", change)
+    return _make_plan(resolve_tables(table, Path.cwd()), None, change)
 
 
-def _make_plan(file: Mapping[str, Any], stem: str, overrides: Mapping[str, Any]) -> ComparisonPlan:
+def _make_plan(file: Mapping[str, Any], path: Path | None, overrides: Mapping[str, Any]) -> ComparisonPlan:
     experiment = _read_base(merge_tables(file, overrides))
+    name = experiment.name or ("comparison" if path is None else path.stem)
     section = experiment.compare
     grid, tune = _read_lists(section.grid, "compare.grid"), _read_lists(section.tune, "compare.tune")
     seeds = grid.pop("seed", [experiment.seed])
     shared = (Source("file", "", file), Source("--set", "", overrides))
     rows = _make_rows(section, _merge_sources(shared))
     plan = ComparisonPlan(
-        name=experiment.name or stem,
+        name=name,
+        path=path or Path(f"{name}.toml"),
         experiment=experiment,
         shared=shared,
         rows=rows,

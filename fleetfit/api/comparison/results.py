@@ -160,14 +160,13 @@ class ResultsFile:
 
     Args:
         plan: The comparison.
-        file: The run file.
         folder: The comparison's folder.
         against: Label of the row that the others are measured against.
     """
 
-    def __init__(self, plan: ComparisonPlan, file: Path, folder: Path, against: str) -> None:
+    def __init__(self, plan: ComparisonPlan, folder: Path, against: str) -> None:
         self.path = folder / RESULTS_FILE
-        self._plan, self._file, self._against = plan, file, against
+        self._plan, self._against = plan, against
         self._runs: dict[Path, RunResult] = {}
         self._levels: dict[RowSetting, list[LevelResult]] = {}
         self._tuning: list[TuningResult] = []
@@ -231,15 +230,15 @@ class ResultsFile:
         finished = [run for run in self._plan.runs if run.subfolder in self._runs]
         table = to_table(self._plan.experiment)
         cores = (one.processors for one in self._environments if one.processors is not None)
-        file, working_folder = self._file.resolve(), Path.cwd()
+        file, working_folder = self._plan.path.resolve(), Path.cwd()
         return ComparisonResults(
-            name=self._file.stem,
+            name=self._plan.path.stem,
             file=file.relative_to(working_folder).as_posix() if file.is_relative_to(working_folder) else file.name,
             versions={name: self._join(name) or "unknown" for name in ("fleetfit", "torch", "python")},
             commit=self._join("fleetfit_commit"),
             machine={"processor": self._join("processor") or "unknown", "cores": next(cores, 0)},
             against=self._against,
-            title=self._plan.name if self._plan.name != self._file.stem else "",
+            title=self._plan.name if self._plan.name != self._plan.path.stem else "",
             smallest=self._plan.smallest,
             columns=list(self._plan.columns),
             targets=self._plan.targets,
@@ -273,7 +272,7 @@ class ResultsFile:
         if isinstance(value, list | tuple):
             return [self._shorten_paths(inner) for inner in value]
         if isinstance(value, str) and Path(value).is_absolute():
-            home = self._file.resolve().parent
+            home = self._plan.path.resolve().parent
             if any(Path(value).is_relative_to(root) for root in (home, Path.cwd())):
                 return os.path.relpath(value, home)
         return value

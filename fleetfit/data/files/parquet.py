@@ -269,12 +269,11 @@ class File(RowFile):
             names = features[column]["names"]
         except (KeyError, TypeError, ValueError, RecursionError, IndexError):
             return ()
-        return (
-            tuple(names)
-            if isinstance(names, list)
-            and all(isinstance(name, str) and not any("\ud800" <= c <= "\udfff" for c in name) for name in names)
-            else ()
-        )
+        return tuple(names) if isinstance(names, list) and all(map(_is_name, names)) else ()
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and not any("\ud800" <= c <= "\udfff" for c in name)
 
 
 def read_values(files: Sequence[RowFile], column: str, missing: str | None = None) -> NDArray[Any]:
