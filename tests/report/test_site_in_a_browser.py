@@ -80,12 +80,17 @@ def test_a_page_is_no_wider_than_the_window(browser: Any, address: str, page: st
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def open_search(browser: Any) -> None:
+    """Open the search as a tap on its sign does, once the site's script has come."""
+    until(lambda: browser.execute_script("return typeof component$ != 'undefined'"), "its script")
+    browser.execute_script("document.querySelector('label[for=__search]').click()")
+
+
 @pytest.mark.parametrize("from_disk", [False, True], ids=["served", "from disk"])
 def test_the_search_finds(browser: Any, address: str, from_disk: bool) -> None:
     browser.get((SITE / "index.html").as_uri() if from_disk else f"{address}/index.html")
     field = until(lambda: browser.find_elements("css selector", "input.md-search__input"), "the field")[0]
-    until(lambda: browser.execute_script("return document.documentElement.classList.contains('js')"), "its script")
-    browser.execute_script("arguments[0].focus()", field)
+    open_search(browser)
     field.send_keys("quorum")
     links = until(lambda: browser.find_elements("css selector", "a.md-search-result__link"), "a result")
     assert any("devices.html" in link.get_attribute("href") for link in links)
@@ -95,8 +100,7 @@ def test_the_search_finds(browser: Any, address: str, from_disk: bool) -> None:
 def test_the_search_leads_to_pages_for_users_first(browser: Any, address: str, words: str) -> None:
     browser.get(f"{address}/index.html")
     field = until(lambda: browser.find_elements("css selector", "input.md-search__input"), "the field")[0]
-    until(lambda: browser.execute_script("return document.documentElement.classList.contains('js')"), "its script")
-    browser.execute_script("arguments[0].focus()", field)
+    open_search(browser)
     field.send_keys(words)
     links = until(lambda: browser.find_elements("css selector", "a.md-search-result__link"), "a result")
     aside = [any(f"/{part}" in link.get_attribute("href") for part in ("repository/", "adr/")) for link in links]
