@@ -85,15 +85,15 @@ def figures(options: Options) -> Iterator[Figure]:
 
 
 def _make_step(module: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
-    optimiser = torch.optim.SGD(module.train().parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(module.train().parameters(), lr=0.01)
 
     def step() -> None:
         for _ in range(5):
             out = module(x)
             loss = F.cross_entropy(out[-1] if isinstance(out, list) else out, y)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
 
     return step
 

@@ -1,7 +1,7 @@
 """What a frozen backbone saves in a training step: time and peak memory, against gradients for everything.
 
 DeiT-S cut to six blocks, images of 96x96, batch 16. The naive side is the same model with the same things put in, and
-the same optimiser, which steps over what is trained only; but every parameter asks for its gradient. Memory is the
+the same optimizer, which steps over what is trained only; but every parameter asks for its gradient. Memory is the
 most storages alive at once during a step, both sides counted by the same means.
 
 A whole round with features that are kept (`engine.features_bytes`) stands against a loop that trains the classifiers of
@@ -105,14 +105,14 @@ class ReadyHeads:
         for part in self.parts:
             whole = nn.Parameter(self.flat)
             whole.grad = self.grad
-            optimiser = torch.optim.SGD([whole], lr=0.05, momentum=0.9, weight_decay=5e-4, fused=True)
+            optimizer = torch.optim.SGD([whole], lr=0.05, momentum=0.9, weight_decay=5e-4, fused=True)
             indices = part["train"]
             for _ in range(LOCAL.epochs):
                 for batch in indices[torch.randperm(len(indices), generator=rng)].split(BATCH):
                     self.grad.zero_()
                     logits = [head(of[batch]) for head, of in zip(self.heads, self.features, strict=True)]
                     self_distillation(logits, self.y[batch], classification, 0.1, 3.0).backward()
-                    optimiser.step()
+                    optimizer.step()
 
 
 def stepping(architecture: Architecture, naive: bool) -> Callable[[], None]:
@@ -123,14 +123,14 @@ def stepping(architecture: Architecture, naive: bool) -> Callable[[], None]:
     if naive:
         for parameter in module.parameters():
             parameter.requires_grad_(True)
-    optimiser = torch.optim.SGD(trained, lr=0.05)
+    optimizer = torch.optim.SGD(trained, lr=0.05)
     x, y = torch.randn(BATCH, *SHAPE), torch.arange(BATCH) % 10
 
     def step() -> None:
         module.zero_grad(set_to_none=True)
         loss: Tensor = torch.stack([F.cross_entropy(logits, y) for logits in outputs(module, x)]).sum()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
 
     step.module = module  # type: ignore[attr-defined]
     return step

@@ -13,7 +13,7 @@ BETA, TEMPERATURE = 0.1, 3.0
 
 
 class Bare:
-    """Forward, backward and optimiser steps on the same sub-models, and nothing else."""
+    """Forward, backward and optimizer steps on the same sub-models, and nothing else."""
 
     def __init__(self, federation: Federation, simulation: Simulation) -> None:
         self.data, self.parts, self.models = simulation.data, simulation.parts, []
@@ -35,10 +35,10 @@ class Bare:
             module.train()
             whole = torch.nn.Parameter(flat)
             whole.grad = grad
-            optimiser = torch.optim.SGD([whole], lr=0.05, momentum=0.9, weight_decay=5e-4, fused=True)
+            optimizer = torch.optim.SGD([whole], lr=0.05, momentum=0.9, weight_decay=5e-4, fused=True)
             indices = self.parts[client]["train"]
             for batch in indices[torch.randperm(len(indices), generator=rng)].split(16):
                 x, y = self.data.batch(batch, rng)
                 grad.zero_()
                 self_distillation(module(x), y, classification, BETA, TEMPERATURE).backward()
-                optimiser.step()
+                optimizer.step()

@@ -31,7 +31,7 @@ from fleetfit.training import initial_state
 
 
 class Samples(Dataset[tuple[Tensor, Tensor]]):
-    """One client's samples, made ready one by one: to float, cropped, flipped, normalised."""
+    """One client's samples, made ready one by one: to float, cropped, flipped, normalized."""
 
     def __init__(self, data: Data, indices: Tensor) -> None:
         self.x, self.y = data.x[indices], data.y[indices]
@@ -55,7 +55,7 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
 
 class Naive:
     """A round as repositories of papers write it: every client's samples through a DataLoader, a deep copy of the model
-    for each client, PyTorch's default optimiser, all updates kept, and averages of states padded with zeros.
+    for each client, PyTorch's default optimizer, all updates kept, and averages of states padded with zeros.
     """
 
     def __init__(self, federation: Federation, simulation: Simulation) -> None:
@@ -85,14 +85,14 @@ class Naive:
         self.state = self.average(updates)
 
     def train(self, module: nn.Module, client: int) -> None:
-        optimiser = torch.optim.SGD(module.parameters(), lr=LOCAL.lr, momentum=LOCAL.momentum,
+        optimizer = torch.optim.SGD(module.parameters(), lr=LOCAL.lr, momentum=LOCAL.momentum,
                                     weight_decay=LOCAL.weight_decay)  # fmt: skip
         loader = DataLoader(Samples(self.data, self.parts[client]["train"]), batch_size=16, shuffle=True)
         module.train()
         for x, y in loader:
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             self_distillation(module(x), y, classification, BETA, TEMPERATURE).backward()
-            optimiser.step()
+            optimizer.step()
 
     def average(self, updates: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         after = {}

@@ -12,7 +12,7 @@ from fleetfit.core import Job, Update
 from fleetfit.engines.secure import SecureEngine
 from fleetfit.messages import job_size, reply_size
 from fleetfit.rounds import start
-from fleetfit.secure import Quantiser, SecureRules, SecureRun
+from fleetfit.secure import Quantizer, SecureRules, SecureRun
 from fleetfit.submodel import concat_state, get_slice_plan
 
 CLIENTS = (10, 20, 60)
@@ -46,7 +46,7 @@ def figures(options: Options) -> Iterator[Figure]:
         found: list[Any] = []
 
         def masked(updates: Any = updates, jobs: Any = jobs, found: list[Any] = found) -> None:
-            engine = SecureEngine(_Trained(updates), layout, SecureRun(SecureRules(3, 0.67), Quantiser(1.0, 20)))
+            engine = SecureEngine(_Trained(updates), layout, SecureRun(SecureRules(3, 0.67), Quantizer(1.0, 20)))
             summed = engine.sums(iter(jobs), server.state)
             average_sums(layout, server.state, summed.blocks, summed.step)
             found[:] = [summed]

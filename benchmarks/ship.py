@@ -78,7 +78,7 @@ def _works(run: ff.Run, name: str, out: Path) -> dict[tuple[str, str], Work]:
         key = opened.get_inputs()[0].name
         whole[form] = lambda x, opened=opened, key=key: opened.run(None, {key: x})
     model = loader(out)
-    scale, shift = data.normalisation
+    scale, shift = data.normalization
 
     def in_pytorch(x: np.ndarray) -> Any:
         with torch.no_grad():

@@ -137,7 +137,7 @@ def client(kind: Kind, method: Tables, local: Tables) -> Callable[[], tuple[list
         "rounds": 1,
         "model": dict(kind.model),
         "method": dict(method),
-        "local": {"optimiser": "sgd", "epochs": EPOCHS, "batch_size": 16, "lr": 0.05, **local},
+        "local": {"optimizer": "sgd", "epochs": EPOCHS, "batch_size": 16, "lr": 0.05, **local},
         "cohort": {"fraction": 1.0},
         "fleet": {"groups": [{"budget": budget} for budget in budgets], "tolerance": 0.3},
     }, data={"name": replace(data, splits=splits), "partition": {"kind": "iid", "clients": CLIENTS}}))  # fmt: skip

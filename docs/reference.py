@@ -17,7 +17,7 @@ from fleetfit import names
 from fleetfit.cli import listing
 from fleetfit.cli.main import make_app
 from fleetfit.config.schema import Experiment, GroupSection, LevelSection, PartitionSection
-from fleetfit.core.local import OPTIMISERS, Constant, Cosine, Exponential, Step
+from fleetfit.core.local import OPTIMIZERS, Constant, Cosine, Exponential, Step
 from fleetfit.core.section import OpenSection, Section, Unit
 
 MADE = "<!-- made by docs/generate.py from {0}: change those -->"
@@ -82,12 +82,12 @@ def type_in_words(kind: Any, metadata: list[Any] | None = None) -> str:
 
 def format_default(name: str, field: FieldInfo) -> str:
     """Return a key's default as a run file has it, or an empty string."""
-    if field.default_factory_takes_validated_data:  # which depends on the optimiser
-        optimisers: dict[str, list[str]] = {}
-        for optimiser, settings in OPTIMISERS.items():
+    if field.default_factory_takes_validated_data:  # which depends on the optimizer
+        optimizers: dict[str, list[str]] = {}
+        for optimizer, settings in OPTIMIZERS.items():
             if name in settings:
-                optimisers.setdefault(written(settings[name]), []).append(optimiser)
-        return ", ".join(f"`{value}` ({', '.join(names)})" for value, names in optimisers.items())
+                optimizers.setdefault(written(settings[name]), []).append(optimizer)
+        return ", ".join(f"`{value}` ({', '.join(names)})" for value, names in optimizers.items())
     if field.is_required():
         return ""
     value = field.get_default(call_default_factory=True)

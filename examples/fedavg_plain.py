@@ -34,7 +34,7 @@ def network(seed, hidden=32):
 def local_training(model, x, y, seed, epochs=2, lr=0.1):
     flat = nn.Parameter(nn.utils.parameters_to_vector(model.parameters()).detach())
     nn.utils.vector_to_parameters(flat.detach(), model.parameters())  # parameters are parts of one vector from here on
-    optimiser = torch.optim.SGD([flat], lr=lr, momentum=0.9, weight_decay=5e-4, fused=True)
+    optimizer = torch.optim.SGD([flat], lr=lr, momentum=0.9, weight_decay=5e-4, fused=True)
     order = torch.Generator().manual_seed(seed_of(seed, "batches"))
     for _ in range(epochs):
         batches = list(torch.randperm(len(y), generator=order).split(16))
@@ -43,7 +43,7 @@ def local_training(model, x, y, seed, epochs=2, lr=0.1):
         for batch in batches:
             gradients = torch.autograd.grad(F.cross_entropy(model(x[batch]), y[batch]), list(model.parameters()))
             flat.grad = torch.cat([gradient.flatten() for gradient in gradients])
-            optimiser.step()
+            optimizer.step()
     return flat.detach()
 
 

@@ -3,7 +3,7 @@
     fleetfit check-model examples/plain_cnn.py:PlainCnn --input-shape 1,8,8
     fleetfit run --set model.name=examples/plain_cnn.py:PlainCnn
 
-A flatten is the one thing here that has to be declared: each channel owns the four neighbours that are left of its map.
+A flatten is the one thing here that has to be declared: each channel owns the four neighbors that are left of its map.
 """
 
 from torch import nn

@@ -79,7 +79,7 @@ def make_counts(samples: int = 1200) -> ff.Data:
 def run_all(rounds: int = 10) -> list[ff.Run]:
     """Train the three models, four levels each."""
     topics, counts = make_topics(), make_counts()
-    local = {"optimiser": "adamw", "lr": 0.003}
+    local = {"optimizer": "adamw", "lr": 0.003}
     return [
         ff.run(model=classify_texts(topics.classes, topics.vocabulary), data=topics, rounds=rounds, local=local),
         ff.run(model=classify_images(classes=10, channels=1), data="digits", rounds=rounds, local=local),

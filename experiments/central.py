@@ -34,7 +34,7 @@ def main() -> None:
     data = names.resolve("data", options.data)()
     architecture = names.resolve("models", options.model)(classes=data.classes, channels=data.x.shape[1])
     model = architecture.build({n: a.size for n, a in architecture.axes.items()}, (architecture.blocks,))
-    optimiser = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=options.lr, momentum=0.9, weight_decay=5e-4)
     rng = torch.Generator().manual_seed(options.seed)
     train = data.split("train")
     order = torch.cat(
@@ -43,16 +43,16 @@ def main() -> None:
     size = options.passes // options.pieces
     for piece in range(options.pieces):
         done = piece / max(1, options.pieces - 1)
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = options.lr * (options.minimum + (1 - options.minimum) * (1 + math.cos(math.pi * done)) / 2)
         model.train()
         total = 0.0
         for batch in order[piece * size : (piece + 1) * size].split(options.batch):
             x, y = data.batch(batch, rng)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss = F.cross_entropy(model(x)[-1], y)
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             total += loss.item() * len(batch)
         print(json.dumps({"passes": (piece + 1) * size, "loss": total / size}), flush=True)
     for norm in batch_norms(model).values():

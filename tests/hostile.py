@@ -11,9 +11,9 @@ import tomli_w
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-TITLE, COLOUR, C1 = "\x1b]0;owned\x07", "\x1b[31mred\x1b[0m", "\x9b31m"
+TITLE, COLOR, C1 = "\x1b]0;owned\x07", "\x1b[31mred\x1b[0m", "\x9b31m"
 BACK, TURNED, LINES = "\rdone\x08\x08", "\u202eevil\u2066\u200f", "\u2028\x0b\x0c\x85\x7f"
-CODES = TITLE + COLOUR + C1 + BACK + TURNED + LINES
+CODES = TITLE + COLOR + C1 + BACK + TURNED + LINES
 LONG = TITLE + "A" * 1_000_000
 LONGEST, LONGEST_HTML = 5_000, 10**6  # characters of a line
 _RAW = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -25,13 +25,13 @@ def trains(architecture: Architecture, shape: tuple[int, ...], exits: tuple[int,
     torch.manual_seed(0)
     module = build_module(architecture, architecture.sizes(0.5), exits).train()
     x, y = torch.randn(8, *shape), torch.arange(8) % architecture.axes["classes"].size
-    optimiser = torch.optim.SGD(module.parameters(), lr=lr, momentum=0.9)
+    optimizer = torch.optim.SGD(module.parameters(), lr=lr, momentum=0.9)
     losses = []
     for _ in range(25):
         each = torch.stack([F.cross_entropy(logits, y) for logits in module(x)])
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         each.sum().backward()
-        optimiser.step()
+        optimizer.step()
         losses.append(each.detach())
     assert bool(torch.isfinite(losses[-1]).all())
     assert bool((losses[-1] < 0.7 * losses[0]).all()), (losses[0], losses[-1])

@@ -141,7 +141,7 @@ def test_a_mean_begins_anew_after_its_result() -> None:
 @given(st.lists(st.tuples(st.integers(0, 20), st.booleans(), st.floats(0.5, 4.0)), min_size=1, max_size=5), st.data())
 @settings(max_examples=40, deadline=None)
 def test_untrained_elements_do_not_count(updates: list[tuple[int, bool, float]], data: st.DataObject) -> None:
-    """Neither for sub-models nor for the full model, whether the neighbour before it is the same one or not."""
+    """Neither for sub-models nor for the full model, whether the neighbor before it is the same one or not."""
     old = full_state(1)
     total = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in old.items()}
     counts = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in old.items()}
@@ -175,7 +175,7 @@ def some_pieces(seeds: list[int]) -> list[Submodel]:
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_the_mean_has_the_bits_of_its_definition(seeds: list[int], ones: bool) -> None:
-    """In float32: neighbours of one piece are summed in order, sums put in place in order, and divided once.
+    """In float32: neighbors of one piece are summed in order, sums put in place in order, and divided once.
 
     Each whole model is put in place by itself. Weights are powers of two, whose products are exact: elsewhere torch's
     own add may round a product into its sum.

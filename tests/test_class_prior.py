@@ -107,7 +107,7 @@ def test_the_offset_is_tau_times_log_ratios() -> None:
 
 
 def test_the_loss_is_adjusted_and_the_divergence_is_not() -> None:
-    """With equal logits the adjusted prediction is p_k / p, normalised."""
+    """With equal logits the adjusted prediction is p_k / p, normalized."""
     federation, simulation = skewed()
     device, job = simulation.device(1), replace(make_job(federation, 1, 2), prior=PRIOR_BY_HAND)
     task, changed = device.problem.task, adjust_task(job, device, 1.0)

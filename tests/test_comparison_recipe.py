@@ -74,7 +74,7 @@ def test_a_method_with_momentum_of_its_own_loses_it_where_the_first_has_none() -
 @pytest.mark.parametrize(
     ("option", "keys"), [("fedadam", {"lr": 0.03}), ("fedyogi", {"beta1": 0.5}), ("fedavgm", {"lr": 0.7})]
 )
-def test_another_server_optimiser_is_given_too(option: str, keys: dict[str, float]) -> None:
+def test_another_server_optimizer_is_given_too(option: str, keys: dict[str, float]) -> None:
     first = {"label": "first", "method": {"name": "heterofl", "plus": {option: keys}}}
     rows = plan_rows(first, {"method": {"name": "fleetfit"}}, {"method": {"name": "scalefl"}})
     steps = [get_step(run) for run in rows.values()]

@@ -617,5 +617,5 @@ def test_a_changed_experiment_has_the_defaults_of_the_change() -> None:
     first = load_experiment({"method": {"name": "fleetfit", "beta": 0.2}, "local": {"epochs": 3}, "seed": 1})
     changed = load_experiment(first, method="scalefl", model="char_lstm", seed=2)
     assert changed == load_experiment({"method": "scalefl", "model": "char_lstm", "local": {"epochs": 3}, "seed": 2})
-    assert (changed.local.optimiser, changed.data.partition.seed) == ("adamw", 2)
+    assert (changed.local.optimizer, changed.data.partition.seed) == ("adamw", 2)
     assert load_experiment(first) is first

@@ -1,6 +1,6 @@
 """DepthFL against plain loops: whole rounds with the ramp, and the settings of ReeFL's appendix A.
 
-The network and the optimiser on the plain side are those of `test_train`: no module, no optimiser, float64.
+The network and the optimizer on the plain side are those of `test_train`: no module, no optimizer, float64.
 """
 
 import inspect

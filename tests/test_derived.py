@@ -266,7 +266,7 @@ class ByHand(nn.Module):
 
 
 class Codebook(nn.Module):
-    """A vector-quantised layer: codes are averages of what is nearest to them."""
+    """A vector-quantized layer: codes are averages of what is nearest to them."""
 
     def __init__(self, wide: int, codes: int = 5) -> None:
         super().__init__()

@@ -90,7 +90,7 @@ def test_a_key_that_is_not_explained_is_named(reference: dict[str, Any]) -> None
 def test_keys_say_what_they_take(reference: dict[str, Any]) -> None:
     page = (DOCS / "keys.md").read_text()
     assert "| `rounds` | whole number from 1 | `30` |" in page
-    assert '| `optimiser` | `"sgd"` or `"adam"` or `"adamw"` | `"sgd"` |' in page
+    assert '| `optimizer` | `"sgd"` or `"adam"` or `"adamw"` | `"sgd"` |' in page
     assert reference["type_in_words"](Fraction | None) == "number above 0, up to 1"
     assert reference["type_in_words"](list[int]).startswith("list of ")
 

@@ -160,7 +160,7 @@ def test_both_norm_policies_are_columns(fleet: Trained) -> None:
 
 
 def test_only_batch_statistics_depend_on_batches(fleet: Trained) -> None:
-    """The test set sorted by label, in batches: the normalisation hides what the batch has in common."""
+    """The test set sorted by label, in batches: the normalization hides what the batch has in common."""
     data = fleet.simulation.data
     test = data.split("test")
     by_label = test[torch.sort(data.y[test], stable=True).indices]

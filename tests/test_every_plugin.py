@@ -79,7 +79,7 @@ def planned(spec: Mapping[str, Any], targets: Targets | None = None, **model: An
     parts = tiny_parts(data, 6)
     budgets = np.array([targets.ratios[i % len(targets.ratios)] * 1.25 for i in range(6)])
     simulation = Simulation(
-        problem, data, parts, DeviceResources({"parameters": budgets}), unlabelled=tiny_server_data()
+        problem, data, parts, DeviceResources({"parameters": budgets}), unlabeled=tiny_server_data()
     )
     clients = Clients(np.array([len(p["train"]) for p in parts]), budgets if method.needs_budgets else None)
     return Federation(problem, clients, levels, 4, method, spec, device=simulation.device(None)), simulation
@@ -155,7 +155,7 @@ def test_a_spec_travels() -> None:
 def test_a_method_goes_with_every_option(name: str) -> None:
     """Or both set a hook that is set once, which is said."""
     for option in OPTIONS:
-        alone = {"alpha": 0.0} if name == "depthfl" else {}  # else it brings FedDyn, and one server optimiser is enough
+        alone = {"alpha": 0.0} if name == "depthfl" else {}  # else it brings FedDyn, and one server optimizer is enough
         spec = {**spec_of(name), **alone, "plus": {option: {}}}
         if (
             option in ("lora_product", "trimmed_mean")

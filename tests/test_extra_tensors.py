@@ -162,13 +162,13 @@ def test_workers_have_the_bits_of_local() -> None:
     ("option", "local", "key"),
     [
         ("scaffold", {"momentum": 0.9}, "local.momentum"),
-        ("scaffold", {"optimiser": "adamw"}, "local.momentum"),
-        ("fednova", {"optimiser": "adamw"}, "local.optimiser"),
-        ("fednova", {"nesterov": True}, "local.optimiser"),
-        ("fednova", {"schedule_in_round": "cosine"}, "local.optimiser"),
+        ("scaffold", {"optimizer": "adamw"}, "local.momentum"),
+        ("fednova", {"optimizer": "adamw"}, "local.optimizer"),
+        ("fednova", {"nesterov": True}, "local.optimizer"),
+        ("fednova", {"schedule_in_round": "cosine"}, "local.optimizer"),
     ],
 )
-def test_an_optimiser_that_does_not_fit_is_refused_before_a_round(
+def test_an_optimizer_that_does_not_fit_is_refused_before_a_round(
     option: str, local: dict[str, Any], key: str, tmp_path: Path
 ) -> None:
     with raises(ConfigError, key=key):

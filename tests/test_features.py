@@ -90,7 +90,7 @@ SOUND = [
     {"method": {"name": "scalefl"}},
     {"method": {"name": "reefl", "ree": False}},
     {"peft": {"name": "serial_adapter", "rank": 2, "targets": ["blocks.3.*"]}},
-    {"method": {"plus": {"fedprox": {"mu": 0.1}}}, "local": {"optimiser": "adamw"}},
+    {"method": {"plus": {"fedprox": {"mu": 0.1}}}, "local": {"optimizer": "adamw"}},
 ]
 
 

@@ -219,7 +219,7 @@ def test_the_settings_are_the_paper_s() -> None:
     assert aggregate.keywords["temperature"] == 1.0
     assert aggregate.keywords["local"] == Local(
         lr=1e-3, epochs=10_000, batch_size=64, clip_norm=5.0, max_steps=10_000, patience=1000, check_every=100,
-        optimiser="adam", schedule_in_round="cosine",
+        optimizer="adam", schedule_in_round="cosine",
     )  # fmt: skip
 
 
@@ -253,7 +253,7 @@ def test_a_student_that_only_gets_worse_stays_the_mean() -> None:
 
 
 def test_students_move_towards_their_teachers() -> None:
-    """On unlabelled data that they were not trained on, each level's model says more what the teachers' mean says."""
+    """On unlabeled data that they were not trained on, each level's model says more what the teachers' mean says."""
     federation, _ = by_width({"name": "feddf", "steps": 200, "check_every": 50, "lr": 0.01, "batch_size": 16})
     updates, problem = received(federation), federation.problem
     student_state, mean = merged(federation, updates, start(federation))
@@ -364,7 +364,7 @@ def test_the_server_s_job_runs_in_one_thread() -> None:
 
 def test_feddf_without_server_data_is_refused() -> None:
     federation, _ = by_width(spec_of("feddf"))
-    for device in (None, replace(federation.device or pytest.fail("no device"), unlabelled=None)):
+    for device in (None, replace(federation.device or pytest.fail("no device"), unlabeled=None)):
         with raises(ConfigError, key="data.server"):
             merged(replace(federation, device=device), received(federation), start(federation))
 
@@ -372,14 +372,14 @@ def test_feddf_without_server_data_is_refused() -> None:
 # ---- the server's own data -------------------------------------------------
 
 
-def test_unlabelled_data_keep_their_splits() -> None:
+def test_unlabeled_data_keep_their_splits() -> None:
     data = tiny_data()
-    unlabelled = drop_labels(data)
-    assert set(unlabelled.y.tolist()) == {0} and unlabelled.classes == 1 and unlabelled.groups is None
+    unlabeled = drop_labels(data)
+    assert set(unlabeled.y.tolist()) == {0} and unlabeled.classes == 1 and unlabeled.groups is None
     for name in ("train", "validation"):
-        assert torch.equal(unlabelled.split(name), data.split(name))
-    assert not len(unlabelled.split("test"))
-    x, y = unlabelled.batch(data.split("train")[:5])
+        assert torch.equal(unlabeled.split(name), data.split(name))
+    assert not len(unlabeled.split("test"))
+    x, y = unlabeled.batch(data.split("train")[:5])
     assert torch.equal(x, data.batch(data.split("train")[:5])[0]) and y.tolist() == [0] * 5
 
 
@@ -405,17 +405,17 @@ def test_labels_are_never_used(task: str) -> None:
     states = []
     for data in (right, poisoned):
         federation, simulation = by_width(spec_of("feddf"))
-        device = replace(federation.device or pytest.fail("no device"), unlabelled=drop_labels(data))
+        device = replace(federation.device or pytest.fail("no device"), unlabeled=drop_labels(data))
         states.append(rounds_of(replace(federation, device=device), simulation).state)
     assert has_same_bits(*states)
 
 
 def test_workers_do_not_get_them() -> None:
     _, simulation = by_width({"name": "feddf"})
-    assert simulation.unlabelled is not None
-    sent = [pack(dump_setup(one, 1)) for one in (simulation, replace(simulation, unlabelled=None))]
+    assert simulation.unlabeled is not None
+    sent = [pack(dump_setup(one, 1)) for one in (simulation, replace(simulation, unlabeled=None))]
     assert sent[0] == sent[1]
-    assert load_setup(unpack(sent[0]), simulation.data, "cpu").device(None).unlabelled is None
+    assert load_setup(unpack(sent[0]), simulation.data, "cpu").device(None).unlabeled is None
 
 
 # ---- [data] server -------------------------------------------------
@@ -446,10 +446,10 @@ def words(vocabulary: int = 9, padding: int = 0, length: int = 6) -> Data:
 
 def test_a_run_file_names_the_servers_data() -> None:
     assembly = assemble(load_experiment({}, [*SMALL, f"data.server={{name='{HERE}:other_digits'}}"]))
-    own = assembly.simulation.unlabelled
+    own = assembly.simulation.unlabeled
     assert own is not None and own.name == "noise" and len(own.split("validation")) == 6
-    assert assembly.federation.device is not None and assembly.federation.device.unlabelled is own
-    assert assembly.simulation.device(0).unlabelled is None
+    assert assembly.federation.device is not None and assembly.federation.device.unlabeled is own
+    assert assembly.simulation.device(0).unlabeled is None
 
 
 def test_it_is_written_with_its_defaults_and_read_back() -> None:
@@ -466,7 +466,7 @@ def test_it_is_written_with_its_defaults_and_read_back() -> None:
 
 def test_an_object_may_stand_in_for_a_name() -> None:
     assembly = assemble(load_experiment({}, SMALL, data={"name": "digits", "server": {"name": other_digits()}}))
-    assert assembly.simulation.unlabelled is not None and assembly.simulation.unlabelled.name == "noise"
+    assert assembly.simulation.unlabeled is not None and assembly.simulation.unlabeled.name == "noise"
     assert '"<Data>"' in to_toml(assembly.experiment)
 
 
@@ -475,7 +475,7 @@ def test_server_data_are_loaded_only_if_needed() -> None:
     for name in ("heterofl", "feddf"):
         changes = [*SMALL, f"method.name={name}", "data.server={name='digits'}", "method.steps=0"]
         assembly = assemble(load_experiment({}, changes if name == "feddf" else changes[:-1]))
-        assert assembly.simulation.unlabelled is None
+        assert assembly.simulation.unlabeled is None
 
 
 @pytest.mark.parametrize(
@@ -541,7 +541,7 @@ def texts(folder: Path, name: str, lines: list[str]) -> Path:
 
 
 def test_texts_are_cut_into_the_clients_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Word pieces are learned from the clients' texts only; a tokeniser of the server's own is refused."""
+    """Word pieces are learned from the clients' texts only; a tokenizer of the server's own is refused."""
     pytest.importorskip("tokenizers")
     monkeypatch.setenv("FLEETFIT_CACHE", str(tmp_path / "cache"))
     (tmp_path / "cache").mkdir()
@@ -551,7 +551,7 @@ def test_texts_are_cut_into_the_clients_tokens(tmp_path: Path, monkeypatch: pyte
                f"data.folder={ours}", "data.length=8", "data.vocabulary=40"]  # fmt: skip
     server = f"name='text', folder='{theirs}', length=8, vocabulary=40"
     assembly = assemble(load_experiment({}, [*changes, f"data.server={{{server}}}"]))
-    own, data = assembly.simulation.unlabelled, assembly.data
+    own, data = assembly.simulation.unlabeled, assembly.data
     assert own is not None and own.tokenizer and own.vocabulary == data.vocabulary
     rows = [data.x[i].tolist() for i in range(len(data.x))]
     assert own.x[own.split("train")].tolist() and [r for r in own.x.tolist() if r in rows] == []

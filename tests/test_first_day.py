@@ -28,8 +28,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("my räume")
     draw = random.Random(0)
     rows = [(draw.random(), draw.choice(("rot", "grün"))) for _ in range(120)]
-    lines = [f"{size:.3f},{colour},{'big' if size > 0.5 else 'small'}" for size, colour in rows]
-    (place / "größen.csv").write_text("\n".join(["size,colour,label", *lines]) + "\n", encoding="utf-8")
+    lines = [f"{size:.3f},{color},{'big' if size > 0.5 else 'small'}" for size, color in rows]
+    (place / "größen.csv").write_text("\n".join(["size,color,label", *lines]) + "\n", encoding="utf-8")
     data = {"path": str(place / "größen.csv"), "partition": {"clients": 4}}
     with pytest.raises(Stop):
         ff.run({"rounds": 3, "data": data, "local": {"epochs": 1}}, out=place / "runs" / "one", on_round=stop_after_one)

@@ -166,7 +166,7 @@ def test_momentum_is_that_of_fedavgm(momentum: float) -> None:
 
 
 @pytest.mark.parametrize("option", ["fedadam", "fedavgm", "fedyogi", "feddyn"])
-def test_another_server_optimiser_takes_the_place_of_the_momentum(option: str) -> None:
+def test_another_server_optimizer_takes_the_place_of_the_momentum(option: str) -> None:
     spec = {"name": "fleetfit", "plus": {option: {}}}
     assert_same_bits(finish(spec), finish({**spec, "momentum": 0.0}))
 

@@ -28,7 +28,7 @@ from hostile import (
     BACK,
     C1,
     CODES,
-    COLOUR,
+    COLOR,
     LINES,
     LONG,
     LONGEST,
@@ -60,7 +60,7 @@ from fleetfit.report.text import Table
 from fleetfit.runs.comparison import read_results
 from fleetfit.training.profiling import Measurement, Timing
 
-TEXTS = (CODES, LONG, TITLE, COLOUR, C1, BACK, TURNED, LINES)
+TEXTS = (CODES, LONG, TITLE, COLOR, C1, BACK, TURNED, LINES)
 NEWEST = "checkpoints/round-000003.safetensors"
 OF_A_RUN = ("summary.json", "environment.json", "metrics.jsonl", "fleet.json", "plan.toml", "config.toml",
             "columns.json", "inference/level-2.json", "nodes.json", NEWEST)  # fmt: skip
@@ -110,7 +110,7 @@ def quick() -> Iterator[None]:
         yield
 
 
-def flowers(path: Path, words: tuple[str, ...] = ("colour", "red", "blue", "species", "first", "second")) -> Path:
+def flowers(path: Path, words: tuple[str, ...] = ("color", "red", "blue", "species", "first", "second")) -> Path:
     """Write a table of flowers: a number, a category and a class."""
     kind, red, blue, species, first, second = words
     with path.open("w", newline="", encoding="utf-8", errors="surrogatepass") as file:
@@ -286,7 +286,7 @@ def test_no_place_of_a_comparison_reaches_a_terminal(root: Path, tmp_path: Path,
 # ---- names, and what plug-ins raise ----------------------------------------------------------------------------------
 
 
-FOLDERS = (TITLE + "run", C1 + TURNED, BACK + COLOUR)
+FOLDERS = (TITLE + "run", C1 + TURNED, BACK + COLOR)
 WITH_FOLDERS = ("runs", "watch", "report", "eval", "resume", "predict", "export", "plan", "profile", "start")
 
 
@@ -298,7 +298,7 @@ def test_names_of_folders_reach_no_terminal(root: Path, tmp_path: Path, verb: st
     check_files(tmp_path)
 
 
-@pytest.mark.parametrize("name", [TITLE, C1 + TURNED, BACK + COLOUR], ids=["title", "turned", "back"])
+@pytest.mark.parametrize("name", [TITLE, C1 + TURNED, BACK + COLOR], ids=["title", "turned", "back"])
 def test_the_place_of_a_plug_in_reaches_no_terminal(root: Path, tmp_path: Path, name: str) -> None:
     """A budget file names it in a comment, where TOML takes no control characters."""
     file = tmp_path / name / "plug.py"
@@ -314,7 +314,7 @@ def test_the_place_of_a_plug_in_reaches_no_terminal(root: Path, tmp_path: Path, 
 @pytest.mark.parametrize("text", TEXTS[:1] + TEXTS[2:], ids=repr)
 def test_names_in_data_reach_no_terminal(tmp_path: Path, text: str) -> None:
     """Columns, categories, classes and the file itself are named by a stranger; the run and its export work."""
-    words = tuple(f"{name}{text}" for name in ("colour", "red", "blue", "species", "first", "second"))
+    words = tuple(f"{name}{text}" for name in ("color", "red", "blue", "species", "first", "second"))
     table = flowers(tmp_path / f"t{text.replace('/', '')}.csv", words)
     (tmp_path / "run.toml").write_text(tomli_w.dumps(make_settings(table, rounds=1)), encoding="utf-8")
     folder, device = tmp_path / "run", tmp_path / "device"
@@ -556,7 +556,7 @@ def test_a_picture_holds_no_control_characters(tmp_path: Path, monkeypatch: pyte
     axes = figure.add_subplot()
     for number, text in enumerate(TEXTS[:1] + TEXTS[2:]):
         axes.plot([0, 1], [number, 1], label=text)
-    drawing.label_axes(axes, CODES, TITLE, COLOUR)
+    drawing.label_axes(axes, CODES, TITLE, COLOR)
     drawing.add_legend_below(axes)
     drawing.add_notes(figure, [CODES, LONG])
     drawing.save_figure(figure, tmp_path / "drawn.svg")
@@ -582,7 +582,7 @@ def test_a_record_is_printable(text: str, caplog: pytest.LogCaptureFixture) -> N
     check_text(caplog.messages[0])
 
 
-def test_what_flower_logs_keeps_its_colours_alone() -> None:
+def test_what_flower_logs_keeps_its_colors_alone() -> None:
     ours = "\x1b[92mINFO \x1b[0m:      \tRound 1 of 3: é │\n".encode()
     assert launcher._make_printable(ours) == ours
     for text in TEXTS:

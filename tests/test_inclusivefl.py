@@ -1,6 +1,6 @@
 """InclusiveFL against plain loops: who averages what, the momentum distillation, FedAdam on top, what is evaluated.
 
-The network and the optimiser on the plain side are those of `test_train`: no module, no optimiser, float64.
+The network and the optimizer on the plain side are those of `test_train`: no module, no optimizer, float64.
 """
 
 from collections.abc import Mapping
@@ -159,7 +159,7 @@ def test_numbers_of_the_first_three_rounds() -> None:
 
 
 def test_fedadam_goes_on_top() -> None:
-    """The paper's server optimiser sees g after the distillation; a level's own block has its own moments."""
+    """The paper's server optimizer sees g after the distillation; a level's own block has its own moments."""
     adam = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "tau": 1e-6}
     federation, simulation = by_depth((1, 2, 3), plus={"fedadam": adam})
     plain = Reference(federation, simulation, 0.2)

@@ -140,7 +140,7 @@ def test_adam_along_a_cosine_is_torch_s() -> None:
     federation, simulation = tiny_fleet(norm=False)
     device = simulation.device(5)
     local = Local(
-        lr=0.01, epochs=7, batch_size="all", weight_decay=0.1, max_steps=7, optimiser="adam", schedule_in_round="cosine"
+        lr=0.01, epochs=7, batch_size="all", weight_decay=0.1, max_steps=7, optimizer="adam", schedule_in_round="cosine"
     )
     job = make_job(federation, 5, 2, local=local)
     leaves = {n: t.double().requires_grad_() for n, t in job.state.items()}
@@ -156,7 +156,7 @@ def test_adam_along_a_cosine_is_torch_s() -> None:
     assert_close(train_job(job, device).state, {n: t.detach() for n, t in leaves.items()}, atol=1e-5)
 
 
-@pytest.mark.parametrize(("key", "value"), [("optimiser", "adagrad"), ("lr", -1.0), ("epochs", 0.5), ("odd", 1)])
+@pytest.mark.parametrize(("key", "value"), [("optimizer", "adagrad"), ("lr", -1.0), ("epochs", 0.5), ("odd", 1)])
 def test_hooks_set_only_keys_of_a_run_file(key: str, value: Any) -> None:
     with raises(ConfigError, repr(value), key=f"local.{key}"):
         plain().replace(**{key: value})

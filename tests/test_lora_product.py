@@ -230,7 +230,7 @@ def test_any_shapes_and_ranks(out: int, into: int, rank: int, columns: int) -> N
 
 
 @pytest.mark.parametrize("option", ["fedavgm", "fedadam", "fedyogi", "feddyn"])
-def test_server_optimisers_move_a_matrix_as_a_whole(option: str) -> None:
+def test_server_optimizers_move_a_matrix_as_a_whole(option: str) -> None:
     """What nobody trained moves with the factors; FedDyn's h, which is what clients did, does not."""
     old, received = make_state(0), updates("width")
     spec: dict[str, Any] = {"name": "fedavg", "plus": {"lora_product": {}, option: {}}}

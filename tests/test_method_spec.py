@@ -424,7 +424,7 @@ def test_they_are_refused_where_they_cannot_be_rebuilt() -> None:
 
 def with_defaults() -> Method:
     return Method(
-        defaults={"local.optimiser": "adam", "local.lr": 0.5, "cohort.fraction": 0.5, "evaluate.norms": ["batch"]}
+        defaults={"local.optimizer": "adam", "local.lr": 0.5, "cohort.fraction": 0.5, "evaluate.norms": ["batch"]}
     )
 
 
@@ -435,20 +435,20 @@ def with_wrong_default() -> Method:
 def test_given_keys_override_a_method_s_defaults() -> None:
     own = {"method": f"{HERE}:with_defaults"}
     experiment = load_experiment(own)
-    assert (experiment.local.optimiser, experiment.local.lr, experiment.local.eps) == ("adam", 0.5, 1e-8)
+    assert (experiment.local.optimizer, experiment.local.lr, experiment.local.eps) == ("adam", 0.5, 1e-8)
     assert experiment.cohort.fraction == 0.5 and experiment.evaluate.norms == ["batch"]
     assert load_experiment({**own, "local": {"lr": 0.25}}, ["evaluate.norms=['static']"]).local.lr == 0.25
-    assert load_experiment(own, ["local.optimiser=sgd"]).local.momentum == 0.9
+    assert load_experiment(own, ["local.optimizer=sgd"]).local.momentum == 0.9
     assert load_experiment(own, cohort={"count": 3}).cohort.fraction is None, "a run takes one of the two"
-    assert load_experiment({"method": "fedavg"}).local.optimiser == "sgd"
+    assert load_experiment({"method": "fedavg"}).local.optimizer == "sgd"
 
 
 def test_defaults_of_a_method_go_with_it() -> None:
     """Another method named by an override has its own; a run folder holds every value and takes none anew."""
     experiment = load_experiment({"method": f"{HERE}:with_defaults"})
-    assert load_experiment(experiment, ["method.name=fedavg"]).local.optimiser == "sgd"
+    assert load_experiment(experiment, ["method.name=fedavg"]).local.optimizer == "sgd"
     table = {**to_table(experiment), "local": {"lr": 0.25}}
-    assert restore_experiment(table).local.optimiser == "sgd"
+    assert restore_experiment(table).local.optimizer == "sgd"
 
 
 def test_a_default_that_no_run_file_has_is_refused() -> None:

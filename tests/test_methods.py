@@ -1,6 +1,6 @@
 """Each method's formulas against plain loops: whole rounds, scaler, masks, penalties, warm-up, windows, who takes part.
 
-The network and the optimiser on the plain side are those of `test_train`: no module, no optimiser, float64.
+The network and the optimizer on the plain side are those of `test_train`: no module, no optimizer, float64.
 """
 
 import math
@@ -245,7 +245,7 @@ def scaled(fraction: float) -> Any:
 
 
 def test_the_scaler_divides_inputs_of_norms() -> None:
-    """Level 1 keeps 6 of the 12 channels that are normalised, so each norm layer gets twice its input.
+    """Level 1 keeps 6 of the 12 channels that are normalized, so each norm layer gets twice its input.
 
     Batch norm takes a factor back out, except for its eps; weights a hundredth of the usual size make the eps count.
     """

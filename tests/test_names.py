@@ -274,15 +274,15 @@ def test_every_entry_has_a_summary_of_one_line(kind: str) -> None:
         assert line and line[0].isupper() and len(line) < 140 and "\n" not in line, name
 
 
-def test_files_import_their_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_import_their_neighbors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
-    (tmp_path / "neighbour_of_own.py").write_text("NUMBER = 3\n")
+    (tmp_path / "neighbor_of_own.py").write_text("NUMBER = 3\n")
     (tmp_path / "colorsys.py").write_text("raise RuntimeError('shadows the library')\n")
-    source = "import colorsys\nfrom neighbour_of_own import NUMBER\n\n\ndef number():\n    return NUMBER\n"
+    source = "import colorsys\nfrom neighbor_of_own import NUMBER\n\n\ndef number():\n    return NUMBER\n"
     (tmp_path / "own.py").write_text(source)
     assert names.resolve("methods", f"{tmp_path / 'own.py'}:number")() == 3
-    del sys.modules["neighbour_of_own"]
+    del sys.modules["neighbor_of_own"]
 
 
 # ---- files that start runs -----------------------------------------------------------------------------------------

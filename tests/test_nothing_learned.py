@@ -186,10 +186,10 @@ def test_missing_accuracies_are_explained(tmp_path: Path) -> None:
 
 
 def test_evaluations_that_fail_say_why(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text("def metric(outputs, labels):\n    raise ValueError('unlabelled')\n")
+    (tmp_path / "own.py").write_text("def metric(outputs, labels):\n    raise ValueError('unlabeled')\n")
     table = {**FAST, "rounds": 1, "evaluate": {"metrics": [f"{tmp_path}/own.py:metric"]}}
     (reason,) = explain_missing(ff.run(table, out=tmp_path / "run").files.read_summary())
-    assert "ValueError: unlabelled" in reason
+    assert "ValueError: unlabeled" in reason
 
 
 def test_the_first_cause_is_named(tmp_path: Path) -> None:

@@ -96,11 +96,11 @@ def test_dependent_samples_are_scored_alone(monkeypatch: pytest.MonkeyPatch) -> 
     federation, simulation, server = fleet(norm=False)
     plain_start = TinyNet.start
 
-    def centred(net: TinyNet, x: Tensor) -> Tensor:
+    def centered(net: TinyNet, x: Tensor) -> Tensor:
         carry = plain_start(net, x)
         return 3 * (carry - carry.mean(0))
 
-    monkeypatch.setattr(TinyNet, "start", centred)
+    monkeypatch.setattr(TinyNet, "start", centered)
     alone, _ = evaluate(federation, OneByOne(simulation), server, WANTED)
     columns, _ = evaluate(federation, local_engine(simulation), server, WANTED)
     assert columns == alone

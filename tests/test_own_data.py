@@ -129,15 +129,15 @@ def test_rows_without_a_label_are_left_out_of_an_evaluation(
     """Of a file and of a frame: the numbers are those of the table without such rows."""
     rows = range(45, 145, 11)
     frame = pandas.read_csv(write_iris(place / "gaps.csv", rows))
-    labelled = frame.drop(index=[*gaps])
+    labeled = frame.drop(index=[*gaps])
     frame.loc[[*gaps], "species"] = None
     frame.to_csv(place / "gaps.csv", index=False)
-    labelled.to_csv(place / "kept.csv", index=False)
+    labeled.to_csv(place / "kept.csv", index=False)
     result, expected = (
         json.loads(called("eval", done.folder, "--data", place / f"{name}.csv", "--json")) for name in ("gaps", "kept")
     )
     assert result["static"] == expected["static"] and result["static"]["full"] < 1
-    assert done.evaluate(data=frame)["static"] == done.evaluate(data=labelled)["static"]
+    assert done.evaluate(data=frame)["static"] == done.evaluate(data=labeled)["static"]
     assert f"{len(gaps)} of {len(frame)}" in caplog.text
     assert "without labels" in called("predict", done.folder, "--data", place / "gaps.csv")
     frame["species"] = None
@@ -381,10 +381,10 @@ def test_samples_in_memory_are_prepared_as_in_training(tmp_path: Path) -> None:
 def test_another_frame_is_read_as_the_run_s_columns_say(tmp_path: Path) -> None:
     """A category that it lacks, or has for the first time, moves no feature: as with the same rows in a file."""
     frame = pandas.DataFrame(IRIS.data, columns=list("abcd")).assign(
-        colour=np.where(IRIS.data[:, 0] > 5.5, "red", "green"), kind=IRIS.target_names[IRIS.target]
+        color=np.where(IRIS.data[:, 0] > 5.5, "red", "green"), kind=IRIS.target_names[IRIS.target]
     )
     run = ff.run(data=frame, out=tmp_path / "run", **{**QUICK, "rounds": 3})
-    other = frame[60:].assign(a=frame.a * 3, colour="zinc")
+    other = frame[60:].assign(a=frame.a * 3, color="zinc")
     other.to_csv(tmp_path / "other.csv", index=False)
     in_memory, in_a_file = run.evaluate(data=other)["static"], run.evaluate(data=str(tmp_path / "other.csv"))["static"]
     assert in_memory == in_a_file and in_memory["samples"] == 90
@@ -461,7 +461,7 @@ def test_each_kind_is_found_with_a_model_that_fits(tmp_path: Path) -> None:
         experiment = load_experiment({"data": {"path": str(tmp_path / name)}})
         assert (experiment.data.name, experiment.model.name) == (kind, model), name
         ff.plan(load_experiment(experiment, ["data.partition.kind=iid", "data.partition.clients=4"]))
-    assert load_experiment(overrides=[f"data={tmp_path / 'rows.npz'}"]).data.settings["standardise"] is True
+    assert load_experiment(overrides=[f"data={tmp_path / 'rows.npz'}"]).data.settings["standardize"] is True
     assert load_experiment({"data": {"path": str(tmp_path / "photos"), "size": 12}}).data.settings["size"] == 12
     chosen = load_experiment({"data": {"path": str(tmp_path / "photos")}, "model": {"name": "resnet20"}})
     assert chosen.model.name == "resnet20"

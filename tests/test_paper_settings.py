@@ -1,4 +1,4 @@
-"""Every file in experiments/ has its paper's augmentation, normalisation and weights, or says that it differs."""
+"""Every file in experiments/ has its paper's augmentation, normalization and weights, or says that it differs."""
 
 import inspect
 import re
@@ -27,12 +27,12 @@ class Paper:
 
     Attributes:
         augment: What training images go through, by data set; None is nothing.
-        normalise: "own" mean and deviation of the set, or "fixed" ones (0.5 and 0.25).
+        normalize: "own" mean and deviation of the set, or "fixed" ones (0.5 and 0.25).
         counted: The methods whose updates count alike; the others weigh by samples. None: all of them.
     """
 
     augment: Mapping[str, str | None]
-    normalise: str
+    normalize: str
     counted: tuple[str, ...] | None
 
 
@@ -99,8 +99,8 @@ def test_a_file_is_as_its_paper_or_says_how_it_differs(path: Path) -> None:
         if augment != paper.augment.get(data.name) and not re.search("crop|shifted|mirrored", differs):
             wrong[f"{label}: augment"] = augment
         pixels = "resize" in inspect.signature(names.resolve("data", data.name)).parameters
-        if pixels and (key_of(data, "normalise") or "own") != paper.normalise and "normalised" not in differs:
-            wrong[f"{label}: normalise"] = key_of(data, "normalise")
+        if pixels and (key_of(data, "normalize") or "own") != paper.normalize and "normalized" not in differs:
+            wrong[f"{label}: normalize"] = key_of(data, "normalize")
         counts = paper.counted is None or method in paper.counted
         plain = experiment.method.hooks.get("weigh") == "by_samples" and path.stem.startswith("reefl-")
         weight = weigh_by_samples if plain or not counts else weigh_equally

@@ -27,7 +27,7 @@ from fleetfit.errors import ConfigError, NoUsableUpdates, RunError
 from fleetfit.privacy import Randomness, compute_epsilon, count_registered, find_noise
 from fleetfit.privacy.mechanism import Privacy
 from fleetfit.rounds import run_round, start
-from fleetfit.secure import Quantiser
+from fleetfit.secure import Quantizer
 from fleetfit.submodel import concat_state, full_submodel, get_slice_plan
 
 accountants = pytest.importorskip("opacus.accountants", reason="the accountant is an extra: fleetfit[privacy]")
@@ -94,7 +94,7 @@ def full_round(assembly: Any) -> int:
 @pytest.mark.parametrize("kind", ["long", "short", "even", "one element", "all at the half of a step"])
 @pytest.mark.parametrize("bits", [8, 12, 20])
 def test_a_movement_is_never_longer_than_the_clip(kind: str, bits: int) -> None:
-    grid, rng = Quantiser(0.5, bits, 0.3), np.random.default_rng(1)
+    grid, rng = Quantizer(0.5, bits, 0.3), np.random.default_rng(1)
     moved = {
         "long": rng.normal(size=500),
         "short": 1e-3 * rng.normal(size=500),
@@ -102,7 +102,7 @@ def test_a_movement_is_never_longer_than_the_clip(kind: str, bits: int) -> None:
         "one element": np.eye(1, 500)[0] * 7,
         "all at the half of a step": np.full(500, 1.5 * grid.step + 1e-9),
     }[kind].astype(np.float32)
-    sent = grid.quantise_clipped(moved)
+    sent = grid.quantize_clipped(moved)
     assert np.linalg.norm(sent * grid.step) <= 0.3 and np.abs(sent).max() <= grid.most_clipped <= grid.most
     exact = moved.astype(float) * min(1.0, 0.3 / np.linalg.norm(moved.astype(float)))
     assert np.abs(sent * grid.step - exact).max() <= grid.step + 1e-6
@@ -110,16 +110,16 @@ def test_a_movement_is_never_longer_than_the_clip(kind: str, bits: int) -> None:
 
 def test_rounding_to_the_nearest_alone_would_be_longer() -> None:
     """Else the test above could not fail."""
-    step = Quantiser(0.5, 8).step
+    step = Quantizer(0.5, 8).step
     moved = np.full(5000, 0.6 * step, dtype=np.float32)
-    assert Quantiser(0.5, 8, 1.1 * step * math.sqrt(5000)).quantise_clipped(moved).tolist() == [1] * 5000
-    assert Quantiser(0.5, 8, 0.9 * step * math.sqrt(5000)).quantise_clipped(moved).tolist() == [0] * 5000
+    assert Quantizer(0.5, 8, 1.1 * step * math.sqrt(5000)).quantize_clipped(moved).tolist() == [1] * 5000
+    assert Quantizer(0.5, 8, 0.9 * step * math.sqrt(5000)).quantize_clipped(moved).tolist() == [0] * 5000
 
 
 def test_a_movement_that_is_not_finite_counts_as_none() -> None:
-    grid = Quantiser(0.5, 20, 0.3)
-    assert not grid.quantise_clipped(np.array([1.0, np.nan], dtype=np.float32)).any()
-    assert not grid.quantise_clipped(np.array([np.inf, 0.1], dtype=np.float32)).any()
+    grid = Quantizer(0.5, 20, 0.3)
+    assert not grid.quantize_clipped(np.array([1.0, np.nan], dtype=np.float32)).any()
+    assert not grid.quantize_clipped(np.array([np.inf, 0.1], dtype=np.float32)).any()
 
 
 # ---- a round ---------------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def sum_by_hand(assembly: Any, server: Any, watched: WatchedEngine) -> torch.Ten
 
 
 @pytest.mark.parametrize("fraction", [1.0, 0.6])
-def test_a_round_is_the_quantised_sum(silent: None, fraction: float) -> None:
+def test_a_round_is_the_quantized_sum(silent: None, fraction: float) -> None:
     assembly = assembly_of({"cohort": {"fraction": fraction}})
     round = full_round(assembly)
     server, after, report, watched = round_of(assembly, round=round)
@@ -223,13 +223,13 @@ def test_dropouts_count_as_without_privacy() -> None:
 def test_the_range_bounds_unclipped_clients(silent: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of twelve sends the range in each element, and moves each by that over the denominator, beside the others."""
     honest = round_of(assembly_of())[1]
-    shortened, calls = Quantiser.quantise_clipped, []
+    shortened, calls = Quantizer.quantize_clipped, []
 
-    def hostile(self: Quantiser, movement: Any) -> Any:
+    def hostile(self: Quantizer, movement: Any) -> Any:
         calls.append(1)
         return np.full(len(movement), self.most) if len(calls) == 1 else shortened(self, movement)
 
-    monkeypatch.setattr(Quantiser, "quantise_clipped", hostile)
+    monkeypatch.setattr(Quantizer, "quantize_clipped", hostile)
     assembly = assembly_of()
     _, after, _, _ = round_of(assembly)
     away = (concat_state(after.state) - concat_state(honest.state)).abs()
@@ -260,7 +260,7 @@ def test_masks_that_are_left_undo_a_round(monkeypatch: pytest.MonkeyPatch) -> No
     """As where a server sends one member other settings than the rest."""
     answered, seen = secure_engine.mask_update, []
 
-    def lied(member: Any, dealt: Any, job: Job, reply: Any, segments: Any, grid: Quantiser) -> Any:
+    def lied(member: Any, dealt: Any, job: Job, reply: Any, segments: Any, grid: Quantizer) -> Any:
         seen.append(1)
         return answered(member, dealt, job, reply, segments, replace(grid, clip=0.01) if len(seen) == 1 else grid)
 
@@ -435,7 +435,7 @@ def test_files_and_lines_hide_updates_and_sums(
 ) -> None:
     """Without noise and masks the same search finds them: sums as the mean that they make, updates as they are sent."""
     needles: dict[str, list[bytes]] = {"sums": [], "means": [], "updates": []}
-    released, words = Privacy.release, secure_engine.BlockLayout.quantise_update
+    released, words = Privacy.release, secure_engine.BlockLayout.quantize_update
 
     def record(self: Privacy, federation: Any, server: Any, total: torch.Tensor) -> Any:
         divided = total / (count_registered(federation, server.round) * self.rate)
@@ -443,14 +443,14 @@ def test_files_and_lines_hide_updates_and_sums(
         needles["means"].append((divided + concat_state(server.state)).numpy().tobytes()[:64])
         return released(self, federation, server, total)
 
-    def sent(self: Any, pieces: Any, job: Job, update: Any, blocks: Any, grid: Quantiser) -> Any:
+    def sent(self: Any, pieces: Any, job: Job, update: Any, blocks: Any, grid: Quantizer) -> Any:
         leaked = words(self, pieces, job, update, blocks, grid)
         needles["updates"] += [part.tobytes()[:64] for part in leaked[0].values()]
         needles["updates"].append(concat_state(update.state).numpy().tobytes()[:64])
         return leaked
 
     monkeypatch.setattr(Privacy, "release", record)
-    monkeypatch.setattr(secure_engine.BlockLayout, "quantise_update", sent)
+    monkeypatch.setattr(secure_engine.BlockLayout, "quantize_update", sent)
     if not noise:
         monkeypatch.setattr(Privacy, "_add_noise", lambda self, total, round: None)
     ff.run(table(tmp_path, {"checkpoint": {"every": 1}}), out=tmp_path / "run", on_round=print)

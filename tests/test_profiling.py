@@ -90,7 +90,7 @@ def test_energy_covers_timed_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_profile_times_the_methods_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loss of the method and the optimiser of the run move the weights as a client's job does."""
+    """The loss of the method and the optimizer of the run move the weights as a client's job does."""
     problem = tiny_problem()
     piece, data = problem.submodel(0.5, (1, 2)), make_random_data(problem, 4, 16, make_torch_rng("x"))
     state = steps.draw_state(problem, piece)

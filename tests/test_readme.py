@@ -39,7 +39,7 @@ from fleetfit.config import load_experiment
 from fleetfit.config.dump import to_table
 from fleetfit.config.schema import Experiment, GroupSection
 from fleetfit.core import Federation, Simulation
-from fleetfit.core.local import OPTIMISERS, Constant, Cosine, Exponential, Step
+from fleetfit.core.local import OPTIMIZERS, Constant, Cosine, Exponential, Step
 from fleetfit.core.section import Section
 from fleetfit.data.sets.digits import digits
 from fleetfit.data.transform import Transform
@@ -221,7 +221,7 @@ def steps(markdown: str) -> list[tuple[str, str]]:
     return re.findall(r"^```(\w*)\n(.*?)^```", markdown, re.DOTALL | re.MULTILINE)
 
 
-def normalise_output(text: str) -> str:
+def normalize_output(text: str) -> str:
     """Return what a command prints without line breaks, and without what another machine rounds otherwise."""
     return re.sub(r"\d+e[-+]\d+", "#", " ".join(text.split()))
 
@@ -230,7 +230,7 @@ def parse_commands(block: str) -> Iterator[tuple[list[str], list[str]]]:
     """Yield each command of a console block, and the stretches that it must print in this order."""
     for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
         command, _, printed = part.partition("\n")
-        stretches = [normalise_output(stretch) for stretch in re.split(r"^\.\.\.$", printed, flags=re.MULTILINE)]
+        stretches = [normalize_output(stretch) for stretch in re.split(r"^\.\.\.$", printed, flags=re.MULTILINE)]
         yield shlex.split(command)[1:], [stretch for stretch in stretches if stretch]
 
 
@@ -266,12 +266,12 @@ def follow(markdown: str, folder: Path, read: typing.Callable[[], typing.Any]) -
             exec(compile(body, "page", "exec"), variables)
         elif language == "text":
             parts = re.split(r"^\.\.\.$", body, flags=re.MULTILINE)
-            check_printed(normalise_output(read().out), [normalise_output(part) for part in parts])
+            check_printed(normalize_output(read().out), [normalize_output(part) for part in parts])
         elif language == "console":
             for arguments, stretches in parse_commands(body):
                 assert exit_code(arguments) == (2 if fails(stretches) else 0), arguments
                 printed = read()
-                check_printed(normalise_output(printed.out + printed.err), stretches)
+                check_printed(normalize_output(printed.out + printed.err), stretches)
         else:
             assert language == "sh", f"a block of {language or 'no language'} cannot be run"
             for arguments in commands(f"```sh\n{body}```\n"):
@@ -407,7 +407,7 @@ def test_a_page_that_says_something_else_is_seen(tmp_path, monkeypatch, capsys):
 
 
 def test_what_check_model_may_say_is_in_the_code():
-    source = normalise_output(" ".join(path.read_text() for path in (ROOT / "fleetfit").rglob("*.py")))
+    source = normalize_output(" ".join(path.read_text() for path in (ROOT / "fleetfit").rglob("*.py")))
     joined = re.sub(r'" f?"', "", source)  # sentences go over several lines of code
     for page in (OWN_MODEL, OWN_ARCHITECTURE):
         rows = tables_of_markdown(page, "it says")
@@ -478,8 +478,8 @@ def test_a_key_without_a_default_is_valid(key, value, tmp_path):
         value = json.dumps(str(tmp_path))
     section, _, name = key.partition(".")
     takes = (
-        ["local.optimiser=adamw"]
-        if section == "local" and name in {*OPTIMISERS["adamw"]} - {*OPTIMISERS["sgd"]}
+        ["local.optimizer=adamw"]
+        if section == "local" and name in {*OPTIMIZERS["adamw"]} - {*OPTIMIZERS["sgd"]}
         else ["attack.kind=sign_flip"]
         if section == "attack"
         else []

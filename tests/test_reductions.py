@@ -187,7 +187,7 @@ def test_a_method_sets_only_what_it_needs(name: str) -> None:
 def test_one_batch_is_a_step_on_pooled_data(name: str) -> None:
     """sum_k n_k / n (w - lr g_k) = w - lr g with g the gradient of the mean loss over all n samples.
 
-    Without norm layers, whose moments would make a sample's loss depend on its neighbours. FedSGD ignores the local
+    Without norm layers, whose moments would make a sample's loss depend on its neighbors. FedSGD ignores the local
     settings; FedAvg gets them.
     """
     sizes = (5, 9, 16, 1, 28, 20)

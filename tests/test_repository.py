@@ -111,7 +111,7 @@ def top_level(package: Path) -> set[str]:
 
 
 def pins(text: str) -> dict[str, str]:
-    """Read `name==version` lines; names as package indexes normalise them."""
+    """Read `name==version` lines; names as package indexes normalize them."""
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!]+", line) for line in lines), "not name==version"
     return {normal(line.split("==")[0]): line.split("==")[1] for line in lines}

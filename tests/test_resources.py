@@ -80,7 +80,7 @@ def noting(name: str) -> Method:
     return Method(annotate=note, update_server_memory=observe)
 
 
-def test_observations_chain_beside_an_optimiser() -> None:
+def test_observations_chain_beside_an_optimizer() -> None:
     """Two parts note each update while its state is there, and observe after FedAdam's step, whose memory stays."""
     spec = {"name": "scalefl", "plus": {"fedadam": {}}}
     federation, simulation = tiny_federation(spec, norm=False)

@@ -130,8 +130,8 @@ def ratios(updates: list[Update], least: int = 4, few: int = 32) -> dict[int, fl
     for members, rows in blocks.items():
         if len(members) < least:
             continue
-        centre = [median(list(row.values())) for row in rows]
-        far = {k: sum((row[k] - c) ** 2 for row, c in zip(rows, centre, strict=True)) ** 0.5 for k in members}
+        center = [median(list(row.values())) for row in rows]
+        far = {k: sum((row[k] - c) ** 2 for row, c in zip(rows, center, strict=True)) ** 0.5 for k in members}
         for k in members:
             largest[k] = max(largest[k], far[k] / median(list(far.values())) * min(1, len(rows) / few) ** 0.5)
     return largest
@@ -280,13 +280,13 @@ def test_the_trimmed_mean_of_each_element(share: float) -> None:
 
 
 def test_a_score_of_krum_is_of_the_nearest_others() -> None:
-    """On a line at 0, 1, 3 and 10, with two neighbours: 1 + 9, 1 + 4, 4 + 9, 49 + 81."""
+    """On a line at 0, 1, 3 and 10, with two neighbors: 1 + 9, 1 + 4, 4 + 9, 49 + 81."""
     line = torch.tensor([0.0, 1.0, 3.0, 10.0], dtype=torch.float64)
     apart = (line[:, None] - line[None]) ** 2
     assert compute_scores(apart, 2).tolist() == [10.0, 5.0, 13.0, 130.0]
 
 
-def test_krum_keeps_near_neighbours() -> None:
+def test_krum_keeps_near_neighbors() -> None:
     """Nine clients, two expected hostile: scores are over the five nearest, and seven count."""
     updates = [*mixed()[:-2], near(FULL, 50, 7, -3.0), near(FULL, 51, 8, 4.0)]
     moves = {p: m for p, m in by_element(updates).items() if len(m) == 9}

@@ -23,7 +23,7 @@ from fleetfit.secure import (
     Keys,
     MaskedUpdate,
     OpenedShares,
-    Quantiser,
+    Quantizer,
     Roster,
     SealedShares,
     SecureClient,
@@ -46,7 +46,7 @@ from fleetfit.secure.messages import encode_survivors
 from fleetfit.secure.shamir import join, split
 
 RUN, ROUND = "a run", 4
-GRID = Quantiser(1.0, 20)
+GRID = Quantizer(1.0, 20)
 SIZES = ("05", "09", "14")
 ALL, TWO, ONE = 0b111, 0b110, 0b100
 PLACES = {ALL: range(5), TWO: range(5, 9), ONE: range(9, 14)}
@@ -733,9 +733,9 @@ def test_shares_of_one_secret_differ_each_time() -> None:
 
 
 @given(st.lists(st.floats(-3, 3, width=32), min_size=1), st.integers(8, 24), st.sampled_from([0.1, 1.0, 4.0]))
-def test_quantised_numbers_are_the_nearest(values: list[float], bits: int, reach: float) -> None:
-    grid = Quantiser(reach, bits)
-    words, clipped = grid.quantise(np.array(values, dtype=np.float32))
+def test_quantized_numbers_are_the_nearest(values: list[float], bits: int, reach: float) -> None:
+    grid = Quantizer(reach, bits)
+    words, clipped = grid.quantize(np.array(values, dtype=np.float32))
     assert clipped == any(abs(v) > reach + grid.step / 2 for v in values) or any(
         abs(abs(v) - reach - grid.step / 2) < 1e-6 for v in values
     )
@@ -745,15 +745,15 @@ def test_quantised_numbers_are_the_nearest(values: list[float], bits: int, reach
 
 
 def test_sums_of_a_grids_clients_stay_below_the_modulus() -> None:
-    assert Quantiser(1.0, 20).clients == 4096
+    assert Quantizer(1.0, 20).clients == 4096
     for bits in range(8, 25):
-        assert Quantiser(1.0, bits).clients * Quantiser(1.0, bits).most < 2**31
+        assert Quantizer(1.0, bits).clients * Quantizer(1.0, bits).most < 2**31
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_numbers_that_are_not_finite_are_refused(value: float) -> None:
     with raises(RunError, key="movement"):
-        GRID.quantise(np.array([0.0, value], dtype=np.float32))
+        GRID.quantize(np.array([0.0, value], dtype=np.float32))
 
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

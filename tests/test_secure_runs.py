@@ -67,7 +67,7 @@ def compute_state(assembly: Any, server: Any, watched: WatchedEngine, without: s
 
 
 @pytest.mark.parametrize("method", ["scalefl", "fedrolex", "heterofl"])
-def test_a_round_is_the_mean_of_the_quantised_movements(method: str) -> None:
+def test_a_round_is_the_mean_of_the_quantized_movements(method: str) -> None:
     keys = {"name": method, "hooks": {"weigh": "by_count"}} if method == "fedrolex" else {"name": method}
     assembly, server, after, report, watched = round_of({"method": keys})
     assert len({job.submodel for job, _ in watched.replies}) == 3

@@ -1,4 +1,4 @@
-"""Server optimisers and FedDyn against plain loops over numbers, with elements that a round does not cover."""
+"""Server optimizers and FedDyn against plain loops over numbers, with elements that a round does not cover."""
 
 import math
 from collections.abc import Mapping

@@ -50,7 +50,7 @@ def test_receptive_fields_follow_the_formula() -> None:
     layers = [[conv], [halving, conv], [conv], [halving, conv], [conv], [conv]]
     fields = dict(iter_receptive_fields(cnn(), (1, 64, 64)))
     for exit in range(1, 6):
-        # the centre of a map of even size is one place of two, so a field of an even number of pixels
+        # the center of a map of even size is one place of two, so a field of an even number of pixels
         assert fields[exit] == (by_formula(list(chain(*layers[:exit]))),) * 2
     blocks = [[conv, conv]] * 3 + [[(3, 2), conv]] + [[conv, conv]] * 2
     fields = dict(iter_receptive_fields(resnet(depth=20), (3, 64, 64)))

@@ -274,7 +274,7 @@ def test_concat_state_copies_only_non_adjacent_tensors() -> None:
     assert concat_state({"x": views["x"].double()}).dtype == torch.float32
 
 
-def test_neighbours_in_other_buffers_are_copied() -> None:
+def test_neighbors_in_other_buffers_are_copied() -> None:
     """An allocator may put two buffers side by side: that does not make them one."""
     block = np.arange(8, dtype=np.float32)
     left, right = torch.from_numpy(block[:4]), torch.from_numpy(block[4:])

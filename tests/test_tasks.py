@@ -166,7 +166,7 @@ def make_fleet(task: str, spec: Mapping[str, Any]) -> tuple[Federation, Simulati
     if not method.needs_budgets:
         levels = tuple(method.make_levels(problem, Targets((1.0,), (0.1,))))
     simulation = Simulation(
-        problem, data, parts, DeviceResources({"parameters": reported}), unlabelled=drop_labels(data)
+        problem, data, parts, DeviceResources({"parameters": reported}), unlabeled=drop_labels(data)
     )
     clients = Clients(np.array([len(p["train"]) for p in parts]), reported if method.needs_budgets else None)
     return Federation(problem, clients, levels, 4, method, spec, 0, simulation.device(None)), simulation

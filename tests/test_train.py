@@ -1,4 +1,4 @@
-"""One job: local SGD, its batches, evaluation and statistics, each against a network and an optimiser written out
+"""One job: local SGD, its batches, evaluation and statistics, each against a network and an optimizer written out
 plainly.
 """
 
@@ -108,7 +108,7 @@ def with_train(simulation: Simulation, client: int, n: int) -> Device:
 def test_local_training_is_plain_sgd(local: Local, level: int) -> None:
     """Four epochs of all samples at once, so that the order of the samples does not matter.
 
-    Clipping comes before weight decay, as it does where a loss is clipped and an optimiser decays. Heads that the loss
+    Clipping comes before weight decay, as it does where a loss is clipped and an optimizer decays. Heads that the loss
     never used (the shallow ones of level 3) stay as they were sent, and are named.
     """
     federation, simulation = tiny_fleet()
@@ -336,7 +336,7 @@ ALL = EvaluationScope(Evaluation(batch_size=64), statistics_samples=10**6)
 
 def test_client_statistics_add_up() -> None:
     """For the first norm layer these are the moments of the pooled data, whatever the batches; for the deeper ones each
-    client's batches are normalised by themselves on the way, so that its batches matter (here: one per client)."""
+    client's batches are normalized by themselves on the way, so that its batches matter (here: one per client)."""
     federation, simulation = tiny_fleet()
     server = start(federation)
     moments, _ = estimate_statistics(federation, InlineEngine(simulation), server, ALL)
@@ -451,7 +451,7 @@ def test_norms_outside_of_segments_are_measured() -> None:
 
 
 def test_single_image_equals_batch() -> None:
-    """The point of static statistics: a prediction does not depend on its neighbours; with batch statistics it does."""
+    """The point of static statistics: a prediction does not depend on its neighbors; with batch statistics it does."""
     federation, simulation = tiny_fleet()
     server = start(federation)
     moments, _ = estimate_statistics(federation, InlineEngine(simulation), server, ALL)

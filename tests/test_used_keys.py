@@ -254,7 +254,7 @@ VALUES: dict[str, Any] = {
     "method.name": "heterofl",
     "method.plus": {"fedprox": {"mu": 0.2}},
     "method.hooks": {"choose_channels": "random"},
-    "local.optimiser": "adamw",
+    "local.optimizer": "adamw",
     "local.epochs": 2,
     "local.batch_size": 9,
     "local.lr": 0.05,
@@ -374,7 +374,7 @@ def describe_assembly(assembly: Assembly) -> dict[str, Any]:
         "levels": (f.levels, f.cohort, f.seed, a.plan),
         "clients": {field.name: plain(getattr(f.clients, field.name)) for field in fields(f.clients)},
         "data": (a.data.name, plain(a.data.x), [plain(dict(part)) for part in a.simulation.parts]),
-        "unlabelled": a.simulation.unlabelled is not None,
+        "unlabeled": a.simulation.unlabeled is not None,
         "problem": (repr(f.problem.architecture), f.problem.start, plain(dict(f.problem.base))),
         "resources": {
             field.name: plain(getattr(resources, field.name))
@@ -471,8 +471,8 @@ def test_every_key_beside_every_method(method: str, context: str) -> None:
     assert outcomes["cohort.choose"] == ("refused" if method == "adaptivefl" else "used")
     once = "said" if method == "fedsgd" else "used"  # one step
     assert outcomes["local.epochs"] == outcomes["local.momentum"] == outcomes["local.max_steps"] == once
-    assert outcomes["local.optimiser"] == "used" and outcomes["local.betas"] == "refused", (
-        "its keys go with an optimiser"
+    assert outcomes["local.optimizer"] == "used" and outcomes["local.betas"] == "refused", (
+        "its keys go with an optimizer"
     )
     assert outcomes["local.check_every"] == "said", "patience is not set"
 

@@ -338,8 +338,8 @@ def test_what_a_server_asks_is_looked_at(changes: dict[str, Any], message: str) 
     ("key", "value"),
     [("lr", math.nan), ("lr", -1.0), ("lr", "0.1"), ("lr", 10**400), ("lr", 1e39), ("clip_norm", 1e39),
      ("epochs", 0), ("epochs", "9"), ("epochs", None), ("batch_size", -1), ("batch_size", None),
-     ("clip_norm", "x"), ("late", "now"), ("optimiser", ["sgd"]),
-     ("optimiser", "adamx"), ("compress", "zip"), ("schedule_in_round", 1), ("nesterov", 1), ("nesterov", []),
+     ("clip_norm", "x"), ("late", "now"), ("optimizer", ["sgd"]),
+     ("optimizer", "adamx"), ("compress", "zip"), ("schedule_in_round", 1), ("nesterov", 1), ("nesterov", []),
      ("momentum", -1), ("weight_decay", 10**400), ("betas", [0.9, 1.0]), ("betas", ["0", 0.9]), ("eps", -1),
      ("check_every", 0), ("deadline_s", 0), ("odd", 1)],
 )  # fmt: skip

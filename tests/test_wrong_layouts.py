@@ -12,7 +12,7 @@ from foreign import FOREIGN, fused, fused_by_head, grouped_resnet, multihead
 from small_models import SMALL, architecture_of
 from support import raises
 from torch import Tensor
-from wrong_layouts import Wrong, relabelled, some_wrong, wrong_layouts
+from wrong_layouts import Wrong, relabeled, some_wrong, wrong_layouts
 from zoo import RIGHT, Made
 
 from fleetfit.check import check_layout, select_exits
@@ -96,7 +96,7 @@ def harm(wrong: Wrong, right: tuple[Architecture, Layout, tuple[int, ...]], seed
     }
     x = make_input(architecture, shape, 4, rng)
     x = x.double() if x.is_floating_point() else x
-    same = relabelled(state, layout, wrong.layout)
+    same = relabeled(state, layout, wrong.layout)
     if same is not None and difference(computed(architecture, layout, {}, same, x),
                                        computed(architecture, layout, {}, state, x)) < 1e-9:  # fmt: skip
         return 0.0

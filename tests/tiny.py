@@ -140,7 +140,7 @@ def tiny_federation(
         levels = tuple(built.make_levels(problem, Targets((1.0,), (0.1,))))
     problem = problem.replace_levels(level.submodel for level in levels)
     simulation = Simulation(
-        problem, data, parts, DeviceResources({"parameters": reported}), unlabelled=tiny_server_data()
+        problem, data, parts, DeviceResources({"parameters": reported}), unlabeled=tiny_server_data()
     )
     device = simulation.device(None)
     return Federation(

@@ -1,6 +1,6 @@
 """A generator of wrong layouts: each is a right one with a mistake that people make, and shapes that still add up.
 
-A dimension is written as its factors, outermost first: three stacked copies of an axis are (3, axis), neighbours of a
+A dimension is written as its factors, outermost first: three stacked copies of an axis are (3, axis), neighbors of a
 channel (axis, 4), fused heads (3, heads, 8). Mistakes reorder them, split or merge numbers, take one axis for another
 or for none, reorder what is concatenated, turn a tensor, change a granule, untie an axis, or misplace a tensor in
 depth; in one tensor, in all of its kind, or in all tensors with a dimension like it, alone or two at a time.
@@ -189,7 +189,7 @@ def _axes_in(layout: Layout) -> set[str]:
     return {axis for t in layout.tensors.values() for dim in t.dims for s in dim for axis in s.axes}
 
 
-def relabelled(state: Mapping[str, Tensor], right: Layout, wrong: Layout) -> dict[str, Tensor] | None:
+def relabeled(state: Mapping[str, Tensor], right: Layout, wrong: Layout) -> dict[str, Tensor] | None:
     """Return the state of which the right layout cuts what the wrong one cuts of this one; None where there is none.
 
     If the full model computes the same with it, the wrong layout is a right one too: units that are alike under other

@@ -103,9 +103,9 @@ class Loaded:
         return self.task.clients * self.task.samples
 
     def client(self, i: int) -> tuple[Tensor, Tensor]:
-        """Return one client's samples, normalised."""
+        """Return one client's samples, normalized."""
         here = slice(i * self.task.samples, (i + 1) * self.task.samples)
-        return normalised(self.x[here]), self.y[here]
+        return normalized(self.x[here]), self.y[here]
 
     def model(self) -> nn.Module:
         """Return the model to begin with."""
@@ -119,7 +119,7 @@ class Loaded:
         model = model_of(self.task)
         load(model, file)
         x, y = self.x[self.trained :], self.y[self.trained :]
-        right = [model(normalised(a)).argmax(1) == b for a, b in zip(x.split(250), y.split(250), strict=True)]
+        right = [model(normalized(a)).argmax(1) == b for a, b in zip(x.split(250), y.split(250), strict=True)]
         return float(torch.cat(right).float().mean())
 
 
@@ -130,7 +130,7 @@ def loaded(folder: str) -> Loaded:
     return Loaded(folder)
 
 
-def normalised(x: Tensor) -> Tensor:
+def normalized(x: Tensor) -> Tensor:
     """Return images as floats around 0."""
     return (x.float() / 255 - 0.5) / 0.25
 

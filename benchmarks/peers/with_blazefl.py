@@ -40,7 +40,7 @@ def main(folder: str) -> None:
         models, task.model, samples, "cpu", task.clients, task.epochs, task.batch_size, task.lr, task.seed
     )
     while not server.if_stop():
-        # The library's optimiser has no momentum, and one would carry it from client to client.
+        # The library's optimizer has no momentum, and one would carry it from client to client.
         trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=task.lr, momentum=task.momentum)
         for client in server.sample_clients():
             trainer.optimizer.state.clear()

@@ -28,15 +28,15 @@ def client_app(folder: str) -> ClientApp:
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         x, y = mine.client(int(context.node_config["partition-id"]))
         batches = DataLoader(TensorDataset(x, y), batch_size=task.batch_size, shuffle=True)
-        optimiser = torch.optim.SGD(model.parameters(), lr=message.content["config"]["lr"], momentum=task.momentum)
+        optimizer = torch.optim.SGD(model.parameters(), lr=message.content["config"]["lr"], momentum=task.momentum)
         model.train()
         total = 0.0
         for _ in range(task.epochs):
             for images, labels in batches:
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 loss = F.cross_entropy(model(images), labels)
                 loss.backward()
-                optimiser.step()
+                optimizer.step()
                 total += loss.item()
         metrics = MetricRecord({"train_loss": total / (task.epochs * len(batches)), "num-examples": len(y)})
         content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import torch
-from task import Loaded, loaded, normalised, round_done, save
+from task import Loaded, loaded, normalized, round_done, save
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
@@ -25,7 +25,7 @@ class Samples(Dataset[tuple[Tensor, Tensor]]):
         return len(self.y)
 
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        return normalised(self.x[i]), self.y[i]
+        return normalized(self.x[i]), self.y[i]
 
 
 def make_loaders(
@@ -47,12 +47,12 @@ def train_client(model: nn.Module, loader: DataLoader[tuple[Tensor, Tensor]], fo
     task = found.task
     model = copy.deepcopy(model)
     model.train()
-    optimiser = torch.optim.SGD(model.parameters(), lr=task.lr, momentum=task.momentum)
+    optimizer = torch.optim.SGD(model.parameters(), lr=task.lr, momentum=task.momentum)
     for _ in range(task.epochs):
         for x, y in loader:
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
-            optimiser.step()
+            optimizer.step()
     return copy.deepcopy(model.state_dict())
 
 

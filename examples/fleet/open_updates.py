@@ -2,7 +2,7 @@
 
 Training is deterministic, so what each node will send is known beforehand, by a simulation of the same run. Of each
 client a few bytes are looked for, as they are in an update that travels in the open (its tensors) and in one that is
-quantised but not masked (whole numbers).
+quantized but not masked (whole numbers).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ from fleetfit.core import Failure, Job, Update
 from fleetfit.engines.secure import BlockLayout, format_submodel
 from fleetfit.privacy import Randomness
 from fleetfit.rounds import run_round, start
-from fleetfit.secure import Quantiser
+from fleetfit.secure import Quantizer
 from fleetfit.submodel import concat_state
 
 WORDS = 8
@@ -55,7 +55,7 @@ def needles(table: Mapping[str, Any]) -> dict[int, list[bytes]]:
     if assembly.settings.privacy is not None:  # whose noise comes after what clients send
         assembly.settings.privacy.randomness = Randomness(bytes(32), bytes(16))
     asked, settings = assembly.settings.secure, replace(assembly.settings, secure=None)
-    grid = Quantiser(1.0, 20) if asked is None else asked.grid
+    grid = Quantizer(1.0, 20) if asked is None else asked.grid
     engine = _Watched(replace(assembly, settings=settings).engine())
     run_round(assembly.federation, engine, settings, start(assembly.federation))
     blocks = BlockLayout(assembly.federation.problem.layout)
@@ -68,7 +68,7 @@ def needles(table: Mapping[str, Any]) -> dict[int, list[bytes]]:
         middle = int(moved[len(moved) // 2])
         bit = submodels.index(format_submodel(job.submodel))
         own = [block for block in blocks.get_blocks(submodels)[1] if block >> bit & 1]
-        words, _ = blocks.quantise_update(submodels, job, update, own, grid)
+        words, _ = blocks.quantize_update(submodels, job, update, own, grid)
         found[job.client] = [flat[middle : middle + WORDS].numpy().tobytes(), *_pieces(words.values())]
     return found
 

@@ -11,11 +11,11 @@ token that left it (Eq. 8); attn_c, the m_0 + z that is classified after it (Eq.
 the inputs of blocks and the outputs of Ree.
 
 The figure, as Figures 1b and 11, has three rows for each image and a column for each block: the map of the class token
-(blue), of the modulated token (pink) and of the classified one (green). Colour goes from none at the smallest element
+(blue), of the modulated token (pink) and of the classified one (green). Color goes from none at the smallest element
 of the block's three maps to full at the largest, so only maps of the same block are comparable. If these two differ by
-less than the mean element, attention is almost uniform: full colour is then the smallest element plus the mean, and the
-maps are pale. Above each block are the shares of a token's attention, in percent, at which colour is none and full;
-bars at the bottom show the colours in between. Below the columns of exits is the predicted class. The first correct
+less than the mean element, attention is almost uniform: full color is then the smallest element plus the mean, and the
+maps are pale. Above each block are the shares of a token's attention, in percent, at which color is none and full;
+bars at the bottom show the colors in between. Below the columns of exits is the predicted class. The first correct
 exit is framed, which is the block in the paper's Figure 11.
 
 Differs from the paper, or chosen where the paper is open: z^{l-1} of Eq. 7 is the input of block l, so its class token
@@ -148,9 +148,9 @@ def _compute_attention(block: Any, token: Tensor, tokens: Tensor, patches: int) 
 MAX_IMAGES = 32
 """Maximal number of images in a figure."""
 ROWS = ((COLORS[0], "class token"), ("#d6247f", "modulated"), (COLORS[2], "classified"))
-"""Colour and name of the maps, in order."""
+"""Color and name of the maps, in order."""
 _RIGHT, _WRONG = COLORS[2], COLORS[4]
-_FADED, _OPAQUE = 0.55, 0.85  # opacity of the image under a map, and of the map's full colour
+_FADED, _OPAQUE = 0.55, 0.85  # opacity of the image under a map, and of the map's full color
 _PANEL, _BARS, _NARROWEST = 0.82, 1.1, 5.2  # inches
 
 
@@ -209,12 +209,12 @@ def draw_attention(
 
 
 def _draw_bars(part: Any) -> None:
-    """Draw a colour bar for each map, and a legend of numbers and frames."""
+    """Draw a color bar for each map, and a legend of numbers and frames."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LinearSegmentedColormap, Normalize
 
     part.supxlabel(
-        "above a block: the share of a token's attention at which a patch has no colour, and full colour\n"
+        "above a block: the share of a token's attention at which a patch has no color, and full color\n"
         "below: the exit's prediction; framed: the first correct exit",
         fontsize=8, color=DARK,
     )  # fmt: skip
@@ -230,13 +230,13 @@ def _draw_bars(part: Any) -> None:
 
 
 def compute_shades(maps: Tensor) -> Tensor:
-    """Return the colour strength of a block's maps [3, patches], from 0 to 1."""
+    """Return the color strength of a block's maps [3, patches], from 0 to 1."""
     none, full = compute_range(maps)
     return (maps - none) / (full - none)
 
 
 def compute_range(maps: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the elements of a block's maps [3, patches] at no colour and at full colour."""
+    """Return the elements of a block's maps [3, patches] at no color and at full color."""
     low = maps.min()
     return low, low + torch.maximum(maps.max() - low, maps.mean())
 
@@ -246,8 +246,8 @@ def overlay(image: Tensor, heat: Tensor, color: str) -> Tensor:
 
     Args:
         image: [channels, height, width], from 0 to 1.
-        heat: [rows, columns] of patches, from 0, no colour, to 1, full colour.
-        color: The map's colour.
+        heat: [rows, columns] of patches, from 0, no color, to 1, full color.
+        color: The map's color.
     """
     from matplotlib.colors import to_rgb
 

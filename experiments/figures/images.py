@@ -1,4 +1,4 @@
-"""Images in figures: without ticks and normalisation, and evenly spaced."""
+"""Images in figures: without ticks and normalization, and evenly spaced."""
 
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ def remove_ticks(axes: "Axes", framed: bool = False) -> None:
 
 
 def restore_images(images: Tensor, data: Data) -> Tensor:
-    """Undo the normalisation of images, to the range 0 to 1. Images of another range are stretched to it."""
+    """Undo the normalization of images, to the range 0 to 1. Images of another range are stretched to it."""
     if data.mean:
         mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (data.mean, data.std))
         images = images * std + mean

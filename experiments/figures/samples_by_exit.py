@@ -37,7 +37,7 @@ BORDERS = {
     LOST: (COLORS[1], "wrong at its exit, right at the last exit"),
     WRONG: ("none", "no border: wrong at both"),
 }
-"""Colour and meaning of each border."""
+"""Color and meaning of each border."""
 MAX_SAMPLES = 400
 """Maximal number of samples in a figure."""
 PAPER_CLASSES = ("airplane", "truck", "bird", "cat", "deer")
@@ -112,7 +112,7 @@ def draw_exits(
     """Draw test samples of a class by the exit where they stopped.
 
     Args:
-        data: Images, grey or with three colours.
+        data: Images, grey or with three colors.
         scores: The test samples' logits at each exit.
         exits: The exit where each sample stopped, from 0, int64 [N].
         label: The class.
@@ -132,7 +132,7 @@ def draw_exits(
     for i, (panel, axes) in enumerate(zip(panels, axes_of_panels, strict=True)):
         axes.set_title(f"{heading}\nat exit {i + 1} ({100 * panel.share:.0f}%)", fontsize=9, color=DARK)
         images = torch.zeros(0, *data.sample_shape)
-        if len(panel.samples):  # undo the normalisation on the host
+        if len(panel.samples):  # undo the normalization on the host
             images = restore_images(data.batch(scores.indices[panel.samples])[0].cpu(), data)
         _draw_images(axes, images, meanings[panel.samples].tolist(), columns)
     return figure
@@ -165,7 +165,7 @@ def explain_no_images(data: Data) -> str:
     shape = list(data.sample_shape)
     if data.vocabulary or len(shape) != 3 or shape[0] not in (1, 3):
         kind = "tokens" if data.vocabulary else f"of shape {shape}"
-        return f"samples of {data.name} are {kind}, not grey or coloured images"
+        return f"samples of {data.name} are {kind}, not grey or colored images"
     return ""
 
 

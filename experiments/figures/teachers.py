@@ -27,7 +27,7 @@ def draw_teachers(run: RunFolder) -> "Figure | None":
 
     Left: accuracy of each exit in the last evaluation. Middle: training steps with each exit as teacher, on the clients
     of the largest level, in the last round with some, as in the paper. Right: the same for all rounds and levels, with
-    a colour for each level.
+    a color for each level.
 
     Returns:
         The figure; None if the run's method does not count teachers.

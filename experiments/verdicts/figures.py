@@ -35,7 +35,7 @@ _DARK_FORM = {
     **dict(zip(COLORS, ("#6aa5e8", "#f0934f", "#5fc17c", "#c08ad6", "#ef6a6f", "#b9a794", "#4cc0cc", "#d9bb55"),
                strict=True)),
 }  # fmt: skip
-"""Each colour of the figures, and what it is for readers of dark pages."""
+"""Each color of the figures, and what it is for readers of dark pages."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ def save(figures: Sequence[Drawn], folder: Path) -> None:
 
 
 def _add_dark_form(svg: str) -> str:
-    """Add the colours for readers of dark pages to a figure."""
+    """Add the colors for readers of dark pages to a figure."""
     rules = [
         f'[style*="{part}: {light}"] {{ {part}: {dark} !important }}'
         for light, dark in _DARK_FORM.items()
@@ -366,5 +366,5 @@ def _slug(text: str) -> str:
 
 
 def _get_line_style(index: int) -> str:
-    """Return the line style of a row. Rows of the same colour have different styles."""
+    """Return the line style of a row. Rows of the same color have different styles."""
     return ("-", "--", ":", "-.")[index // len(COLORS) % 4]

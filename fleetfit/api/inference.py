@@ -186,14 +186,14 @@ def check_other_data(run: TrainedRun, data: Data, labels: bool = True) -> Data:
             f"{data.name} has {_describe_shape(data)}, but the run was trained on {_describe_shape(run_data)}.",
             key="data",
         )
-    if labels and data.labelled_rows is not None:
-        rows = data.labelled_rows
+    if labels and data.labeled_rows is not None:
+        rows = data.labeled_rows
         logging.getLogger("fleetfit").warning(
             "%s: %d of %d samples have no label and are left out.", data.name, len(data.y) - len(rows), len(data.y)
         )
         splits = {name: data.split(name)[torch.isin(data.split(name), rows)] for name in SPLITS}
-        data = replace(data, splits=splits, labelled=True, labelled_rows=None)
-    if labels and not data.labelled:
+        data = replace(data, splits=splits, labeled=True, labeled_rows=None)
+    if labels and not data.labeled:
         raise ConfigError(
             f"{data.name} lacks labels of some or all samples, so accuracy cannot be measured. Use predict, which "
             "needs none.",
@@ -245,7 +245,7 @@ def load_samples(run: TrainedRun, data: Any, halves: bool = False) -> Data:
             f"{did_you_mean(str(data), names.list_names('data'))}",
             key="data",
         )
-    memory = read_memory(data, labelled=False)
+    memory = read_memory(data, labeled=False)
     if memory is None:
         raise ConfigError(f"data: got a {type(data).__name__}. Accepted are {ACCEPTED}.", key="data")
     return find_transform(run).apply(memory, halves)

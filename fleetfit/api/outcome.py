@@ -23,8 +23,8 @@ def describe_outcome(assembly: Assembly, summary: Mapping[str, Any]) -> list[str
     """
     local, sentences = assembly.settings.local, []
     advice = f"Set local.lr below {local.lr:g}"
-    if local.optimiser == "sgd":
-        key = "local.clip_norm = 1.0" if local.clip_norm is None else 'local.optimiser = "adamw"'
+    if local.optimizer == "sgd":
+        key = "local.clip_norm = 1.0" if local.clip_norm is None else 'local.optimizer = "adamw"'
         advice = f"Set {key}, or local.lr below {local.lr:g}"
     diverged = summary.get("failure_reasons", {}).get(DIVERGED, 0)
     if diverged:

@@ -279,7 +279,7 @@ def _make_predictions(
     encoded = data.file_names
     names = None if encoded is None else [os.fsdecode(encoded[i]) for i in indices.tolist()]
     return Predictions(
-        labels, classes, probabilities, exits, costs, truth if data.labelled else None, names, indices.numpy(), level,
+        labels, classes, probabilities, exits, costs, truth if data.labeled else None, names, indices.numpy(), level,
         data.name, split, data.task, class_names, notes=data.notes,
     )  # fmt: skip
 

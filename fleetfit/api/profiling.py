@@ -356,7 +356,7 @@ def profile(
     """Measure the cost of each level of a run on this device, and return or write the derived budget.
 
     It measures each level in its own process, smallest first: the peak memory of a training step, the time and energy
-    of steps (the run's loss and optimiser, on random samples), and the inference of one sample. If a level fails or the
+    of steps (the run's loss and optimizer, on random samples), and the inference of one sample. If a level fails or the
     time is over, it does not try larger levels, and the device affords none of them. The docstring of
     `fleetfit.api.profiling` derives the budget.
 

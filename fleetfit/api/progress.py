@@ -231,7 +231,7 @@ def open_cell() -> ShowHTML | None:
 
 
 def format_html(title: str, facts: RoundFacts, time_left: str = "") -> str:
-    """Return a bar with the facts below it as HTML without colours, for light and dark themes."""
+    """Return a bar with the facts below it as HTML without colors, for light and dark themes."""
     head = " · ".join(filter(None, [title, f"round {facts.done}/{facts.rounds}", time_left, facts.rollback]))
     bar = f'<progress value="{facts.done}" max="{facts.rounds}" style="width:20em"></progress>'
     below = "".join(f'<div style="white-space:pre-wrap">{escape_html(line)}</div>' for line in facts.lines)

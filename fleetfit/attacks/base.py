@@ -34,7 +34,7 @@ Parts = Sequence[Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack: the functions of hostile clients; None for honest behaviour.
+    """An attack: the functions of hostile clients; None for honest behavior.
 
     Attributes:
         poison: Replaces the samples that a client trains on: from the data set, the client's training samples (indices,

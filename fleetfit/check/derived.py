@@ -1,6 +1,6 @@
 """Part 4 of the proof: a smaller model can take its part of the state that training forwards leave behind.
 
-Such state is derived: a training forward computes it, and no optimiser steps it. PyTorch's batch norms keep none here
+Such state is derived: a training forward computes it, and no optimizer steps it. PyTorch's batch norms keep none here
 (see `build_module`). There are two kinds:
 - From the data, such as an average per channel, a batch norm written by hand, or a codebook of moving averages. A small
   model sees other activations than the full one, so that nothing but the full model with its other channels at zero can

@@ -195,7 +195,7 @@ def _describe_effect(one: Declaration, pattern: str, layout: Layout) -> str:
         return "not needed; growth alone tells"
     meaning = {
         "blocked": f"{one.factor} stacked copies of an axis",
-        "interleaved": f"each channel owns {one.factor} neighbours",
+        "interleaved": f"each channel owns {one.factor} neighbors",
         "segments": "a concatenation",
         "product": "a product, outermost factor first",
     }[one.kind]

@@ -346,13 +346,13 @@ class _LayerNorm(_Reduction):
 
     def add_zeros(self, call: _Call, missing: int) -> Any:
         mean, variance = call.moments(missing, 0)
-        return self._normalise(call, mean, (variance + call.args[4]).rsqrt())
+        return self._normalize(call, mean, (variance + call.args[4]).rsqrt())
 
     def use_statistics(self, call: _Call, statistics: Sequence[Tensor]) -> Any:
         mean, scale = statistics
-        return self._normalise(call, mean, scale) if list(mean.shape) == call.shape(keepdim=True) else None
+        return self._normalize(call, mean, scale) if list(mean.shape) == call.shape(keepdim=True) else None
 
-    def _normalise(self, call: _Call, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _normalize(self, call: _Call, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         _, _, weight, bias, *_ = call.args
         out = (call.x - mean) * scale
         out = out if weight is None else out * weight
@@ -370,13 +370,13 @@ class _GroupNorm(_Reduction):
 
     def add_zeros(self, call: _Call, missing: int) -> Any:
         mean, variance = call.moments(missing, 0)
-        return self._normalise(call, mean[..., 0], (variance[..., 0] + call.args[7]).rsqrt())
+        return self._normalize(call, mean[..., 0], (variance[..., 0] + call.args[7]).rsqrt())
 
     def use_statistics(self, call: _Call, statistics: Sequence[Tensor]) -> Any:
         mean, scale = statistics
-        return self._normalise(call, mean, scale) if mean.shape == call.x.shape[:2] else None
+        return self._normalize(call, mean, scale) if mean.shape == call.x.shape[:2] else None
 
-    def _normalise(self, call: _Call, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _normalize(self, call: _Call, mean: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, weight, bias, *_ = call.args
         out = ((call.x - mean[..., None]) * scale[..., None]).reshape(x.shape)
         channels = (1, -1, *[1] * (out.dim() - 2))

@@ -1,4 +1,4 @@
-"""Find the data of a short run file: the data set at a path or in memory, and a model and an optimiser for the data."""
+"""Find the data of a short run file: the data set at a path or in memory, and a model and an optimizer for the data."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -172,10 +172,10 @@ def describe_data(data: Data, kind: Any = "images", is_resized: bool = False) ->
     elif data.vocabulary:
         content = f"{rows} texts of {shape[0]} tokens (of {data.vocabulary:,}), {data.classes} classes"
     elif data.x.dtype == torch.uint8 and len(shape) == 3:
-        colours = "grey" if shape[0] == 1 else f"{shape[0]} channels"
+        colors = "grey" if shape[0] == 1 else f"{shape[0]} channels"
         samples = "sounds as images" if kind == "sounds" else "images"
         size = f"{'resized to' if is_resized else 'of'} {shape[1]}x{shape[2]} pixels (height x width)"
-        content = f"{rows} {samples} {size}, {colours}, {data.classes} classes"
+        content = f"{rows} {samples} {size}, {colors}, {data.classes} classes"
     else:
         target = f"{data.classes} classes" if data.task == "classification" else data.task.replace("_", "-")
         content = f"{rows} samples {list(shape)}, {target}"
@@ -184,7 +184,7 @@ def describe_data(data: Data, kind: Any = "images", is_resized: bool = False) ->
     return f"{data.name}: {content}; {held_out or 'none'} held out."
 
 
-# ---- the layout, the model and the optimiser that fit ----------------------------------------------------------------
+# ---- the layout, the model and the optimizer that fit ----------------------------------------------------------------
 
 
 def _choose_layout(net: Any, shape: tuple[int, ...]) -> Table:
@@ -233,8 +233,8 @@ def choose_training(model: Mapping[str, Any]) -> Table:
     """
     name = str(model.get("name", ""))
     if name.endswith("_lstm"):
-        return {"optimiser": "adamw", "lr": 0.01}
-    return {"optimiser": "adamw"} if name.partition("_")[0] in _TRANSFORMERS else {}
+        return {"optimizer": "adamw", "lr": 0.01}
+    return {"optimizer": "adamw"} if name.partition("_")[0] in _TRANSFORMERS else {}
 
 
 def _choose_model_by_shape(shape: tuple[int, ...], task: Any, vocabulary: int) -> Table:

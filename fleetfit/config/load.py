@@ -31,7 +31,7 @@ from fleetfit.config.toml import (
     read_toml,
     resolve_path,
 )
-from fleetfit.core.local import OPTIMISERS
+from fleetfit.core.local import OPTIMIZERS
 from fleetfit.core.section import NotNegative, Positive, Section, Unit
 from fleetfit.errors import COMMAND, ConfigError, truncate
 from fleetfit.factories import list_parameters
@@ -246,12 +246,12 @@ def fill_in_defaults(tables: Mapping[str, Any]) -> tuple[Table, str]:
         if default:
             model, chosen = {**default, **model}, default["name"]
             tables["model"] = model
-    if isinstance(model, Mapping) and isinstance(local, Mapping) and not local.keys() & _SHOW_OPTIMISER:
+    if isinstance(model, Mapping) and isinstance(local, Mapping) and not local.keys() & _SHOW_OPTIMIZER:
         tables["local"] = {**choose_training(model), **local}
     return _fill_in_method_defaults(tables), chosen
 
 
-_SHOW_OPTIMISER = {"optimiser", *(OPTIMISERS["sgd"].keys() - OPTIMISERS["adamw"].keys())}
+_SHOW_OPTIMIZER = {"optimizer", *(OPTIMIZERS["sgd"].keys() - OPTIMIZERS["adamw"].keys())}
 
 
 def _fill_in_method_defaults(tables: Table) -> Table:

@@ -1,7 +1,7 @@
 """Merge the tables of a run file, key by key.
 
 An override changes one key and keeps the others, with one exception: if it names another method, model, mode of
-fine-tuning, data set, engine, partition, optimiser or schedule, the keys of the old one are dropped. Options and single
+fine-tuning, data set, engine, partition, optimizer or schedule, the keys of the old one are dropped. Options and single
 hooks stay, because they fit any method.
 """
 
@@ -11,15 +11,15 @@ from typing import Any
 from fleetfit import names
 from fleetfit.config.keys import get_value
 from fleetfit.config.schema import Experiment
-from fleetfit.core.local import OPTIMISER_KEYS, LocalSection
+from fleetfit.core.local import OPTIMIZER_KEYS, LocalSection
 
 Table = dict[str, Any]
 
 _KEYS = {key: row for row in names.KINDS.values() for key in row.keys if key.endswith((".name", ".kind"))}
-CHOOSERS = {"cohort.choose": "name", "local": "optimiser", "local.schedule": "kind",
+CHOOSERS = {"cohort.choose": "name", "local": "optimizer", "local.schedule": "kind",
             **{key.rpartition(".")[0]: key.rpartition(".")[2] for key in _KEYS}}  # fmt: skip
 """By section, the key that names a component to which further keys belong."""
-_SHARED = {"local": LocalSection.model_fields.keys() - {"optimiser", *OPTIMISER_KEYS},
+_SHARED = {"local": LocalSection.model_fields.keys() - {"optimizer", *OPTIMIZER_KEYS},
            **{key.rpartition(".")[0]: row.shared for key, row in _KEYS.items()}}  # fmt: skip
 """By section, the keys that fit any component."""
 

@@ -15,7 +15,7 @@ from fleetfit.config.components import list_components
 from fleetfit.config.keys import format_key
 from fleetfit.config.merge import flatten
 from fleetfit.config.schema import Experiment, GroupSection, ProfileSection, Request
-from fleetfit.core.local import OPTIMISERS, Constant, Cosine, Exponential, LocalSection, Step
+from fleetfit.core.local import OPTIMIZERS, Constant, Cosine, Exponential, LocalSection, Step
 from fleetfit.core.section import Section
 from fleetfit.errors import ConfigError, did_you_mean, format_expected, truncate
 
@@ -36,18 +36,18 @@ def parse_experiment(table: Mapping[str, Any]) -> Experiment:
     cohort = experiment.cohort
     if cohort.fraction is not None and cohort.count is not None:
         raise ConfigError("[cohort] takes fraction or count, not both. Leave one out.", key="cohort.count")
-    _check_optimiser(experiment.local)
+    _check_optimizer(experiment.local)
     check_profiles(experiment.fleet)
     return experiment
 
 
-def _check_optimiser(local: LocalSection) -> None:
+def _check_optimizer(local: LocalSection) -> None:
     if local.foreign:
-        key, takes = local.foreign[0], ", ".join(OPTIMISERS[local.optimiser])
-        others = " and ".join(f'"{name}"' for name, own in OPTIMISERS.items() if key in own)
+        key, takes = local.foreign[0], ", ".join(OPTIMIZERS[local.optimizer])
+        others = " and ".join(f'"{name}"' for name, own in OPTIMIZERS.items() if key in own)
         raise ConfigError(
-            f'[local] {key}: optimiser = "{local.optimiser}" takes {takes}; {key} belongs to {others}. Leave it out, '
-            "or choose another optimiser.",
+            f'[local] {key}: optimizer = "{local.optimizer}" takes {takes}; {key} belongs to {others}. Leave it out, '
+            "or choose another optimizer.",
             key=f"local.{key}",
         )
     if local.nesterov and not local.momentum:

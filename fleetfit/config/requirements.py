@@ -166,8 +166,8 @@ def find_set_keys(experiment: Experiment, key: str, defaults: Mapping[str, Any])
         return
     if key in defaults:
         default = defaults[key]
-    elif isinstance(section, LocalSection):  # their defaults depend on the optimiser
-        default = getattr(LocalSection(optimiser=section.optimiser), name)
+    elif isinstance(section, LocalSection):  # their defaults depend on the optimizer
+        default = getattr(LocalSection(optimizer=section.optimizer), name)
     else:
         default = type(section).model_fields[name].get_default(call_default_factory=True)
     value = getattr(section, name)

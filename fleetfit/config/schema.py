@@ -123,7 +123,7 @@ class DataSection(OpenSection):
         name: A built-in set or kind of file (`fleetfit list data`), or `package.module:function`, `file.py:function`.
         partition: How the data are divided among clients.
         server: A data set for the server itself, for methods that train there (feddf).
-        transform: The folder of a run or an export whose preparation of samples is used: classes, normalisation, sizes,
+        transform: The folder of a run or an export whose preparation of samples is used: classes, normalization, sizes,
             vocabulary. On a fleet the nodes get it from the server. By default it is fitted to the training samples.
     """
 

@@ -139,7 +139,7 @@ class Device:
         accelerator: Device of the tensors.
         clock: Its clock.
         absent: Reason for dropping out of this round; "" if it takes part.
-        unlabelled: Data that the server trains on, without labels; None on the devices of clients.
+        unlabeled: Data that the server trains on, without labels; None on the devices of clients.
     """
 
     problem: Problem
@@ -152,7 +152,7 @@ class Device:
     accelerator: torch.device = field(default_factory=lambda: torch.device("cpu"))
     clock: Clock = field(default_factory=Clock)
     absent: str = ""
-    unlabelled: Data | None = None
+    unlabeled: Data | None = None
 
     def put(self, tensor: Tensor) -> Tensor:
         """Return a tensor where this device computes."""
@@ -184,7 +184,7 @@ class Simulation:
         data: The whole data set.
         parts: Splits of each client (indices into the data set).
         resources: Resources of each client.
-        unlabelled: The server's own data, without labels; engines need not carry them to other processes.
+        unlabeled: The server's own data, without labels; engines need not carry them to other processes.
     """
 
     problem: Problem
@@ -192,13 +192,13 @@ class Simulation:
     parts: Sequence[Mapping[str, Tensor]]
     resources: DeviceResources = field(default_factory=DeviceResources)
     accelerator: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    unlabelled: Data | None = None
+    unlabeled: Data | None = None
     _shares: dict[int, Data] = field(init=False, default_factory=dict)
 
     def device(self, client: int | None, memory: Any = None, round: int = 0) -> Device:
         """Return the device of a client as it is in a round, or the server's own one."""
         if client is None:
-            return Device(self.problem, self.data, accelerator=self.accelerator, unlabelled=self.unlabelled)
+            return Device(self.problem, self.data, accelerator=self.accelerator, unlabeled=self.unlabeled)
         resources = self.resources
         return Device(
             self.problem, self._share(client), client, resources.get_budgets(client, round),

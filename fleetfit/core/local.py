@@ -60,21 +60,21 @@ class Exponential(Section):
 
 Schedule = Annotated[Constant | Step | Cosine | Exponential, Field(discriminator="kind")]
 
-# ---- optimisers ----------------------------------------------------------------------------------------------------
+# ---- optimizers ----------------------------------------------------------------------------------------------------
 
-OPTIMISERS: Mapping[str, Mapping[str, Any]] = {
+OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "sgd": {"lr": 0.1, "weight_decay": 5e-4, "momentum": 0.9, "nesterov": False},
     "adam": {"lr": 1e-3, "weight_decay": 0.0, "betas": (0.9, 0.999), "eps": 1e-8},
     "adamw": {"lr": 1e-3, "weight_decay": 1e-2, "betas": (0.9, 0.999), "eps": 1e-8},
 }
-"""The settings that each optimiser takes, with its defaults: of Adam and AdamW those of PyTorch."""
-OPTIMISER_KEYS = tuple(dict.fromkeys(key for keys in OPTIMISERS.values() for key in keys))
-"""The settings that some optimiser takes."""
+"""The settings that each optimizer takes, with its defaults: of Adam and AdamW those of PyTorch."""
+OPTIMIZER_KEYS = tuple(dict.fromkeys(key for keys in OPTIMIZERS.values() for key in keys))
+"""The settings that some optimizer takes."""
 
 
-def _make_optimiser_field(key: str) -> Any:
-    """Return a field whose default is the optimiser's; None for an optimiser without the key."""
-    return Field(default_factory=lambda values: OPTIMISERS.get(values.get("optimiser", ""), {}).get(key))
+def _make_optimizer_field(key: str) -> Any:
+    """Return a field whose default is the optimizer's; None for an optimizer without the key."""
+    return Field(default_factory=lambda values: OPTIMIZERS.get(values.get("optimizer", ""), {}).get(key))
 
 
 _LARGEST = torch.finfo(torch.float32).max
@@ -88,9 +88,9 @@ class LocalSection(Section):
     """`[local]`: training on a client.
 
     Attributes:
-        optimiser: "sgd", "adam" or "adamw"; by default "adamw" for built-in transformers, Vision Mamba and LSTMs, these
+        optimizer: "sgd", "adam" or "adamw"; by default "adamw" for built-in transformers, Vision Mamba and LSTMs, these
             at `lr = 0.01`, unless `momentum` or `nesterov` is set, and for PyTorch modules of your own, at `lr = 0.005`
-            (0.001 from a million parameters on), unless a key of the optimiser or of clipping is set. It begins anew in
+            (0.001 from a million parameters on), unless a key of the optimizer or of clipping is set. It begins anew in
             every job: nothing of it is kept from round to round.
         epochs: Passes over the client's data.
         batch_size: Samples per step, or "all".
@@ -102,7 +102,7 @@ class LocalSection(Section):
         weight_decay: Times the weights, added to the gradient; by AdamW taken from the weights instead, times lr.
         clip_norm: Largest norm of the gradient; 1.0 by default where a module of your own is trained by "sgd".
         clip_value: Largest absolute value of an element of the gradient; applied before `clip_norm`.
-        max_steps: Largest number of optimiser steps.
+        max_steps: Largest number of optimizer steps.
         patience: Early stopping: stop after this many epochs without improvement of the client's validation loss, and
             restore the best weights. A client without validation data trains all epochs.
         check_every: Steps between two checks of early stopping, with one before the first step; `patience` then counts
@@ -112,15 +112,15 @@ class LocalSection(Section):
         schedule_in_round: "cosine" lets the learning rate fall to 0 along half a cosine over the round's steps.
     """
 
-    optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     epochs: Count = 5
     batch_size: Count | Literal["all"] = 16
-    lr: Positive = _make_optimiser_field("lr")
-    momentum: Below1 = _make_optimiser_field("momentum")
-    nesterov: bool = _make_optimiser_field("nesterov")
-    betas: Annotated[tuple[Below1, Below1], Field(strict=False)] = _make_optimiser_field("betas")
-    eps: Positive = _make_optimiser_field("eps")
-    weight_decay: NotNegative = _make_optimiser_field("weight_decay")
+    lr: Positive = _make_optimizer_field("lr")
+    momentum: Below1 = _make_optimizer_field("momentum")
+    nesterov: bool = _make_optimizer_field("nesterov")
+    betas: Annotated[tuple[Below1, Below1], Field(strict=False)] = _make_optimizer_field("betas")
+    eps: Positive = _make_optimizer_field("eps")
+    weight_decay: NotNegative = _make_optimizer_field("weight_decay")
     clip_norm: Positive | None = None
     clip_value: Positive | None = None
     max_steps: Count | None = None
@@ -132,19 +132,19 @@ class LocalSection(Section):
 
     @property
     def foreign(self) -> list[str]:
-        """The set keys that the optimiser does not take."""
-        taken = OPTIMISERS[self.optimiser]
-        return [key for key in OPTIMISER_KEYS if key in self.model_fields_set and key not in taken]
+        """The set keys that the optimizer does not take."""
+        taken = OPTIMIZERS[self.optimizer]
+        return [key for key in OPTIMIZER_KEYS if key in self.model_fields_set and key not in taken]
 
     @property
-    def optimiser_settings(self) -> dict[str, Any]:
-        """The settings that the optimiser takes, by PyTorch's names."""
-        return {key: getattr(self, key) for key in OPTIMISERS[self.optimiser]}
+    def optimizer_settings(self) -> dict[str, Any]:
+        """The settings that the optimizer takes, by PyTorch's names."""
+        return {key: getattr(self, key) for key in OPTIMIZERS[self.optimizer]}
 
     @property
     def moments(self) -> int:
-        """Numbers that the optimiser keeps of each trained parameter; SGD counts as with momentum."""
-        return 2 if "betas" in OPTIMISERS[self.optimiser] else 1
+        """Numbers that the optimizer keeps of each trained parameter; SGD counts as with momentum."""
+        return 2 if "betas" in OPTIMIZERS[self.optimizer] else 1
 
     def count_batch(self, samples: int) -> int:
         """Return the largest batch of a client with this many samples."""
@@ -165,10 +165,10 @@ class Local(LocalSection):
     @model_validator(mode="before")
     @classmethod
     def _drop_foreign(cls, values: Any) -> Any:
-        """Leave out settings that are None since another optimiser takes them."""
+        """Leave out settings that are None since another optimizer takes them."""
         if not isinstance(values, Mapping):
             return values
-        return {key: value for key, value in values.items() if value is not None or key not in OPTIMISER_KEYS}
+        return {key: value for key, value in values.items() if value is not None or key not in OPTIMIZER_KEYS}
 
     @field_validator("lr", mode="wrap")
     @classmethod

@@ -135,12 +135,12 @@ def _label_hits(logits: Tensor, y: Tensor) -> Tensor:
     return ((logits > 0) == (y > 0.5)).flatten()
 
 
-def _centre(logits: Tensor) -> Tensor:
+def _center(logits: Tensor) -> Tensor:
     return torch.sigmoid(logits) - 0.5  # above zero where the label is more likely than not, as for logits
 
 
 multi_label = Task(
-    "multi_label", "share of labels right", F.binary_cross_entropy_with_logits, _label_divergence, _label_hits, _centre
+    "multi_label", "share of labels right", F.binary_cross_entropy_with_logits, _label_divergence, _label_hits, _center
 )
 
 _TASKS = {task.name: task for task in (classification, next_token, regression, multi_label)}

@@ -39,7 +39,7 @@ class Conditions:
 
     Attributes:
         batch_size: Samples in one training step, which memory depends on.
-        moments: Numbers that the optimiser keeps of each trained parameter, which memory depends on: one of SGD.
+        moments: Numbers that the optimizer keeps of each trained parameter, which memory depends on: one of SGD.
         measured: Measurements on a machine by their keys. A key is measured once, so that a run can record the numbers
             and resume with them.
     """

@@ -123,7 +123,7 @@ def measure_latency(
     module = prepared(module)
     with explain_errors(architecture, input_shape):
         times = [sum(row.values()) for row in _time_passes(module, x, {}, threads, patience_s)]
-    return _summarise(times)
+    return _summarize(times)
 
 
 def measure_latencies(
@@ -157,14 +157,14 @@ def measure_latencies(
                     processor[i].append(time.thread_time() - before)
                 on_passes(sum(map(len, times)))
     if threads > 1:  # the other threads' seconds are not this one's
-        return [_summarise(own) for own in times]
+        return [_summarize(own) for own in times]
     return [
-        replace(_summarise(t), processor_s=float(np.median(p)), processor_share=sum(p) / sum(t))
+        replace(_summarize(t), processor_s=float(np.median(p)), processor_share=sum(p) / sum(t))
         for t, p in zip(times, processor, strict=True)
     ]
 
 
-def _summarise(times: Sequence[float]) -> Latency:
+def _summarize(times: Sequence[float]) -> Latency:
     low, median, high = np.quantile(times, (0.25, 0.5, 0.75)).tolist()
     return Latency(median, high - low, len(times))
 

@@ -77,7 +77,7 @@ def training_memory(
         exits: Its exits, all of which are trained.
         input_shape: Shape of one sample.
         batch_size: Samples in the step.
-        moments: Numbers that the optimiser keeps of each trained parameter.
+        moments: Numbers that the optimizer keeps of each trained parameter.
 
     Raises:
         ModelError: The model cannot be built, does not accept the input, or looks at values (meta tensors have none).
@@ -151,7 +151,7 @@ def memory_bytes(architecture: Architecture, input_shape: tuple[int, ...], condi
         parts.append(((None, None), stem))
         for name, shape in layout.complete.shapes(sizes, layout.exits).items():
             trained = name in layout.tensors and layout.tensors[name].trainable
-            numbers = 2 + conditions.moments if trained else 1  # the parameter, its gradient, what its optimiser keeps
+            numbers = 2 + conditions.moments if trained else 1  # the parameter, its gradient, what its optimizer keeps
             parts.append((get_place(layout.complete, name), _NUMBER * numbers * numel(shape)))
         return sum_by_place(architecture, parts)
 

@@ -2,10 +2,10 @@
 
     sets/         public data sets, one or a family of them in a file: mnist, cifar, femnist, ...
     files/        formats of files. images, sounds, text, plain_text, arrays and table are names of data as well; detect
-                  chooses one for a path; folders and labelled find the files of a set; parquet, leaf, tokens, memory
+                  chooses one for a path; folders and labeled find the files of a set; parquet, leaf, tokens, memory
                   read data
     transform.py  Transform: what other samples are prepared by; fitted, stored as data.json, applied
-    rows.py       Rows: labelled samples of any source on their way to Data
+    rows.py       Rows: labeled samples of any source on their way to Data
     dataset.py    Data, the type of every data set, and its transfer to worker processes
     splits.py     train, validation and test; holding samples out
     partition.py  partitions among clients

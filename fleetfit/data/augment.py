@@ -1,7 +1,7 @@
 """Augment training batches: random crops, flips and resized crops.
 
 Random numbers come from the host's generator. Crops and flips move whole pixels, and resized crops add whole numbers,
-so a batch has the same bits on every device. Padding is black, because it happens before normalisation, as in He et
+so a batch has the same bits on every device. Padding is black, because it happens before normalization, as in He et
 al., "Deep Residual Learning for Image Recognition" (2016), section 4.2.
 
 "resized-crop" is the augmentation of ImageNet models: a random crop of each image, resized to one size. Szegedy et al.,

@@ -24,7 +24,7 @@ FORMAT = 1  # raise it if the same files and parameters would decode to other by
 
 Array = NDArray[Any]
 Allocate = Callable[[tuple[int, ...]], Array]
-"""Makes an uninitialised array of a shape."""
+"""Makes an uninitialized array of a shape."""
 
 
 def make_key(name: str, files: Sequence[Path], parameters: Sequence[object], suffix: str = ".npy") -> str:

@@ -1,4 +1,4 @@
-"""A labelled data set, in memory or on disk, and a client's share of it."""
+"""A labeled data set, in memory or on disk, and a client's share of it."""
 
 import copy
 import dataclasses
@@ -28,7 +28,7 @@ MAX_CLASSES = 1 << 20
 _SAMPLE_TYPES = (torch.uint8, torch.int64, torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _HELD_OUT = 0.1
 _PACKED_APART = ("x", "y", "splits")
-_NOT_PACKED = ("file_names", "exact_targets", "labelled_rows")
+_NOT_PACKED = ("file_names", "exact_targets", "labeled_rows")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Facts:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Data:
-    """One labelled data set, or one client's share of it.
+    """One labeled data set, or one client's share of it.
 
     Attributes:
         name: Its name in messages and reports.
@@ -73,17 +73,17 @@ class Data:
         vocabulary: Above 0: x holds tokens in 0..vocabulary-1.
         padding: The token that fills short samples; each batch is cut to its longest sample. -1: none.
         resize: Height and width to which images are resized, batch by batch, after augmentation.
-        tokenizer: The tokeniser's file, `tokenizer.json`; "" if there is none.
+        tokenizer: The tokenizer's file, `tokenizer.json`; "" if there is none.
         columns: The encoding of a table's columns, the text of `columns.json`; "" for other data.
         targets: Mean and standard deviation of the targets of a regression, [classes] each; (): those of the training
             samples.
-        labelled: Whether y holds labels; without them there are predictions but no scores.
+        labeled: Whether y holds labels; without them there are predictions but no scores.
         notes: Sentences on how the files were read, which a run prints.
         file_names: The file of each sample, bytes [N], for predictions; None if samples are not files. Workers do not
             get them.
         exact_targets: Targets of a regression with more digits than y has, float64 [N, classes], for predictions; None:
             y has all. Workers do not get them.
-        labelled_rows: Indices of the samples with labels where only some have one, int64, for scores; then `labelled`
+        labeled_rows: Indices of the samples with labels where only some have one, int64, for scores; then `labeled`
             is False. Workers do not get them.
     """
 
@@ -105,11 +105,11 @@ class Data:
     tokenizer: str = ""
     columns: str = ""
     targets: tuple[tuple[float, ...], ...] = ()
-    labelled: bool = True
+    labeled: bool = True
     notes: tuple[str, ...] = ()
     file_names: NDArray[np.bytes_] | None = None
     exact_targets: NDArray[np.float64] | None = None
-    labelled_rows: Tensor | None = None
+    labeled_rows: Tensor | None = None
     _scale: Tensor | None = field(init=False, default=None)
     _shift: Tensor | None = field(init=False, default=None)
     _targets: tuple[Tensor, Tensor] | None = field(init=False, default=None)
@@ -124,7 +124,7 @@ class Data:
         _check_labels(self)
         if self.augment is not None:
             check_augmentation(self.augment, self.x)
-        scale, shift = _compute_normalisation(self)
+        scale, shift = _compute_normalization(self)
         object.__setattr__(self, "_scale", scale)
         object.__setattr__(self, "_shift", shift)
         object.__setattr__(self, "splits", _check_splits(self, self.splits))
@@ -218,8 +218,8 @@ class Data:
         return select_samples(self.x, indices, self.augment, rng)
 
     @property
-    def normalisation(self) -> tuple[Tensor | None, Tensor | None]:
-        """Scale and shift of stored samples, x * scale + shift, for [B, C, ...]; None without normalisation."""
+    def normalization(self) -> tuple[Tensor | None, Tensor | None]:
+        """Scale and shift of stored samples, x * scale + shift, for [B, C, ...]; None without normalization."""
         return self._scale, self._shift
 
     def labels(self, indices: Tensor) -> Tensor:
@@ -461,7 +461,7 @@ def _check_multi_labels(data: Data) -> None:
         )
 
 
-def _compute_normalisation(data: Data) -> tuple[Tensor | None, Tensor | None]:
+def _compute_normalization(data: Data) -> tuple[Tensor | None, Tensor | None]:
     """Return scale and shift, to broadcast over [B, C, ...]: x * scale + shift = (x / 255 - mean) / std."""
     x, mean, std = data.x, tuple(data.mean), tuple(data.std)
     if len(mean) != len(std):
@@ -471,7 +471,7 @@ def _compute_normalisation(data: Data) -> tuple[Tensor | None, Tensor | None]:
     if not mean:
         return (torch.tensor(1 / 255).to(x.device), None) if x.dtype == torch.uint8 else (None, None)
     if x.dtype == torch.int64:
-        raise DataError(f"{data.name}: int64 tokens cannot be normalised; leave mean and std empty.", key="mean")
+        raise DataError(f"{data.name}: int64 tokens cannot be normalized; leave mean and std empty.", key="mean")
     axis = -1 if data.channels_last else 1
     channels = x.shape[axis] if x.ndim > 1 else 1
     if len(mean) not in (1, channels):

@@ -5,7 +5,7 @@ Small images are decoded on one thread: Pillow holds the interpreter's lock whil
 
 For encoded images only a memory-mapped index is in memory. A batch is read, decoded on several threads and resized, and
 then discarded. Worker processes get the index. Images of Parquet files are copied once into one file of the cache,
-because Parquet compresses rows in blocks: a single image cannot be read without its neighbours. The copy has the size
+because Parquet compresses rows in blocks: a single image cannot be read without its neighbors. The copy has the size
 of the images in the Parquet files.
 """
 
@@ -62,9 +62,9 @@ class ImageSpec:
     """Size, channels and orientation of the decoded images of a set.
 
     Attributes:
-        size: Side in pixels to which images are cut (centred square) and resized; None: all must have the same size.
+        size: Side in pixels to which images are cut (centered square) and resized; None: all must have the same size.
         channels: 1 (grey) or 3 (RGB); None: 1 if every image is grey, else 3 (always 3 for encoded images).
-        centre: Share of the shorter side for the square; only with a size.
+        center: Share of the shorter side for the square; only with a size.
         lazy: Whether images stay encoded; None: from 8 GiB of decoded images on.
         max_bytes: Limit of all decoded images, for a set of a known size.
         upright: Whether to apply the EXIF orientation.
@@ -72,7 +72,7 @@ class ImageSpec:
 
     size: int | None = None
     channels: int | None = None
-    centre: float = 1.0
+    center: float = 1.0
     lazy: bool | None = None
     max_bytes: int | None = None
     upright: bool = True
@@ -87,10 +87,10 @@ class ImageSpec:
             raise DataError(f"{name}: size must be at least 1 pixel, got {self.size}.", key="size")
         if self.channels not in (None, 1, 3):
             raise DataError(f"{name}: channels must be 1 (grey) or 3 (RGB), got {self.channels}.", key="channels")
-        if not 0 < self.centre <= 1:
-            raise DataError(f"{name}: centre must be above 0 and at most 1, got {self.centre}.", key="centre")
-        if self.centre < 1 and self.size is None:
-            raise DataError(f"{name}: centre = {self.centre} needs a size. Set size.", key="centre")
+        if not 0 < self.center <= 1:
+            raise DataError(f"{name}: center must be above 0 and at most 1, got {self.center}.", key="center")
+        if self.center < 1 and self.size is None:
+            raise DataError(f"{name}: center = {self.center} needs a size. Set size.", key="center")
 
 
 # ---- one image -------------------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def read_size(image: Any, upright: bool) -> tuple[int, int]:
     return (image.height, image.width) if is_turned else (image.width, image.height)
 
 
-def make_centre_box(width: int, height: int, share: float = 1.0, shape: Sequence[int] = (1, 1)) -> Box:
+def make_center_box(width: int, height: int, share: float = 1.0, shape: Sequence[int] = (1, 1)) -> Box:
     """Return a share of the largest central box with the proportions of a shape (height, width)."""
     box_width = share * min(width, height * shape[1] / shape[0])
     box_height = share * min(height, width * shape[0] / shape[1])
@@ -243,7 +243,7 @@ def decode_all(source: ImageSource, spec: ImageSpec, allocate: cache.Allocate) -
         origin = source.origin(index)
         with open_image(content, origin, spec.upright) as image:
             width, height = image.size
-            box = make_centre_box(width, height, spec.centre) if spec.size else None
+            box = make_center_box(width, height, spec.center) if spec.size else None
             decode_into(pixels[index], image, origin, box)
 
     start = 0
@@ -413,7 +413,7 @@ class EncodedImages:
     Args:
         index: The images.
         shape: C, H, W of the decoded images.
-        centre: Share of the largest central box with the proportions H : W, 0 < centre <= 1, which is resized to
+        center: Share of the largest central box with the proportions H : W, 0 < center <= 1, which is resized to
             H x W. None: every image must be H x W.
         upright: Whether to apply the EXIF orientation.
         device: Device of the batches.
@@ -430,13 +430,13 @@ class EncodedImages:
         self,
         index: ImageIndex,
         shape: Sequence[int],
-        centre: float | None = 1.0,
+        center: float | None = 1.0,
         upright: bool = True,
         device: torch.device | str = "cpu",
     ) -> None:
         self.shape = torch.Size((len(index), *shape))
         self.device = torch.device(device)
-        self._index, self._centre, self._upright = index, centre, upright
+        self._index, self._center, self._upright = index, center, upright
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -453,10 +453,10 @@ class EncodedImages:
         """
         if dim != 0:
             raise ValueError(f"encoded images are selected along dimension 0, not {dim}.")
-        share = self._centre
+        share = self._center
         if share is None:
             return self.crop(indices, lambda row, size: (None, False))
-        return self.crop(indices, lambda row, size: (make_centre_box(*size, share, self.shape[2:]), False))
+        return self.crop(indices, lambda row, size: (make_center_box(*size, share, self.shape[2:]), False))
 
     def crop(self, indices: Tensor, find_crop: FindCrop) -> Tensor:
         """Return a crop of each image, resized to H x W, uint8 [B, C, H, W].
@@ -485,7 +485,7 @@ class EncodedImages:
 
     def to(self, device: torch.device | str) -> "EncodedImages":
         """Return the same images for batches on another device. They are decoded on the host."""
-        return EncodedImages(self._index, self.shape[1:], self._centre, self._upright, device)
+        return EncodedImages(self._index, self.shape[1:], self._center, self._upright, device)
 
     def cpu(self) -> "EncodedImages":
         """Return the same images for batches on the host."""
@@ -494,7 +494,7 @@ class EncodedImages:
     def to_payload(self) -> tuple[dict[str, Any], np.ndarray]:
         """Return the index: plain values, and an array."""
         payload, index = self._index.to_payload()
-        return {**payload, "shape": list(self.shape[1:]), "centre": self._centre, "upright": self._upright}, index
+        return {**payload, "shape": list(self.shape[1:]), "center": self._center, "upright": self._upright}, index
 
     @staticmethod
     def from_payload(payload: Mapping[str, Any], array: np.ndarray) -> "EncodedImages":
@@ -505,7 +505,7 @@ class EncodedImages:
         else:
             sources = tuple((str(name), int(first)) for name, first in payload["sources"])
             index = PackedImages(Path(payload["path"]), array, sources)
-        return EncodedImages(index, payload["shape"], payload["centre"], payload["upright"])
+        return EncodedImages(index, payload["shape"], payload["center"], payload["upright"])
 
 
 @functools.cache

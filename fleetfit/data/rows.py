@@ -1,4 +1,4 @@
-"""Rows: the labelled samples of any source, with splits and groups; each becomes a `Data` in the same way."""
+"""Rows: the labeled samples of any source, with splits and groups; each becomes a `Data` in the same way."""
 
 import os
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from fleetfit.data.splits import fill_missing_splits, make_empty_split_notes
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Labelled samples, one split after the other.
+    """Labeled samples, one split after the other.
 
     Attributes:
         x: The samples: an array [N, ...], encoded images, or what reads them; None: only their files are known.
@@ -109,7 +109,7 @@ def make_new_data(
     y: NDArray[Any] | torch.Tensor | None,
     halves: bool = False,
     splits: Mapping[str, NDArray[np.int64]] | None = None,
-    labelled_rows: torch.Tensor | None = None,
+    labeled_rows: torch.Tensor | None = None,
     **more: Any,
 ) -> Data:
     """Return samples for a trained model.
@@ -121,7 +121,7 @@ def make_new_data(
         y: Their labels, as those of the training data; None: without labels.
         halves: Whether one half of the samples is for validation; else all are for testing.
         splits: The rows of each split, in place of these.
-        labelled_rows: The rows with labels, if only some have one.
+        labeled_rows: The rows with labels, if only some have one.
         **more: Further fields of `Data`, or other facts.
 
     Raises:
@@ -136,8 +136,8 @@ def make_new_data(
         x=torch.from_numpy(x) if isinstance(x, np.ndarray) else x,
         y=torch.from_numpy(labels) if isinstance(labels, np.ndarray) else labels,
         splits={split: torch.from_numpy(rows) for split, rows in splits.items()},
-        labelled=y is not None and labelled_rows is None,
-        labelled_rows=labelled_rows,
+        labeled=y is not None and labeled_rows is None,
+        labeled_rows=labeled_rows,
         **{**{field: getattr(facts, field) for field in (*FITTED, "targets")}, **more},
     )
 

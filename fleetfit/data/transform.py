@@ -1,6 +1,6 @@
 """What a model's samples were prepared by: fitted on its training data, stored as JSON, applied to other samples.
 
-A run folder and an export have it as `data.json`, with the encoding of a table's columns and a tokeniser beside it.
+A run folder and an export have it as `data.json`, with the encoding of a table's columns and a tokenizer beside it.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from fleetfit.data.splits import SPLITS
 from fleetfit.errors import ConfigError, DataError, quote_some, truncate
 from fleetfit.factories import call_factory
 
-FILE, COLUMNS, TOKENISER = "data.json", "columns.json", "tokenizer.json"
+FILE, COLUMNS, TOKENIZER = "data.json", "columns.json", "tokenizer.json"
 """The files of a transform."""
 KINDS = {
     "arrays": "prepare_array_file",
@@ -55,7 +55,7 @@ class Transform(pydantic.BaseModel):
         name: The data set.
         shape: Of a sample as stored.
         columns: The encoding of a table's columns, the text of `columns.json`; "" for other data.
-        tokenizer: The tokeniser's file; "" if there is none.
+        tokenizer: The tokenizer's file; "" if there is none.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
@@ -104,7 +104,7 @@ class Transform(pydantic.BaseModel):
             texts[COLUMNS] = self.columns
         with contextlib.suppress(OSError, UnicodeDecodeError):
             if self.tokenizer:
-                texts[TOKENISER] = Path(self.tokenizer).read_text(encoding="utf-8")
+                texts[TOKENIZER] = Path(self.tokenizer).read_text(encoding="utf-8")
         return texts
 
     @classmethod
@@ -115,7 +115,7 @@ class Transform(pydantic.BaseModel):
             DataError: A file is missing or damaged.
         """
         folder = Path(folder)
-        columns, tokenizer = folder / COLUMNS, folder / TOKENISER
+        columns, tokenizer = folder / COLUMNS, folder / TOKENIZER
         text = files.read_text(folder / FILE, DataError)
         try:
             return cls.from_json(
@@ -169,7 +169,7 @@ class Transform(pydantic.BaseModel):
             )
         if kind == _PLAIN_TEXT:
             raise ConfigError(
-                "the tokens of a plain text are its own, so another text has other tokens. Use labelled texts.",
+                "the tokens of a plain text are its own, so another text has other tokens. Use labeled texts.",
                 key="data",
                 path=path,
             )
@@ -200,7 +200,7 @@ class Transform(pydantic.BaseModel):
         return {}
 
     def convert(self, data: Data) -> Data:
-        """Return the training data of another party with the transform's classes, normalisation and scale of targets.
+        """Return the training data of another party with the transform's classes, normalization and scale of targets.
 
         Raises:
             DataError: Their samples, task or classes do not fit.
@@ -226,7 +226,7 @@ class Transform(pydantic.BaseModel):
         return dataclasses.replace(data, y=self._convert_classes(data), **fitted)
 
     def has_prepared(self, data: Data) -> bool:
-        """Return whether samples are stored and normalised as the transform's."""
+        """Return whether samples are stored and normalized as the transform's."""
         fields = [name for name in FITTED if name not in ("columns", "tokenizer", "class_names")]
         shapes = data.x.shape[1:] == self.shape and f"torch.{self.dtype}" == str(data.x.dtype)
         return shapes and all(getattr(data, name) == getattr(self, name) for name in fields)

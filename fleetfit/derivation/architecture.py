@@ -82,7 +82,7 @@ class DerivedArchitecture(Architecture):
                 homes[axis].append((name, d, sum(s.per for s in segments if s.axis == axis)))
         roles: dict[tuple[Any, ...], list[str]] = {}
         for axis, places in homes.items():
-            roles.setdefault((_generalise(axis), tuple((_generalise(n), d, per) for n, d, per in places)), []).append(
+            roles.setdefault((_generalize(axis), tuple((_generalize(n), d, per) for n, d, per in places)), []).append(
                 axis
             )
         rows: list[tuple[str, ...]] = []
@@ -107,7 +107,7 @@ class DerivedArchitecture(Architecture):
         """Return a line for what stays whole at every level, and why."""
         lines: dict[str, None] = {}
         for axis, (size, reason) in self.plan.whole.items():
-            lines.setdefault(f"Whole at every level: {_generalise(axis)} ({size}): {_generalise(reason)}.")
+            lines.setdefault(f"Whole at every level: {_generalize(axis)} ({size}): {_generalize(reason)}.")
         return list(lines)
 
     @cached_property
@@ -254,7 +254,7 @@ class DerivedArchitecture(Architecture):
         return frozenset(f"{INSIDE}{name}" for name in frozen)
 
 
-def _generalise(name: str) -> str:
+def _generalize(name: str) -> str:
     """Return a name with a star for each number in it."""
     return _NUMBER.sub("*", name)
 

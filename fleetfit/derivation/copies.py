@@ -1,7 +1,7 @@
 """A level's module: a deep copy of the instance, with cut parameters and the numbers in its modules set.
 
 The copy's `memo` maps each parameter and buffer to its cut one before anything is copied, so that ties and
-parametrisations survive and nothing is copied whole. The instance is left as it is.
+parametrizations survive and nothing is copied whole. The instance is left as it is.
 """
 
 import contextlib

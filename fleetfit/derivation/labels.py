@@ -76,7 +76,7 @@ class _CalledFunction(TorchFunctionMode):
             self._function = before
 
 
-class LabelledPass(Operations):
+class LabeledPass(Operations):
     """Sees each operation of a forward pass, and carries labels from parameters to outputs.
 
     Args:
@@ -294,9 +294,9 @@ class LabelledPass(Operations):
         merged = self._merge(aligned)
         for x, own in zip(operands, aligned, strict=True):
             lead = dims - x.dim()
-            labelled = frozenset().union(*map(vary, own))
+            labeled = frozenset().union(*map(vary, own))
             for d in range(lead, dims):
-                if x.shape[d - lead] > 1 and d not in labelled and not _is_uniform(x, d - lead):
+                if x.shape[d - lead] > 1 and d not in labeled and not _is_uniform(x, d - lead):
                     for one in merged:
                         if d in vary(one):
                             self.fix_along(one, d, self._explain(x))
@@ -641,7 +641,7 @@ class LabelledPass(Operations):
         return thinned.shape == expected.shape and torch.allclose(thinned, expected, 1e-4, 1e-6, equal_nan=True)
 
 
-_Rule = Callable[[LabelledPass, Any, Any, Any, Any], None]
+_Rule = Callable[[LabeledPass, Any, Any, Any, Any], None]
 _RESHAPES = {"view", "_unsafe_view", "_reshape_alias"}
 _COPIES = {"_to_copy", "clone", "detach", "alias", "contiguous", "lift_fresh", "lift_fresh_copy"}
 _MOVES = {
@@ -669,19 +669,19 @@ _SCALARS = {"_local_scalar_dense", "is_nonzero", "item", "nonzero", "masked_sele
 """Operations from which Python learns a number, or a shape depends on numbers."""
 _TABLES = {"embedding", "_embedding_bag", "_embedding_bag_forward_only"}
 _RULES: Mapping[str, _Rule] = {
-    **dict.fromkeys(_MOVES, LabelledPass._move),
-    **dict.fromkeys(("cat", "stack"), LabelledPass._join),
-    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot"), LabelledPass._multiply),
-    **dict.fromkeys(("native_layer_norm", "_fused_rms_norm"), LabelledPass._layer_norm),
-    "convolution": LabelledPass._convolve,
-    "copy": LabelledPass._copy,
-    "index": LabelledPass._index,
-    "view_as_complex": LabelledPass._view_as_complex,
-    "view_as_real": LabelledPass._view_as_real,
-    "embedding": LabelledPass._look_up,
-    "constant_pad_nd": LabelledPass._pad,
-    "glu": LabelledPass._gate,
-    "native_group_norm": LabelledPass._group_norm,
+    **dict.fromkeys(_MOVES, LabeledPass._move),
+    **dict.fromkeys(("cat", "stack"), LabeledPass._join),
+    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "vdot"), LabeledPass._multiply),
+    **dict.fromkeys(("native_layer_norm", "_fused_rms_norm"), LabeledPass._layer_norm),
+    "convolution": LabeledPass._convolve,
+    "copy": LabeledPass._copy,
+    "index": LabeledPass._index,
+    "view_as_complex": LabeledPass._view_as_complex,
+    "view_as_real": LabeledPass._view_as_real,
+    "embedding": LabeledPass._look_up,
+    "constant_pad_nd": LabeledPass._pad,
+    "glu": LabeledPass._gate,
+    "native_group_norm": LabeledPass._group_norm,
 }
 
 
@@ -689,12 +689,12 @@ def _find_rule(func: Any, name: str, args: Sequence[Any]) -> _Rule:
     if name in _RULES:
         return _RULES[name]
     if "batch_norm" in name:
-        return LabelledPass._batch_norm
+        return LabeledPass._batch_norm
     if name in _REDUCE and not (len(args) > 1 and isinstance(args[1], Tensor)):
-        return LabelledPass._reduce
+        return LabeledPass._reduce
     if torch.Tag.pointwise in func.tags or name in _POINTWISE:
-        return LabelledPass._pointwise
-    return LabelledPass._keep_places
+        return LabeledPass._pointwise
+    return LabeledPass._keep_places
 
 
 def is_hidden(file: str) -> bool:

@@ -14,7 +14,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from fleetfit.check.replay import use_plain_attention
 from fleetfit.derivation.copies import copy_instance
-from fleetfit.derivation.labels import LabelledPass, Labels, Reason, list_tensors, vary
+from fleetfit.derivation.labels import LabeledPass, Labels, Reason, list_tensors, vary
 from fleetfit.derivation.masks import InputMask
 from fleetfit.derivation.outputs import get_logits
 from fleetfit.derivation.units import Units
@@ -87,7 +87,7 @@ class Observation:
     @property
     def first_use(self) -> Mapping[str, int]:
         """By tensor the number of the first operation that used it."""
-        return self.units.labelled.first_use
+        return self.units.labeled.first_use
 
 
 def check_types(net: nn.Module) -> None:
@@ -136,14 +136,14 @@ def observe(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> O
     """
     _check_instance(net)
     first = _ObservedPass(net, example, mask, None)
-    labelled, out = first.labelled, first.out
-    if labelled.flattened:  # of places that were flattened together, those can be cut that have more parameters
-        choices = _choose_by_parameters(net, labelled)
+    labeled, out = first.labeled, first.out
+    if labeled.flattened:  # of places that were flattened together, those can be cut that have more parameters
+        choices = _choose_by_parameters(net, labeled)
         first = _ObservedPass(net, example, mask, choices)
-        labelled, out = first.labelled, first.out
+        labeled, out = first.labeled, first.out
     logits = get_logits(out)
-    _check_branches(labelled.branches)
-    unused = [name for name, p in net.named_parameters() if p.requires_grad and name not in labelled.first_use]
+    _check_branches(labeled.branches)
+    unused = [name for name, p in net.named_parameters() if p.requires_grad and name not in labeled.first_use]
     if unused:
         raise ModelError(
             f"the samples did not use {join_some(unused, 4)}: nothing is known of these parameters. "
@@ -151,12 +151,12 @@ def observe(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> O
             key="model",
         )
     every = out if isinstance(out, list) else [logits]
-    along_logits = _find_classes(labelled, every)
-    _tie_attention(net, labelled)
-    _fix_orthogonal(net, labelled)
+    along_logits = _find_classes(labeled, every)
+    _tie_attention(net, labeled)
+    _fix_orthogonal(net, labeled)
     early = [next((name for name, output in first.outputs.items() if output.tensor is one), "") for one in every[:-1]]
     parameters = frozenset(name for name, _ in net.named_parameters(remove_duplicate=False))
-    units = Units(labelled, parameters, along_logits)
+    units = Units(labeled, parameters, along_logits)
     return Observation(
         net,
         example,
@@ -165,31 +165,31 @@ def observe(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> O
         units,
         first.outputs,
         first.inputs,
-        labelled.vocabulary,
+        labeled.vocabulary,
         mask,
     )
 
 
-def _find_classes(labelled: LabelledPass, logits: list[Tensor]) -> Labels | None:
+def _find_classes(labeled: LabeledPass, logits: list[Tensor]) -> Labels | None:
     """Return the labels along the last dimension of logits, which are the same at all exits; fix all others."""
     classes: Labels | None = None
     for exit_logits in logits:
-        for labels in labelled.labels(exit_logits):
+        for labels in labeled.labels(exit_logits):
             if vary(labels) != {exit_logits.dim() - 1}:
-                labelled.fix(labels, Reason("it is a dimension of the logits"))
+                labeled.fix(labels, Reason("it is a dimension of the logits"))
             elif classes is None:
                 classes = labels.reshape(-1)
             else:
-                labelled.unite(classes, labels.reshape(-1))
+                labeled.unite(classes, labels.reshape(-1))
     return classes
 
 
 class _ObservedPass:
-    """A labelled pass of a copy: what a forward keeps, such as a table, must not stay in the instance."""
+    """A labeled pass of a copy: what a forward keeps, such as a table, must not stay in the instance."""
 
     def __init__(self, net: nn.Module, example: Tensor, mask: InputMask | None, choices: list[int] | None) -> None:
         copied = copy_instance(net).eval()
-        self.labelled = LabelledPass(copied, example, choices)
+        self.labeled = LabeledPass(copied, example, choices)
         self.outputs: dict[str, Output] = {}
         self.inputs: dict[str, Input] = {}
         self._made_of: dict[str, int] = {}
@@ -198,7 +198,7 @@ class _ObservedPass:
             part.register_forward_pre_hook(functools.partial(self._enter, name))
             part.register_forward_hook(functools.partial(self._leave, name), always_call=True)
         arguments = {} if mask is None else mask.make_arguments(example)  # outside: a path may depend on them
-        with isolate_rng(torch.device("cpu")), plain_kernels(), self.labelled:
+        with isolate_rng(torch.device("cpu")), plain_kernels(), self.labeled:
             try:
                 self.out = copied(example, **arguments)
             except ModelError:
@@ -206,42 +206,42 @@ class _ObservedPass:
             except Exception as error:  # it runs, or `fit_instance` would have refused it
                 cause = format_cause(error, typed=True).rstrip(".")
                 raise ModelError(
-                    f"{type(net).__name__} cannot be followed: {self.labelled.make_reason()} fails with {cause}. "
+                    f"{type(net).__name__} cannot be followed: {self.labeled.make_reason()} fails with {cause}. "
                     "Change this line, or write an Architecture.",
                     key="model",
                 ) from error
 
     def _enter(self, name: str, part: nn.Module, args: Any) -> None:
         self._stack.append(name)
-        self.labelled.module = name
+        self.labeled.module = name
         x = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
         if x is not None and name not in self.inputs:
-            self.inputs[name] = Input(tuple(x.shape), list(self.labelled.labels(x)))
-            self._made_of[name] = self.labelled.sources(x)
+            self.inputs[name] = Input(tuple(x.shape), list(self.labeled.labels(x)))
+            self._made_of[name] = self.labeled.sources(x)
 
     def _leave(self, name: str, part: nn.Module, args: Any, out: Any) -> None:
         self._stack.pop()
-        self.labelled.module = self._stack[-1]
+        self.labeled.module = self._stack[-1]
         x = get_first(out)
         if name in self.outputs:
             self.outputs[name].calls += 1
         elif x is not None and x.is_floating_point():
-            d, labels = _find_channels(self.labelled, x)
-            made_of, mark = self._made_of.get(name, 0), self.labelled.mark(x)
-            self.outputs[name] = Output(self.labelled.step, tuple(x.shape), d, labels, made_of, mark, x)
+            d, labels = _find_channels(self.labeled, x)
+            made_of, mark = self._made_of.get(name, 0), self.labeled.mark(x)
+            self.outputs[name] = Output(self.labeled.step, tuple(x.shape), d, labels, made_of, mark, x)
 
 
-def _choose_by_parameters(net: nn.Module, labelled: LabelledPass) -> list[int]:
+def _choose_by_parameters(net: nn.Module, labeled: LabeledPass) -> list[int]:
     """Return which of the labels that were flattened together have more parameters, each time."""
-    units, fixed = labelled.find_units()
+    units, fixed = labeled.find_units()
     weights = np.zeros(int(units.max()) + 1)
     tensors = dict(list_tensors(net))
-    for (name, d), labels in labelled.ranges.items():
+    for (name, d), labels in labeled.ranges.items():
         np.add.at(weights, units[labels.start : labels.stop], tensors[name].numel() / tensors[name].shape[d])
     for unit in fixed:
         weights[unit] = 0
     return [
-        int(np.argmax([weights[np.unique(units[labels])].sum() for labels in along])) for along in labelled.flattened
+        int(np.argmax([weights[np.unique(units[labels])].sum() for labels in along])) for along in labeled.flattened
     ]
 
 
@@ -291,9 +291,9 @@ def get_first(out: Any) -> Tensor | None:
     return out if isinstance(out, Tensor) else None
 
 
-def _find_channels(labelled: LabelledPass, x: Tensor) -> tuple[int, Labels | None]:
+def _find_channels(labeled: LabeledPass, x: Tensor) -> tuple[int, Labels | None]:
     """Return the dimension of a tensor's channels, and the labels along it."""
-    labels = [one for one in labelled.labels(x) if vary(one) and 0 not in vary(one)]
+    labels = [one for one in labeled.labels(x) if vary(one) and 0 not in vary(one)]
     for one in labels:
         if len(vary(one)) == 1:
             return next(iter(vary(one))), one.reshape(-1)
@@ -305,23 +305,23 @@ def _find_channels(labelled: LabelledPass, x: Tensor) -> tuple[int, Labels | Non
     return d, first.reshape(-1)
 
 
-def _tie_attention(net: nn.Module, labelled: LabelledPass) -> None:
+def _tie_attention(net: nn.Module, labeled: LabeledPass) -> None:
     """PyTorch's attention has as many channels inside as outside."""
     for name, part in net.named_modules():
         if isinstance(part, nn.MultiheadAttention):
-            rows, columns = (labelled.ranges.get((f"{name}.out_proj.weight", d)) for d in (0, 1))
+            rows, columns = (labeled.ranges.get((f"{name}.out_proj.weight", d)) for d in (0, 1))
             if rows is not None and columns is not None:
-                labelled.unite(torch.tensor(rows), torch.tensor(columns))
+                labeled.unite(torch.tensor(rows), torch.tensor(columns))
 
 
-def _fix_orthogonal(net: nn.Module, labelled: LabelledPass) -> None:
+def _fix_orthogonal(net: nn.Module, labeled: LabeledPass) -> None:
     """Keep orthogonal weights whole: a part of one is not orthogonal."""
     for name, part in net.named_modules():
         if isinstance(part, ParametrizationList) and any(isinstance(one, _Orthogonal) for one in part):
             reason = Reason("a part of an orthogonal weight is not orthogonal", name.partition(".parametrizations")[0])
-            for (tensor, _), labels in labelled.ranges.items():
+            for (tensor, _), labels in labeled.ranges.items():
                 if tensor.startswith(f"{name}."):
-                    labelled.reasons.insert(0, (np.array(labels), reason))  # before those of its operations
+                    labeled.reasons.insert(0, (np.array(labels), reason))  # before those of its operations
 
 
 def list_aliases(net: nn.Module) -> dict[str, str]:

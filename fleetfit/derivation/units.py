@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from fleetfit.derivation.labels import Dimension, LabelledPass, Labels, Reason
+from fleetfit.derivation.labels import Dimension, LabeledPass, Labels, Reason
 from fleetfit.layout import Segment
 
 CLASSES = "classes"
@@ -26,7 +26,7 @@ class Units:
     """The units of an instance, by axis.
 
     Attributes:
-        labelled: The labelled pass.
+        labeled: The labeled pass.
         trained: The names of parameters.
         logits: The labels along the logits' last dimension; None where it has none.
         axes: By axis its units, in order.
@@ -36,7 +36,7 @@ class Units:
         segments: By dimension its segments.
     """
 
-    labelled: LabelledPass
+    labeled: LabeledPass
     trained: frozenset[str]
     logits: Labels | None
     axes: dict[str, list[int]] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Units:
     def settle(self) -> None:
         """Find axes and segments; merge or fix the axes of a dimension that no segments describe."""
         while True:
-            self._unit_of, self._fixed = self.labelled.find_units()
+            self._unit_of, self._fixed = self.labeled.find_units()
             self._find_axes()
             odd = self._find_segments()
             if odd is None:
@@ -78,7 +78,7 @@ class Units:
         fine, coarse = sorted((self.axes[one], self.axes[other]), key=len, reverse=True)
         ratio = len(fine) // len(coarse)
         label = self._labels_of_units()
-        self.labelled.unite(
+        self.labeled.unite(
             torch.tensor([label[unit] for unit in fine]),
             torch.tensor([label[coarse[i // ratio]] for i in range(len(fine))]),
         )
@@ -88,7 +88,7 @@ class Units:
     def fix(self, axis: str, reason: Reason, settle: bool = True) -> None:
         """Keep an axis whole, for a reason."""
         label = self._labels_of_units()
-        self.labelled.fix(torch.tensor([label[unit] for unit in self.axes[axis]]), reason)
+        self.labeled.fix(torch.tensor([label[unit] for unit in self.axes[axis]]), reason)
         if settle:
             self.settle()
 
@@ -104,7 +104,7 @@ class Units:
 
     def _find_axes(self) -> None:
         logits = set() if self.logits is None else set(self._unit_of[self.logits.numpy()].tolist())
-        ordered = {unit for labels in self.labelled.ordered for unit in self._unit_of[labels].tolist()}
+        ordered = {unit for labels in self.labeled.ordered for unit in self._unit_of[labels].tolist()}
         self.axes, self.homes, self.whole = {}, {}, {}
         self._tags: dict[int, tuple[str, int]] = {}
         for homes, units in self._group_alike():
@@ -123,7 +123,7 @@ class Units:
         """Return the units that live in the same dimensions, in the order of their places, with these dimensions."""
         counts: dict[int, Counter[Dimension]] = defaultdict(Counter)
         first: dict[tuple[int, Dimension], int] = {}
-        for dimension, labels in self.labelled.ranges.items():
+        for dimension, labels in self.labeled.ranges.items():
             for i, unit in enumerate(self._unit_of[labels.start : labels.stop].tolist()):
                 counts[unit][dimension] += 1
                 first.setdefault((unit, dimension), i)
@@ -150,7 +150,7 @@ class Units:
     def _find_segments(self) -> set[str] | None:
         """Set the segments of all dimensions; return the axes of one that cannot be described."""
         self.segments = {}
-        for dimension, labels in self.labelled.ranges.items():
+        for dimension, labels in self.labeled.ranges.items():
             segments = self._parse(np.arange(labels.start, labels.stop))
             if isinstance(segments, set):
                 return segments

@@ -1,7 +1,7 @@
 """An engine whose rounds of training give sums only: secure aggregation, over any engine.
 
 The server's side asks clients phase by phase (`Parties`). Each simulated client is a `fleetfit.secure.SecureClient`: it
-trains on the engine below, quantises its movement, and sends masked words. On a real fleet the same clients are nodes.
+trains on the engine below, quantizes its movement, and sends masked words. On a real fleet the same clients are nodes.
 Bytes are those of the messages. A client that the engine reports as lost was lost before its upload; a `Dropout` loses
 clients in the other phases.
 
@@ -35,7 +35,7 @@ from fleetfit.secure import (
     Identity,
     Journal,
     Keys,
-    Quantiser,
+    Quantizer,
     SealedShares,
     SecureClient,
     SecureRun,
@@ -61,8 +61,8 @@ from fleetfit.validation import pair_jobs_with_replies
 Dropout = Callable[[str, int, int], bool]
 """Returns of (phase, round, client) whether it drops out before its "keys", "shares", "update", "sign" or "unmask"."""
 _MAX_SUBMODELS = 62  # bits of a block's number
-LABEL_GRID = Quantiser(1.0, 22)
-"""The quantisation of class frequencies: steps of 4.8e-7, sums of at most 1,024 clients."""
+LABEL_GRID = Quantizer(1.0, 22)
+"""The quantization of class frequencies: steps of 4.8e-7, sums of at most 1,024 clients."""
 
 
 def drop_none(phase: str, round: int, client: int) -> bool:
@@ -149,8 +149,8 @@ class BlockLayout:
         """Return the words of each block."""
         return {code: block.words for code, block in self.get_blocks(submodels)[1].items()}
 
-    def quantise_update(
-        self, submodels: Sequence[str], job: Job, update: Update | None, blocks: Sequence[int], grid: Quantiser
+    def quantize_update(
+        self, submodels: Sequence[str], job: Job, update: Update | None, blocks: Sequence[int], grid: Quantizer
     ) -> tuple[dict[int, NDArray[np.uint32]], SentDigests]:
         """Return a client's words of blocks, and digests of what it was sent.
 
@@ -161,7 +161,7 @@ class BlockLayout:
             job: The client's.
             update: Its update; None: nothing, of a client that clips.
             blocks: Numbers of the blocks.
-            grid: The quantisation.
+            grid: The quantization.
 
         Raises:
             RunError: It trained another sub-model than it was sent, or its movement is not finite.
@@ -175,7 +175,7 @@ class BlockLayout:
             if update.submodel != job.submodel or update.compressed or get_shapes(update.state) != slices.shapes:
                 raise RunError("its update is of another sub-model than it was sent, and has no place in the blocks.")
             movement = concat_state(update.state).cpu() - sent
-        clipped_whole = None if grid.clip is None else torch.from_numpy(grid.quantise_clipped(movement.numpy()))
+        clipped_whole = None if grid.clip is None else torch.from_numpy(grid.quantize_clipped(movement.numpy()))
         words = {}
         for code in blocks:
             inside, tensors = own_codes == code, all_blocks[code].tensors
@@ -183,14 +183,14 @@ class BlockLayout:
                 numbers, trained, clipped = clipped_whole[inside].numpy(), [1] * len(tensors), False
             else:
                 assert update is not None
-                numbers, clipped = grid.quantise(movement[inside].numpy())
+                numbers, clipped = grid.quantize(movement[inside].numpy())
                 trained = [int(name not in update.untrained) for name in tensors]
                 numbers *= np.array(trained, dtype=np.int64)[all_blocks[code].tensor_of.numpy()]
             words[code] = np.concatenate([numbers, trained, [int(clipped)]]).astype(np.int32).view(np.uint32)
         states = {code: digest_state(code, sent[own_codes == code]) for code in torch.unique(own_codes).tolist()}
         return words, SentDigests(_digest_terms(job, grid, self._setting), states)
 
-    def digest_sent(self, submodels: Sequence[str], job: Job, state: State, grid: Quantiser) -> SentDigests:
+    def digest_sent(self, submodels: Sequence[str], job: Job, state: State, grid: Quantizer) -> SentDigests:
         """Return digests of what all clients of a round were sent: how to train, and the state of each block."""
         full, blocks = concat_state(state).cpu(), self.get_blocks(submodels)[1]
         terms = _digest_terms(job, grid, self._setting)
@@ -202,7 +202,7 @@ def digest_state(block: int, sent: Tensor) -> bytes:
     return digest("fleetfit secure state", block, sent.contiguous().numpy().tobytes())
 
 
-def _digest_terms(job: Job, grid: Quantiser, setting: str) -> bytes:
+def _digest_terms(job: Job, grid: Quantizer, setting: str) -> bytes:
     """Return the digest of all settings of a job that are the same for its cohort."""
     terms = (job.kind, job.round, job.rounds, job.method, job.local.dump(), *astuple(grid), setting, *job.prior)
     return digest("fleetfit secure terms", json.dumps(terms, sort_keys=True, default=repr))
@@ -299,7 +299,7 @@ def answer_phase(phase: str, member: SecureClient, request: Any) -> Any:
 
 
 def mask_update(
-    member: SecureClient, sealed: SealedShares, job: Job, reply: Update | Failure, blocks: BlockLayout, grid: Quantiser
+    member: SecureClient, sealed: SealedShares, job: Job, reply: Update | Failure, blocks: BlockLayout, grid: Quantizer
 ) -> PhaseAnswer | Failure:
     """Return a client's message after training: its masked words, and a report that reveals none of them.
 
@@ -310,7 +310,7 @@ def mask_update(
     if isinstance(reply, Failure) and (grid.clip is None or reply.absent):
         return reply
     try:
-        words, sent = blocks.quantise_update(member.submodels, job, update, member.blocks, grid)
+        words, sent = blocks.quantize_update(member.submodels, job, update, member.blocks, grid)
         message = member.mask(sealed, words, sent)
     except Exception as error:  # a malformed reply is a failure of its client
         costs = {"multiply_adds": reply.multiply_adds, "simulated_s": reply.simulated_s}
@@ -398,8 +398,8 @@ class _SecureRound:
         try:
             sums = self._run_phases()
         except _NoSums as reason:
-            return self._summarise([], str(reason))
-        return self._summarise(sums, "")
+            return self._summarize([], str(reason))
+        return self._summarize(sums, "")
 
     def _run_phases(self) -> list[BlockSum]:
         server = self._server
@@ -463,7 +463,7 @@ class _SecureRound:
 
     # ---- the round's result
 
-    def _summarise(self, sums: Sequence[BlockSum], reason: str) -> RoundSums:
+    def _summarize(self, sums: Sequence[BlockSum], reason: str) -> RoundSums:
         blocks, clipped, hidden = [], 0, 0
         if not reason:
             all_blocks = self.engine.blocks.get_blocks(self._roster.submodels)[1]

@@ -6,7 +6,7 @@ budget, the largest level that it has trained; `avg` and `full` are the mean ove
 on the whole test set (AdaptiveFL); `mean_over_exits` is the mean over the exits of the full model (ReeFL).
 
 Differs from the paper: ScaleFL evaluates with each batch's own statistics, so that a prediction depends on its
-neighbours. The headline here uses static batch-norm statistics, re-estimated for each level from statistics jobs: the
+neighbors. The headline here uses static batch-norm statistics, re-estimated for each level from statistics jobs: the
 sums of the clients over some of their training data. They belong to a level and are not part of the server's state.
 Batch statistics are a second column, which states batch size and order. Federated training itself keeps no running
 statistics. ReeFL's mean over the exits is on the whole test set; `mean_over_exits`, `exits` and `ensemble` are means

@@ -37,7 +37,7 @@ class Tag(NamedTuple):
 
 
 def iter_tags(federation: Federation, server: Server, scope: EvaluationScope, norms: Sequence[Norm]) -> Iterator[Tag]:
-    """Yield the jobs level by level and scope by scope, so that neighbours share a state and are run together.
+    """Yield the jobs level by level and scope by scope, so that neighbors share a state and are run together.
 
     A client at the largest level has one "global" job for both columns, unless devices adapt jobs, perhaps by scope.
     """

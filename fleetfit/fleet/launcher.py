@@ -136,7 +136,7 @@ class OutputReader(threading.Thread):
 
 
 def _make_printable(line: bytes) -> bytes:
-    """Return a line of Flower's log without control characters, but with its colours and tabs."""
+    """Return a line of Flower's log without control characters, but with its colors and tabs."""
     parts = _FLOWER_FORMAT.split(line.decode(errors="backslashreplace"))
     parts[::2] = map(make_printable, parts[::2])
     return "".join(parts).encode()

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from fleetfit.data import Data
-from fleetfit.data.transform import COLUMNS, FILE, TOKENISER, Transform
+from fleetfit.data.transform import COLUMNS, FILE, TOKENIZER, Transform
 from fleetfit.errors import DataError, RunError, one_line
 from fleetfit.files import parse_json, read_text
 from fleetfit.hooks import is_portable
@@ -133,7 +133,7 @@ def unpack_transform(content: bytes | bytearray) -> dict[str, str]:
         DataError: The transform is wrong.
     """
     table = unpack(content, bounded=True)
-    if not isinstance(table, dict) or FILE not in table or not table.keys() <= {FILE, COLUMNS, TOKENISER}:
+    if not isinstance(table, dict) or FILE not in table or not table.keys() <= {FILE, COLUMNS, TOKENIZER}:
         raise RunError("the fleet's transform has other files than a transform.", key="transform")
     try:
         texts = {name: tensor.numpy().tobytes().decode() for name, tensor in table.items()}

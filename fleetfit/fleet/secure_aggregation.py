@@ -27,7 +27,7 @@ from fleetfit.secure import (
     Keys,
     MaskedUpdate,
     OpenedShares,
-    Quantiser,
+    Quantizer,
     Roster,
     SealedShares,
     SecureClient,
@@ -226,14 +226,14 @@ class Member:
             file.write(pack({"begun": dict(list(rounds.items())[-_MAX_RUNS:])}))
 
 
-def _read_grid(request: Mapping[str, Any]) -> Quantiser:
+def _read_grid(request: Mapping[str, Any]) -> Quantizer:
     reach, bits = request.get("range"), request.get("bits")
     if type(bits) is not int or not 8 <= bits <= 24 or type(reach) is not float or not 0 < reach < math.inf:
         raise RunError("the server did not send the precision of the sums.", key="precision")
     clip = request.get("clip")
     if clip is not None and (type(clip) is not float or not 0 < clip <= reach):
         raise RunError("the server sent a clipping bound that is not a number within the range of movements.")
-    return Quantiser(reach, bits, clip)
+    return Quantizer(reach, bits, clip)
 
 
 def _make_answer(message: Any) -> dict[str, Any]:

@@ -169,7 +169,7 @@ def load_data(settings: NodeSettings, transform: Path | None = None) -> Data:
     if division is None or client is None:
         if keys["name"] == "plain_text":
             raise ConfigError(
-                "[data] the tokens of a plain text are its own, so they differ from node to node. Use labelled texts.",
+                "[data] the tokens of a plain text are its own, so they differ from node to node. Use labeled texts.",
                 key="data.name",
             )
         return data

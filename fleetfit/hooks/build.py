@@ -52,7 +52,7 @@ class Method:
             "epochs", which its `adapt_job` sets, or dotted, such as "fleet.levels", which its `make_levels` ignores.
         unused_hooks: Hooks that the method never calls: "choose_clients" and "choose_channels" where its `assign` takes
             clients or channels in another way, "weigh" where its `make_aggregator` does not weigh.
-        defaults: The method's own defaults of keys of the run file, dotted: `{"local.optimiser": "adam"}`. A key of the
+        defaults: The method's own defaults of keys of the run file, dotted: `{"local.optimizer": "adam"}`. A key of the
             file, an override or a keyword wins over them.
         token_defaults: The method's own defaults of its hyperparameters where classes are tokens: `{"tau": 0.0}`.
         overridable_hooks: Hooks that an option may set in the method's place, each with the hyperparameter of the

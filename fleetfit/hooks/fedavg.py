@@ -33,7 +33,7 @@ from fleetfit.core.tasks import Task
 from fleetfit.layout import Architecture, Axis, State, outputs
 from fleetfit.planner import Targets
 from fleetfit.seeds import make_numpy_rng
-from fleetfit.submodel import Channels, Submodel, extract, normalise_channels
+from fleetfit.submodel import Channels, Submodel, extract, normalize_channels
 from fleetfit.submodel.state import Shapes
 
 Reports = Sequence[Update | Failure]
@@ -51,7 +51,7 @@ class Slot(NamedTuple):
 
 
 class Loss(Protocol):
-    """What local training minimises, for one batch.
+    """What local training minimizes, for one batch.
 
     Its `extra_multiply_adds`, if it has them, are the multiply-adds per training sample, forward and backward, beyond
     those of the sub-model, and below 0 where it computes a part of it; they count in the update's, in simulated time
@@ -176,7 +176,7 @@ def keep_prefix(axis: Axis, n: int, round: int, client: int | None, rng: np.rand
         rng: Seeded by run, round, client and axis.
 
     Returns:
-        Indices in rising order, in whole granules; a range if they are neighbours.
+        Indices in rising order, in whole granules; a range if they are neighbors.
     """
     return range(n)
 
@@ -189,7 +189,7 @@ def get_round_submodel(federation: Federation, round: int, client: int, level_in
     for name, kept in level.submodel.channels.items():
         if axes[name].scaled and "choose_channels" in federation.method.own_hooks:
             rng = make_numpy_rng(federation.seed, round, client, name)
-            channels[name] = normalise_channels(name, select(axes[name], len(kept), round, client, rng))
+            channels[name] = normalize_channels(name, select(axes[name], len(kept), round, client, rng))
         else:
             channels[name] = kept
     return Submodel(channels, level.submodel.exits)
@@ -199,7 +199,7 @@ def dispatch_submodel(federation: Federation, server: Server, client: int | None
     """Make the tensors that are sent to a client.
 
     Where: the server, for each slot, and for each level that is evaluated (client None).
-    Before: the slots are in their order. FedAvg's is called once for neighbours of one sub-model.
+    Before: the slots are in their order. FedAvg's is called once for neighbors of one sub-model.
     After: the state travels in the job, in the layout's order; other tensors than the sub-model's are an error.
     FedAvg: sends the sub-model's own tensors.
 
@@ -500,7 +500,7 @@ class CoverageMean:
 
 
 def take_mean(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports) -> Server:
-    """Move the server: take the mean, or a server optimiser's step towards it.
+    """Move the server: take the mean, or a server optimizer's step towards it.
 
     Where: the server, once in each round with slots, also without a usable update.
     Before: the round's updates are aggregated.

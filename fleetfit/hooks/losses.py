@@ -100,7 +100,7 @@ def best_exit_distillation(
     Args:
         logits: Per exit [B, C], shallow to deep.
         losses: Per exit its loss [E].
-        teacher: The teacher's index, a tensor [] of whole numbers, so that the device is not synchronised.
+        teacher: The teacher's index, a tensor [] of whole numbers, so that the device is not synchronized.
         y: Labels [B].
         task: Gives the divergence.
         share: Weight of the distillation, at least 0.

@@ -132,7 +132,7 @@ class Policy:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The outcome of a policy on labelled samples.
+    """The outcome of a policy on labeled samples.
 
     Attributes:
         exits: The exit where each sample stopped, from 0, int64 [N].

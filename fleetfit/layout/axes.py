@@ -413,7 +413,7 @@ def blocked(k: int, dim: int | None = None) -> Declaration:
 
 
 def interleaved(k: int, dim: int | None = None) -> Declaration:
-    """Declare that each channel owns k neighbours in one dimension: a flatten."""
+    """Declare that each channel owns k neighbors in one dimension: a flatten."""
     return Declaration("interleaved", factor=_check_count("interleaved", k), dim=_check_dim("interleaved", dim))
 
 

@@ -46,10 +46,10 @@ def ask_for_arrangement(
     suffix = f", dim={d}" if declared else ""
     copies = next((n for n in (3, *range(2, factor)) if factor % n == 0 and n < factor), 0)
     blocked = {f"blocked({factor}{suffix})": f"they are {factor} stacked copies (fused q, k, v; gates)"}
-    interleaved = {f"interleaved({factor}{suffix})": f"each channel owns {factor} neighbours (a flatten)"}
+    interleaved = {f"interleaved({factor}{suffix})": f"each channel owns {factor} neighbors (a flatten)"}
     product = {
         f'product({copies}, "{axis}", {factor // copies}{suffix})': (
-            f"they are {copies} stacked copies in which each channel owns {factor // copies} neighbours (fused q, k, v "
+            f"they are {copies} stacked copies in which each channel owns {factor // copies} neighbors (fused q, k, v "
             f"of heads; likewise other numbers that make {factor})"
         )
     } if copies else {}  # fmt: skip

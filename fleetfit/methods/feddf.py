@@ -1,17 +1,17 @@
 """FedDF: width only, and the server distils what it received into the global model (Lin et al., NeurIPS 2020).
 
 Levels and clients are those of `heterofl` without its options. The student starts from each round's coverage mean, and
-all received models teach it on unlabelled data (`[data] server`): the loss on a batch is
-KL(softmax(mean_k teacher_k(x) / T) || softmax(student(x) / T)) T^2, minimised with Adam along a cosine, gradients cut
+all received models teach it on unlabeled data (`[data] server`): the loss on a batch is
+KL(softmax(mean_k teacher_k(x) / T) || softmax(student(x) / T)) T^2, minimized with Adam along a cosine, gradients cut
 at norm 5. The state with the least divergence on held-out data is kept; it may be the mean itself.
-Distillation is part of the aggregation: options that optimise on the server start from its result.
+Distillation is part of the aggregation: options that optimize on the server start from its result.
 
 The server holds all models of a round at once, cohort x model, and a step costs a forward pass of each of them.
 
 Differs from the paper: it has one student per architecture; here the levels' models are parts of one model, so each
 level's model is a student and their losses are averaged. Distilling the full model alone makes the others worse
 (docs/methods.md has the numbers). Stopping early looks at the divergence from the teachers, not at the accuracy on
-labelled data: there are no labels. Batch norm uses each batch's own statistics, in teachers and students, since no
+labeled data: there are no labels. Batch norm uses each batch's own statistics, in teachers and students, since no
 running statistics are kept.
 """
 
@@ -58,7 +58,7 @@ def feddf(
         steps: Steps of distillation after each round, at most; 0 leaves the mean as it is, which is HeteroFL.
         temperature: Softens the distributions that are compared.
         lr: Adam's learning rate at the first step.
-        batch_size: Unlabelled samples per step.
+        batch_size: Unlabeled samples per step.
         check_every: Steps between two looks at the held-out part of the server's data.
         patience: Steps without a lower divergence there after which it stops.
     """
@@ -71,7 +71,7 @@ def feddf(
     if not steps:
         return base
     local = Local(lr=lr, epochs=steps, batch_size=batch_size, clip_norm=CLIP_NORM, max_steps=steps, patience=patience,
-                  check_every=check_every, optimiser="adam", schedule_in_round="cosine")  # fmt: skip
+                  check_every=check_every, optimizer="adam", schedule_in_round="cosine")  # fmt: skip
     return replace(
         base, make_aggregator=partial(DistilledMean, local=local, temperature=temperature), needs_server_data=True
     )
@@ -118,17 +118,17 @@ def make_distillation_spec(
 
 
 def get_server_device(federation: Federation) -> Device:
-    """Return the server's device with the unlabelled data.
+    """Return the server's device with the unlabeled data.
 
     Raises:
         ConfigError: There are none.
     """
     device = federation.device
-    if device is None or device.unlabelled is None:
+    if device is None or device.unlabeled is None:
         raise ConfigError(
             'feddf distils on data of the server: set [data] server, such as { name = "cifar100" }.', key="data.server"
         )
-    return replace(device, data=device.unlabelled.to(device.accelerator))
+    return replace(device, data=device.unlabeled.to(device.accelerator))
 
 
 _BATCH = 128
@@ -145,7 +145,7 @@ class Distillation:
 
         Args:
             job: The server's job.
-            device: The server's device, with the unlabelled data.
+            device: The server's device, with the unlabeled data.
             teachers: Updates, each with its own sub-model.
             students: Sub-models that learn along with the full model.
             temperature: Softens the distributions.

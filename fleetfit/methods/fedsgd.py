@@ -20,6 +20,6 @@ def fedsgd() -> Method:
 
 def train_one_step(job: Job, device: Device) -> Job:
     """Train one epoch in one batch, whatever the run file sets: a single step has no momentum and no early stopping."""
-    momentum = {"momentum": 0.0, "nesterov": False} if job.local.optimiser == "sgd" else {}
+    momentum = {"momentum": 0.0, "nesterov": False} if job.local.optimizer == "sgd" else {}
     local = job.local.replace(epochs=1, batch_size="all", max_steps=None, patience=None, check_every=None, **momentum)
     return replace(job, local=local)

@@ -1,6 +1,6 @@
 """FleetFit's own method: class prior, equal exits that learn from the deepest, momentum on the server, a cosine.
 
-Client k has the exits 1..l of its level, with outputs z_1..z_l, and minimises
+Client k has the exits 1..l of its level, with outputs z_1..z_l, and minimizes
 
     L = 1/l sum_i [CE(z_i + tau (log p_k - log p), y) + [i < l] beta T^2 KL(softmax(sg z_l / T) || softmax(z_i / T))].
 
@@ -48,7 +48,7 @@ def fleetfit(tau: float = 1.0, beta: float = 0.5, temperature: float = 3.0, mome
             `plus.class_prior` takes its place.
         beta: Weight of the distillation from a client's deepest exit, at least 0; 0 switches it off.
         temperature: T, which softens the distributions that are compared.
-        momentum: How much of its last movement the server keeps, in [0, 1); 0 switches it off. A server optimiser in
+        momentum: How much of its last movement the server keeps, in [0, 1); 0 switches it off. A server optimizer in
             `plus` takes its place.
     """
     check_range("momentum", momentum, 0, 1, closed=True)

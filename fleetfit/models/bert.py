@@ -228,7 +228,7 @@ def bert(
     if vocabulary < 1 or vocabulary > rows:
         raise ModelError(
             f"BERT needs token ids below {rows}, got a vocabulary of {vocabulary}"
-            + ("; real-valued inputs have none." if vocabulary < 1 else ": use the checkpoint's own tokeniser."),
+            + ("; real-valued inputs have none." if vocabulary < 1 else ": use the checkpoint's own tokenizer."),
             key="data.vocabulary",
         )
     head_dropout = config.get("classifier_dropout") if dropout is None else None

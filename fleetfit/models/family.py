@@ -25,7 +25,7 @@ class FamilyModule(ExitModel):
         self.register_module(self.stem_name, family._build_stem(axes))
         self.blocks = nn.ModuleList(family._build_block(axes, i) for i in range(exits[-1]))
         self.heads = nn.ModuleDict({str(e): family._build_head(axes, e) for e in exits})
-        family._initialise(self)
+        family._initialize(self)
 
     def start(self, x: Tensor) -> Carry:
         """Return the stem's output for samples [B, ...], or the samples without a stem."""
@@ -64,7 +64,7 @@ class Family(Architecture):
     def _build_head(self, axes: Mapping[str, int], e: int) -> nn.Module:
         raise NotImplementedError
 
-    def _initialise(self, module: nn.Module) -> None:
+    def _initialize(self, module: nn.Module) -> None:
         """Draw the initial weights of a whole module; by default they are PyTorch's."""
 
 
@@ -104,8 +104,8 @@ class ConvFamily(Family):
             return nn.BatchNorm2d(channels)
         return nn.GroupNorm(channels // self.group, channels)
 
-    def _initialise(self, module: nn.Module) -> None:
-        initialise_kaiming(module)
+    def _initialize(self, module: nn.Module) -> None:
+        initialize_kaiming(module)
 
 
 def conv_norm_relu(
@@ -123,7 +123,7 @@ def halve(x: Tensor) -> Tensor:
     """Return 2x2 max pooling of images [B, C, height, width], each side halved and rounded down.
 
     PyTorch's kernel for images with channels first notes where each maximum was and takes eight to thirty times as long
-    as the largest of each two neighbours, twice. The numbers are the same; only training needs to know where.
+    as the largest of each two neighbors, twice. The numbers are the same; only training needs to know where.
     """
     plain = x.device.type == "cpu" and x.dtype == torch.float32 and x.is_contiguous() and min(x.shape[-2:]) > 1
     traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
@@ -166,7 +166,7 @@ class Head(nn.Module):
         return self.fc(self.drop(self.body(x).mean((2, 3))))
 
 
-def initialise_kaiming(module: nn.Module) -> None:
+def initialize_kaiming(module: nn.Module) -> None:
     """Draw initial weights as He et al. (2015): normal by fan-in for convolutions and linear layers, biases zero."""
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear) and not layer.weight.is_meta:  # normal_ on meta imports for 1.5 s

@@ -9,8 +9,8 @@
 
 A linear classifier may sit after any layer; after a convolution it pools its maps globally first.
 
-Differs from the paper: the tutorial's local response normalisation is left out. It mixes each channel with its eight
-neighbours, so a model without some of them would not be a part of the whole model.
+Differs from the paper: the tutorial's local response normalization is left out. It mixes each channel with its eight
+neighbors, so a model without some of them would not be a part of the whole model.
 """
 
 import math
@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from fleetfit.errors import ModelError
 from fleetfit.factories import Preset, make_presets
 from fleetfit.layout import Axis, interleaved
-from fleetfit.models.family import Family, Head, halve, initialise_kaiming
+from fleetfit.models.family import Family, Head, halve, initialize_kaiming
 
 
 class PooledConv(nn.Module):
@@ -101,8 +101,8 @@ class Stack(Family):
         head = Head if e <= len(self.convolutions) else nn.Linear
         return head(axes[self.layers[e - 1]], axes["classes"])
 
-    def _initialise(self, module: nn.Module) -> None:
-        initialise_kaiming(module)
+    def _initialize(self, module: nn.Module) -> None:
+        initialize_kaiming(module)
 
 
 def stack(

@@ -14,7 +14,7 @@ methods of a comparison have the same; a backbone of one's own gets layer norm a
 
 All of it begins as in the authors' code: weights, positions and meta token from a normal of deviation 0.02 cut off at
 two deviations, biases at zero. Eq. 4 overwrites the class token after every block, so Ree's output has to begin small:
-with PyTorch's own initialisation a pretrained token is lost.
+with PyTorch's own initialization a pretrained token is lost.
 
 Differs from the paper's authors: attention is divided by the root of a head's size; their code divides by that of all
 heads together. Which token the queue keeps, Eqs. 2 and 4 leave open: the modulated one, as in their code, or
@@ -46,7 +46,7 @@ from fleetfit.layout import (
     make_input,
 )
 from fleetfit.layout.meta import on_meta
-from fleetfit.models.transformer import TokenHead, initialise
+from fleetfit.models.transformer import TokenHead, initialize
 
 BACKBONE = "backbone."
 """The prefix of the backbone's tensors."""
@@ -69,7 +69,7 @@ class Ree(nn.Module):
         self.fc1, self.fc2 = nn.Linear(width, inner), nn.Linear(inner, width)
         self.heads = heads
         if not self.meta.is_meta:
-            initialise(self, _STD)
+            initialize(self, _STD)
             nn.init.trunc_normal_(self.meta, std=_STD, a=-2 * _STD, b=2 * _STD)  # above it counts as a bias
 
     def forward(self, queue: list[Tensor], blocks: list[int]) -> tuple[Tensor, Tensor]:
@@ -118,7 +118,7 @@ class RecurrentModule(ExitModel):
         width = family.get_token_width(axes)
         token_heads = [head for head in heads.values() if isinstance(head, TokenHead)]
         head = token_heads[-1] if token_heads else TokenHead("norm", width, axes["classes"], nn.LayerNorm)
-        initialise(head, _STD)
+        initialize(head, _STD)
         del module.heads
         self.backbone = module
         self.ree = (

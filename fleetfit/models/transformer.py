@@ -262,7 +262,7 @@ def check_head(kind: str) -> None:
         raise ModelError(f'head must be "linear", "pooler" or "norm", got {kind!r}.', key="head")
 
 
-def initialise(module: nn.Module, std: float = 0.02) -> None:
+def initialize(module: nn.Module, std: float = 0.02) -> None:
     """Draw initial parameters as BERT and ViT do: normal, truncated at two deviations; biases zero.
 
     By inverting the distribution function: `nn.init.trunc_normal_` takes ten times as long.
@@ -349,8 +349,8 @@ class EncoderFamily(Family):
     def _build_head(self, axes: Mapping[str, int], e: int) -> nn.Module:
         return TokenHead(self.head, axes["hidden"], axes["classes"], partial(nn.LayerNorm, eps=self.encoder.eps))
 
-    def _initialise(self, module: nn.Module) -> None:
-        initialise(module)
+    def _initialize(self, module: nn.Module) -> None:
+        initialize(module)
 
 
 # ---- sizes, from a checkpoint or from keys -------------------------------------------------------------------------

@@ -79,10 +79,10 @@ class VimModule(TokenModule):
         self.class_token = nn.Parameter(torch.zeros(1, 1, axes["hidden"]))
         self.position_embedding = nn.Parameter(torch.zeros(1, family.patches + 1, axes["hidden"]))
         if not self.class_token.is_meta:
-            self._initialise(family.blocks)
+            self._initialize(family.blocks)
 
     @torch.no_grad()
-    def _initialise(self, depth: int) -> None:
+    def _initialize(self, depth: int) -> None:
         """Draw initial weights as the authors do; other tensors have PyTorch's own or the scan's."""
         nn.init.trunc_normal_(self.class_token, std=0.02)
         nn.init.trunc_normal_(self.position_embedding, std=0.02)

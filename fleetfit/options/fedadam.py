@@ -36,7 +36,7 @@ def fedadam(
 
 
 def make_adaptive(second: Second, lr: float, beta1: float, beta2: float, tau: float, begins: float | None) -> Method:
-    """Make an adaptive server optimiser from the rule of its second moment."""
+    """Make an adaptive server optimizer from the rule of its second moment."""
     check_range("lr", lr, 0)
     check_range("beta1", beta1, 0, 1, closed=True)
     check_range("beta2", beta2, 0, 1, closed=True)

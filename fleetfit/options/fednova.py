@@ -10,7 +10,7 @@ p_i its share of the samples, the server takes
     d = (sum_i p_i |a_i|) sum_i p_i (y_i - x) / |a_i|,   v <- momentum v + d,   x <- x + v.
 
 With unequal sub-models p_i is the share among the round's clients that trained the element, and so is the first sum.
-Nesterov's momentum, changing rates with momentum, and other optimisers than SGD are refused.
+Nesterov's momentum, changing rates with momentum, and other optimizers than SGD are refused.
 """
 
 from collections.abc import Sequence
@@ -34,15 +34,15 @@ def fednova(momentum: float = 0.0) -> Method:
     check_range("momentum", momentum, 0, 1, closed=True)
     return Method(
         report=lambda job, device, result: {"a": compute_length(job.local, result.steps, result.rate_sum)},
-        make_aggregator=NormalisedMean, step=partial(step, momentum=momentum), describe=check_rates,
+        make_aggregator=NormalizedMean, step=partial(step, momentum=momentum), describe=check_rates,
     )  # fmt: skip
 
 
 def check_rates(problem: Problem, levels: Sequence[Level], local: Local) -> Sequence[str]:
-    """Refuse optimisers whose steps have no weights a_i."""
-    if local.optimiser == "sgd" and not (local.nesterov or (local.momentum and local.schedule_in_round != "constant")):
+    """Refuse optimizers whose steps have no weights a_i."""
+    if local.optimizer == "sgd" and not (local.nesterov or (local.momentum and local.schedule_in_round != "constant")):
         return ()
-    raise ConfigError("fednova needs SGD without nesterov, and with momentum a constant rate.", key="local.optimiser")
+    raise ConfigError("fednova needs SGD without nesterov, and with momentum a constant rate.", key="local.optimizer")
 
 
 def compute_length(local: Local, steps: int, rate_sum: float) -> float:
@@ -50,7 +50,7 @@ def compute_length(local: Local, steps: int, rate_sum: float) -> float:
     return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho) if (rho := local.momentum) else rate_sum / local.lr
 
 
-class NormalisedMean:
+class NormalizedMean:
     """The mean of x + (y_i - x) / |a_i|, and of |a_i| for each element."""
 
     def __init__(self, federation: Federation, server: Server) -> None:
@@ -67,12 +67,12 @@ class NormalisedMean:
             mean.add(update.submodel, plan.views(flat), weight, update.untrained)
 
     def result(self) -> Aggregate:
-        """Return the mean of normalised movements, and the mean lengths as `extra`."""
+        """Return the mean of normalized movements, and the mean lengths as `extra`."""
         return self._mean.result(extra=self._lengths.result().mean)
 
 
 def step(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports, momentum: float) -> Server:
-    """Move by the mean normalised movement times the mean length."""
+    """Move by the mean normalized movement times the mean length."""
     move = movements.ServerStep(server, aggregate)
     before = move.load_memory("velocity")
     velocity = momentum * before + concat_state(aggregate.extra) * (move.mean - move.old)

@@ -1,4 +1,4 @@
-"""Krum: the updates with the nearest neighbours count (Blanchard et al., NIPS 2017, multi-Krum).
+"""Krum: the updates with the nearest neighbors count (Blanchard et al., NIPS 2017, multi-Krum).
 
 For comparison with `outliers`. A client's score is the sum of its squared distances to its n - f - 2 nearest of the
 round's n clients, f = share * n (rounded up) being the hostile ones expected; the n - f with the least scores count.

@@ -9,7 +9,7 @@ client trained keep the server's product. Its best approximation of the layer's 
 factored into the server's next B and A. All else is averaged as usual. The factor alpha / rank is common and drops out.
 Without LoRA this is the plain mean.
 
-Many B and A have one product, and training and server optimisers see which. "nearest": A has the singular values of the
+Many B and A have one product, and training and server optimizers see which. "nearest": A has the singular values of the
 plain mean of the A_k and lies nearest to it, and B goes with it. Clients whose A_k are equal get the plain mean, and A
 keeps its size, on which the steps of B depend. "balanced": B = U sqrt(S) and A = sqrt(S) V^T, the largest entry of each
 row of V^T being positive. B begins at zero, so early products are small and so are both matrices then, which slows
@@ -17,8 +17,8 @@ training; a direction without product is lost for good.
 
 Factoring moves every row of B and every column of A of a layer that a client trained, also rows and columns that no
 client had, so that their product stays (but for the error of the rank). Those count as covered, with a weight of almost
-nothing: server optimisers move a matrix as a whole, and FedDyn's h, the sum of the clients' movements, stays. A layer
-that no client trained keeps its bits. A server optimiser starts from the factors; its result no longer has the mean
+nothing: server optimizers move a matrix as a whole, and FedDyn's h, the sum of the clients' movements, stays. A layer
+that no client trained keeps its bits. A server optimizer starts from the factors; its result no longer has the mean
 product, as without this option it no longer is the mean.
 
 The round reports under "server", relative to the mean product (Frobenius norms over all layers), the error of the rank

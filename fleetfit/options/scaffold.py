@@ -5,7 +5,7 @@ c_i+ = c_i - c + (x - y_i) / (K eta), and sends y_i and c_i+ - c_i. The server m
 and c by the sum of c_i+ - c_i over the round's clients, divided by N. All c_i and c begin at zero.
 
 With unequal sub-models c and c_i are per element, and N counts the registered clients that may train the element. If
-the rate changes from step to step, K eta is the sum of the rates. Momentum and other optimisers than SGD are refused:
+the rate changes from step to step, K eta is the sum of the rates. Momentum and other optimizers than SGD are refused:
 x - y_i is no sum of gradients then.
 """
 
@@ -34,15 +34,15 @@ def scaffold(lr: float = 1.0) -> Method:
     return Method(
         **movements.declare_elements("control"), make_penalty=correct_drift, report=report_change,
         update_client_memory=store_control, step=partial(step, lr=lr), weigh=weigh_equally,
-        defaults={"local.optimiser": "sgd", "local.momentum": 0.0}, describe=check_optimiser,
+        defaults={"local.optimizer": "sgd", "local.momentum": 0.0}, describe=check_optimizer,
     )  # fmt: skip
 
 
-def check_optimiser(problem: Problem, levels: Sequence[Level], local: Local) -> Sequence[str]:
-    """Refuse momentum, and other optimisers than SGD."""
-    if local.optimiser == "sgd" and not local.momentum:
+def check_optimizer(problem: Problem, levels: Sequence[Level], local: Local) -> Sequence[str]:
+    """Refuse momentum, and other optimizers than SGD."""
+    if local.optimizer == "sgd" and not local.momentum:
         return ()
-    raise ConfigError('scaffold needs local.optimiser = "sgd" and local.momentum = 0.', key="local.momentum")
+    raise ConfigError('scaffold needs local.optimizer = "sgd" and local.momentum = 0.', key="local.momentum")
 
 
 def correct_drift(job: Job, device: Device) -> Penalty:

@@ -351,7 +351,7 @@ def _cluster(budgets: Floats, whole: bool) -> tuple[tuple[float, ...], Ints]:
 
 
 def _find_edges(budgets: Floats) -> Floats:
-    """Cluster log budgets by k-means and return the budgets halfway between neighbouring centres."""
+    """Cluster log budgets by k-means and return the budgets halfway between neighboring centers."""
     from sklearn.cluster import KMeans
     from sklearn.metrics import silhouette_score
 
@@ -368,5 +368,5 @@ def _find_edges(budgets: Floats) -> Floats:
         score = float(silhouette_score(logs, model.labels_))
         if score > best[0] + _SLACK:
             best = (score, model)
-    centres = np.sort(best[1].cluster_centers_.ravel())
-    return np.asarray(np.exp((centres[1:] + centres[:-1]) / 2))
+    centers = np.sort(best[1].cluster_centers_.ravel())
+    return np.asarray(np.exp((centers[1:] + centers[:-1]) / 2))

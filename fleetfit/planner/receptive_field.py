@@ -1,6 +1,6 @@
-"""The receptive field of each exit: the part of an image on which the centre of its blocks' output depends.
+"""The receptive field of each exit: the part of an image on which the center of its blocks' output depends.
 
-It is measured by one gradient, of that centre with respect to the image, in a narrow model (channels do not matter).
+It is measured by one gradient, of that center with respect to the image, in a narrow model (channels do not matter).
 Weights are positive and the same for all places, so that no two paths cancel out. Max pooling is replaced by its mean,
 since a gradient follows one place of a maximum only. Global operations inside a block, such as squeeze-and-excite and
 norms over places, see the image but do not tell where something is, so they are left out.
@@ -53,7 +53,7 @@ def _find_first_seeing_exit(architecture: Architecture, input_shape: tuple[int, 
 def iter_receptive_fields(
     architecture: Architecture, input_shape: tuple[int, ...]
 ) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield each exit's block count, and the height and width in pixels that the centre of its input sees.
+    """Yield each exit's block count, and the height and width in pixels that the center of its input sees.
 
     Args:
         architecture: The model family.
@@ -71,13 +71,13 @@ def iter_receptive_fields(
         module(image)
     for exit in positions:
         tensors = list(_iter_tensors(inputs.get(exit)))
-        centres = [  # the sum over the channels at the centre of a map [1, C, H, W]; over all of another tensor
+        centers = [  # the sum over the channels at the center of a map [1, C, H, W]; over all of another tensor
             (t[:, :, t.shape[2] // 2, t.shape[3] // 2] if t.dim() == 4 else t).sum() for t in tensors if t.requires_grad
         ]
-        if not centres:  # a classifier of the module's own, which reads something that was pooled
+        if not centers:  # a classifier of the module's own, which reads something that was pooled
             yield exit, (input_shape[1], input_shape[2])
             continue
-        total = torch.stack(centres).sum()
+        total = torch.stack(centers).sum()
         (gradient,) = torch.autograd.grad(total, image, retain_graph=True)
         touched = gradient[0].abs().sum(0) > 0
         yield exit, (_measure_extent(touched.any(1)), _measure_extent(touched.any(0)))

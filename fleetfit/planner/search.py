@@ -155,7 +155,7 @@ class Search:
 
     @cached_property
     def _gap(self) -> Floats:
-        """What Eq. 1 minimises [P, W]; nothing where only one dimension is free."""
+        """What Eq. 1 minimizes [P, W]; nothing where only one dimension is free."""
         if self.mode != "both":
             return np.zeros_like(self._own(self.grid))
         gap: Floats = np.abs(np.array(self.grid.positions)[:, None] / self.grid.blocks - np.array(self.grid.widths))

@@ -1,4 +1,4 @@
-"""Style of figures (sizes, colours, axes, legends), and writing them to files. Does not use pyplot."""
+"""Style of figures (sizes, colors, axes, legends), and writing them to files. Does not use pyplot."""
 
 import importlib.util
 import textwrap
@@ -105,12 +105,12 @@ def add_notes(figure: "Figure", sentences: Sequence[str]) -> None:
 
 
 def get_color(index: int) -> str:
-    """Return the colour of a row."""
+    """Return the color of a row."""
     return COLORS[index % len(COLORS)]
 
 
 def get_level_color(index: int) -> str:
-    """Return the colour of a level, other than those of the first two rows, which `local` and `global` have."""
+    """Return the color of a level, other than those of the first two rows, which `local` and `global` have."""
     return COLORS[2 + index % (len(COLORS) - 2)]
 
 

@@ -169,7 +169,7 @@ def _draw_trace(axes: "Axes", trace: Mapping[str, Any], before: Mapping[str, Any
 
 
 def _read_color(text: str) -> tuple[str, float]:
-    """Return the colour and the opacity of "@2/0.5"."""
+    """Return the color and the opacity of "@2/0.5"."""
     number, _, opacity = text.removeprefix("@").partition("/")
     return COLORS[int(number)], float(opacity or 1)
 
@@ -182,7 +182,7 @@ def draw_levels(
 ) -> "Figure":
     """Draw each level as a rectangle, width by depth of the full model, with its local accuracy above it.
 
-    Several rows have a colour each; of one row, each level has one.
+    Several rows have a color each; of one row, each level has one.
 
     Args:
         rows: The levels of each seed by row. The first seed's are drawn.

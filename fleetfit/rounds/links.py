@@ -126,7 +126,7 @@ class LossyLinks:
         yield from lost_jobs()
 
     def _add_bytes(self, reply: Reply) -> None:
-        with contextlib.suppress(Exception):  # validation refuses replies that cannot be serialised
+        with contextlib.suppress(Exception):  # validation refuses replies that cannot be serialized
             self.extra_bytes_up += reply_size(reply, self._layout)
 
 

@@ -149,7 +149,7 @@ def sort_by_cost(federation: Federation, slots: Iterable[tuple[int, int, Submode
 
 
 def iter_jobs(federation: Federation, server: Server, slots: list[Slot], local: Local, rounds: int) -> Iterator[Job]:
-    """Yield a training job for each slot; neighbours with the same sub-model share its tensors."""
+    """Yield a training job for each slot; neighbors with the same sub-model share its tensors."""
     method = federation.method
     is_shared = "dispatch" not in method.own_hooks
     last: Submodel | None = None

@@ -207,7 +207,7 @@ class RunFolder:
         path = files.parse_path(path)
         with _run_errors(path, "cannot be read"):
             if not path.is_dir():
-                raise RunError(f"no such run folder: {path}.{files.suggest_neighbour(path)}", path=path)
+                raise RunError(f"no such run folder: {path}.{files.suggest_neighbor(path)}", path=path)
             if not files.is_file(path / "config.toml"):
                 hint = ""
                 if any(files.is_file(path / name) for name in ("results.json", "runs.json")):

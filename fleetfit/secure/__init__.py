@@ -39,7 +39,7 @@ from fleetfit.secure.messages import (
     pack_message as pack_message,
     read_message as read_message,
 )
-from fleetfit.secure.quantise import Quantiser as Quantiser
+from fleetfit.secure.quantize import Quantizer as Quantizer
 from fleetfit.secure.server import BlockSum as BlockSum, SecureRules as SecureRules, SecureServer as SecureServer
 
 SKIPPED = "it was begun before the run was stopped, and a secure round is never done twice"
@@ -54,13 +54,13 @@ class SecureRun:
 
     Attributes:
         rules: Minimum and threshold of a round.
-        grid: Quantises movements.
+        grid: Quantizes movements.
         run: The run's name in the messages, different for every run.
         journal: The rounds that were begun.
     """
 
     rules: SecureRules
-    grid: Quantiser
+    grid: Quantizer
     run: str = field(default_factory=lambda: token_hex(16))
     journal: Journal = field(default_factory=Journal)
 

@@ -30,7 +30,7 @@ from fleetfit.secure.messages import (
     encode_survivors,
     mark,
 )
-from fleetfit.secure.quantise import to_signed
+from fleetfit.secure.quantize import to_signed
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ that both moved, so that a client with a small sub-model and one with a large on
 common part. If a method draws or rolls channels, a region is filled in part only: elements that a client did not get
 count as not moved there.
 
-Differs from the papers: Fed-CBS draws with probabilities and favours clients that were chosen seldom, with encrypted
+Differs from the papers: Fed-CBS draws with probabilities and favors clients that were chosen seldom, with encrypted
 counts; DivFL compares whole gradients of equal models, and not sketches on the common part; sketches are kept only for
 the clients that reported last.
 """

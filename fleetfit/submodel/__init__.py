@@ -21,7 +21,7 @@ from fleetfit.submodel.submodel import (
     move_state as move_state,
     narrow_layout as narrow_layout,
     narrow_state as narrow_state,
-    normalise_channels as normalise_channels,
+    normalize_channels as normalize_channels,
     pack_state as pack_state,
     parse_prefixes as parse_prefixes,
     parse_submodel as parse_submodel,

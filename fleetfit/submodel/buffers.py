@@ -24,7 +24,7 @@ _lock = threading.RLock()  # a buffer may be freed in any thread
 
 
 def empty_like(flat: Tensor, size: int | None = None) -> Tensor:
-    """Return an uninitialised flat buffer of the same type and device, and of the same size by default."""
+    """Return an uninitialized flat buffer of the same type and device, and of the same size by default."""
     count = flat.numel() if size is None else size
     bytes_needed = count * flat.element_size()
     if bytes_needed <= _LARGE or flat.device.type != "cpu" or not sys.platform.startswith("linux"):

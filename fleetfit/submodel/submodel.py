@@ -83,7 +83,7 @@ def _rises(kept: Channels) -> bool:
     return isinstance(kept, range) or all(a < b for a, b in pairwise(kept))
 
 
-def normalise_channels(axis: str, kept: Iterable[int]) -> Channels:
+def normalize_channels(axis: str, kept: Iterable[int]) -> Channels:
     """Return the channels of an axis from a method's hook; a range where they are one.
 
     Raises:
@@ -192,7 +192,7 @@ def pack_state(piece: Submodel, state: State) -> dict[str, Any]:
 
 
 def window(axis: Axis, n: int, round: int, client: int | None, rng: np.random.Generator) -> Channels:
-    """Keep n neighbouring channels that start at a granule drawn for each client and round; evaluation: the first n."""
+    """Keep n neighboring channels that start at a granule drawn for each client and round; evaluation: the first n."""
     if client is None:
         return range(n)
     first = int(rng.integers((axis.size - n) // axis.granule + 1)) * axis.granule
@@ -244,7 +244,7 @@ def find_spans(
 def _spans(
     dim: Sequence[Segment], axes: Mapping[str, Axis], full_sizes: Mapping[str, int], channels: Mapping[str, Channels]
 ) -> list[Span]:
-    """Return the kept stretches of one dimension, neighbours merged, in the order of the kept channels."""
+    """Return the kept stretches of one dimension, neighbors merged, in the order of the kept channels."""
     spans: list[Span] = []
     start = 0
     for segment in dim:

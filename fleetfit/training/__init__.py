@@ -1,7 +1,7 @@
 """Run client jobs: local SGD, evaluation and batch-norm statistics.
 
 Modules are built once per shape; a job copies a state in and reads an update out. All parameters of a module are in one
-flat buffer, and so are their gradients, so clearing, clipping and the fused optimiser are one kernel each.
+flat buffer, and so are their gradients, so clearing, clipping and the fused optimizer are one kernel each.
 
 A parameter without a gradient in a job, of loss or penalty, is not trained: it keeps the value that it was sent with,
 also with weight decay, and the update names it, so that the average leaves it out. Weight decay changes all other

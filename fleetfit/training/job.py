@@ -161,7 +161,7 @@ class TrainingResult:
 
     Attributes:
         loss: Mean loss per sample.
-        steps: Optimiser steps.
+        steps: Optimizer steps.
         rate_sum: Sum of the learning rates of these steps.
         work: Multiply-adds, see `fleetfit.training.clock`.
         late: Whether the deadline stopped it.
@@ -183,7 +183,7 @@ def train_locally(
     loader.prepare(indices)
     if count_validation_samples(device, local):
         loader.prepare(device.data.split("validation"))
-    optimiser, planned_steps = make_optimiser(model, local), count_steps(local, len(indices))
+    optimizer, planned_steps = make_optimizer(model, local), count_steps(local, len(indices))
     stopping, deadline = EarlyStopping(device, task, model, local, loss, loader), Deadline(job, device)
     check_work, step_work = forward_work(device.problem, job.submodel), count_step_work(job, device, loss)
     total_loss, samples, steps, late = torch.zeros((), device=device.accelerator), 0, 0, False
@@ -203,9 +203,9 @@ def train_locally(
         (value if penalty is None else value + penalty(model.module)).backward()
         clip(model.grad, local)
         if local.schedule_in_round == "cosine":
-            optimiser.param_groups[0]["lr"] = compute_cosine_rate(steps, local, planned_steps)
-        optimiser.step()
-        rate_sum += optimiser.param_groups[0]["lr"]
+            optimizer.param_groups[0]["lr"] = compute_cosine_rate(steps, local, planned_steps)
+        optimizer.step()
+        rate_sum += optimizer.param_groups[0]["lr"]
         total_loss += value.detach() * len(batch)
         samples, steps = samples + len(batch), steps + 1
         ends = stopping.check_after_step(steps) or steps == local.max_steps
@@ -234,25 +234,25 @@ def compute_cosine_rate(step: int, local: Local, steps: int) -> float:
 
 
 def _skip_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """Return an optimiser without the decorators that import PyTorch's compiler, which takes two seconds."""
+    """Return an optimizer without the decorators that import PyTorch's compiler, which takes two seconds."""
     step, add_param_group = torch.no_grad()(inspect.unwrap(kind.step)), inspect.unwrap(kind.add_param_group)
     return type(kind.__name__, (kind,), {"add_param_group": add_param_group, "step": step})
 
 
-_OPTIMISERS: dict[str, Any] = {
+_OPTIMIZERS: dict[str, Any] = {
     "sgd": _skip_compiler(torch.optim.SGD),
     "adam": _skip_compiler(torch.optim.Adam),
     "adamw": _skip_compiler(torch.optim.AdamW),
 }
 
 
-def make_optimiser(model: LocalModel, local: Local) -> torch.optim.Optimizer:
-    """Return a new optimiser of all trained parameters as one tensor, for which the fused kernel needs one pass."""
+def make_optimizer(model: LocalModel, local: Local) -> torch.optim.Optimizer:
+    """Return a new optimizer of all trained parameters as one tensor, for which the fused kernel needs one pass."""
     parameter = nn.Parameter(model.trained)
     parameter.grad = model.grad
-    make = _OPTIMISERS[local.optimiser]
-    optimiser: torch.optim.Optimizer = make([parameter], fused=True, **local.optimiser_settings)
-    return optimiser
+    make = _OPTIMIZERS[local.optimizer]
+    optimizer: torch.optim.Optimizer = make([parameter], fused=True, **local.optimizer_settings)
+    return optimizer
 
 
 class GradientTracker:

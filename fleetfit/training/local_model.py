@@ -154,22 +154,22 @@ def get_local_model(
 
 
 def initial_state(problem: Problem, seed: int) -> State:
-    """Return the full model's first state: drawn by its own initialisation from a seed, or pretrained.
+    """Return the full model's first state: drawn by its own initialization from a seed, or pretrained.
 
     Raises:
         FleetFitError: A checkpoint that it starts from cannot be read or does not fit.
     """
-    full = _initialise(problem, seed)
+    full = _initialize(problem, seed)
     return extract(problem.layout, {name: full[name] for name in problem.layout.tensors}, full_submodel(problem.layout))
 
 
 def initial_base(problem: Problem, seed: int) -> State:
     """Return the frozen tensors of the full model, with the values of `initial_state`."""
-    full = _initialise(problem, seed) if problem.layout.base else {}
+    full = _initialize(problem, seed) if problem.layout.base else {}
     return {name: full[name] for name in problem.layout.base}
 
 
-def _initialise(problem: Problem, seed: int) -> State:
+def _initialize(problem: Problem, seed: int) -> State:
     with isolate_rng(torch.device("cpu"), derive_seed(seed, "initial")):
         module = build_module(problem.architecture, problem.layout.full_sizes, problem.exits)
     drawn = {name: tensor.detach().float() for name, tensor, _ in named_tensors(module)}

@@ -3,7 +3,7 @@
 `engine.speed = "exact"` computes in fp32, in the memory format of a rule (`fleetfit.training.memory_format`). "fast"
 chooses for each level's shape by the rule of `choose_arithmetic`. Both are rules and not measurements, so two runs on
 one machine have the same bits. The choice is stored in the run's configuration and in the problem's spec, and every
-job, evaluation and resumed run uses it. Weights, optimiser, statistics, losses and stored or sent tensors are fp32 in
+job, evaluation and resumed run uses it. Weights, optimizer, statistics, losses and stored or sent tensors are fp32 in
 both; `torch.autocast` decides what is computed in bf16.
 
 The rule of "fast" follows measurements with one thread on a CPU with avx512_bf16 and amx_bf16 (`benchmarks/fast.py`

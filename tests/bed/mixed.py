@@ -1,4 +1,4 @@
-"""Vectors, points and graphs, and modules that are unusual: parametrisations, wrappers, outputs, branches."""
+"""Vectors, points and graphs, and modules that are unusual: parametrizations, wrappers, outputs, branches."""
 
 import math
 from collections.abc import Callable
@@ -65,7 +65,7 @@ class ColumnEmbeddings(nn.Module):
 
 
 class DeepFM(nn.Module):
-    """Factorisation machine beside a deep part, and a cross network (Guo et al. 2017, Wang et al. 2017)."""
+    """Factorization machine beside a deep part, and a cross network (Guo et al. 2017, Wang et al. 2017)."""
 
     def __init__(self, n_fields=8, k=6, deep=(24, 16), n_cross=2, n_out=2):
         super().__init__()
@@ -108,7 +108,7 @@ class GatedResidual(nn.Module):
 
 
 class Siren(nn.Module):
-    """Sitzmann et al. 2020: sines, with an initialisation of its own; a layer class by hand."""
+    """Sitzmann et al. 2020: sines, with an initialization of its own; a layer class by hand."""
 
     class Layer(nn.Module):
         def __init__(self, in_features, out_features, is_first=False, omega_0=30):
@@ -316,7 +316,7 @@ class SkeletonGCN(nn.Module):
 
 
 class GraphAttention(nn.Module):
-    """GAT (Velickovic et al. 2018) on the points of a set, all of them neighbours; several heads concatenated."""
+    """GAT (Velickovic et al. 2018) on the points of a set, all of them neighbors; several heads concatenated."""
 
     def __init__(self, nfeat=3, nhid=6, nheads=3, nclass=5, alpha=0.2):
         super().__init__()
@@ -406,7 +406,7 @@ class Symmetric(nn.Module):
 
 
 class ParametrizedNet(nn.Module):
-    """PyTorch's tutorial on parametrisations: a symmetric matrix between two layers."""
+    """PyTorch's tutorial on parametrizations: a symmetric matrix between two layers."""
 
     def __init__(self, n_in=8, width=16, n_out=4):
         super().__init__()
@@ -428,7 +428,7 @@ class Exponential(nn.Module):
 
 
 class MonotoneNet(nn.Module):
-    """Weights kept positive by a parametrisation."""
+    """Weights kept positive by a parametrization."""
 
     def __init__(self, n_in=8, hidden=20, n_out=4):
         super().__init__()
@@ -443,7 +443,7 @@ class MonotoneNet(nn.Module):
 
 
 class CosineHead(nn.Module):
-    """CosFace's and few-shot repositories' head: normalised features and classes, a learned scale."""
+    """CosFace's and few-shot repositories' head: normalized features and classes, a learned scale."""
 
     def __init__(self, feat_dim=24, num_classes=10):
         super().__init__()
@@ -483,7 +483,7 @@ def lora(r=4):
 
 
 class SharedStep(nn.Module):
-    """One step repeated with a gain per repetition, as unrolled optimisers do (LISTA, Gregor and LeCun 2010)."""
+    """One step repeated with a gain per repetition, as unrolled optimizers do (LISTA, Gregor and LeCun 2010)."""
 
     def __init__(self, n=10, m=24, steps=4, n_out=4):
         super().__init__()
@@ -611,7 +611,7 @@ def mlp(f=1.0):
 ENTRIES = [
     Entry("mlp_batch_norm", mlp, vectors(10), narrow=mlp),
     Entry("column_embeddings", ColumnEmbeddings, vectors(8)),
-    Entry("factorisation_machine", DeepFM, vectors(8)),
+    Entry("factorization_machine", DeepFM, vectors(8)),
     Entry("gated_residual", GatedResidual, vectors(10), narrow=lambda f: GatedResidual(d=int(16 * f))),
     Entry("siren", Siren, vectors(10)),
     Entry("masked_weights", MADE, vectors(8)),
@@ -626,8 +626,8 @@ ENTRIES = [
     Entry("spectral_norm_by_hooks", lambda: SpectralDiscriminator(spectral_norm=nn.utils.spectral_norm), images()),
     Entry("weight_norm", lambda: WeightNormed(nn.utils.parametrizations.weight_norm), images()),
     Entry("weight_norm_by_hooks", quiet(lambda: WeightNormed(nn.utils.weight_norm)), images()),
-    Entry("parametrised_symmetric", ParametrizedNet, vectors(8)),
-    Entry("parametrised_positive", MonotoneNet, vectors(8)),
+    Entry("parametrized_symmetric", ParametrizedNet, vectors(8)),
+    Entry("parametrized_positive", MonotoneNet, vectors(8)),
     Entry("cosine_head", CosineHead, images()),
     Entry("lora", lora, vectors(10)),
     Entry("unrolled_steps", SharedStep, vectors(10)),

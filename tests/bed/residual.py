@@ -229,7 +229,7 @@ class PreActResNet(nn.Module):
 # ---- wide, in nested Sequentials -------------------------------------------------------------------------------------
 
 
-# ---- weight standardisation ------------------------------------------------------------------------------------------
+# ---- weight standardization ------------------------------------------------------------------------------------------
 
 
 class StdConv2d(nn.Conv2d):
@@ -267,7 +267,7 @@ class BiTUnit(nn.Module):
 
 
 class BiT(nn.Module):
-    """Big Transfer (Kolesnikov et al. 2020): weight standardisation and GroupNorm, widths times a factor."""
+    """Big Transfer (Kolesnikov et al. 2020): weight standardization and GroupNorm, widths times a factor."""
 
     def __init__(self, block_units=(1, 2), width_factor=1, head_size=10):
         super().__init__()
@@ -482,7 +482,7 @@ ENTRIES = [
         "resnet_group_norm", PreActResNet, images(),
         narrow=lambda f: PreActResNet([int(w * f) for w in (16, 32, 64)]),
     ),
-    Entry("weight_standardisation", BiT, images(), narrow=lambda f: BiT(width_factor=f)),
+    Entry("weight_standardization", BiT, images(), narrow=lambda f: BiT(width_factor=f)),
     Entry("res2net", Res2Net, images(), narrow=lambda f: Res2Net(int(24 * f), int(32 * f))),
     Entry("cbam", lambda: AttentiveCNN(CBAM), images()),
     Entry("eca", lambda: AttentiveCNN(ECA), images()),

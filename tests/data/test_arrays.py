@@ -128,12 +128,12 @@ def test_channels_last_and_other_numbers(save: Callable[..., str]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_standardised_by_the_training_samples(
+def test_standardized_by_the_training_samples(
     save: Callable[..., str], monkeypatch: pytest.MonkeyPatch, dtype: Any
 ) -> None:
     monkeypatch.setattr("fleetfit.data.files.arrays._ROWS", 7)
     x = (RNG.random((50, 3, 4, 4)) * [[[[200]], [[50]], [[0]]]] + 20).astype(dtype)
-    data = arrays(save(x=x, y=np.arange(50) % 2), standardise=True)
+    data = arrays(save(x=x, y=np.arange(50) % 2), standardize=True)
     train = data.batch(data.split("train"))[0]
     assert train.mean((0, 2, 3)).abs().max() < 1e-4
     assert torch.allclose(train.std((0, 2, 3), correction=0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-3)
@@ -148,14 +148,14 @@ def test_what_somebody_says_of_mean_and_std_counts(save: Callable[..., str], sta
     np.testing.assert_allclose(data.batch(torch.arange(40))[0].numpy(), (x - 0.5) / 2, rtol=1e-5, atol=1e-6)
     with raises(DataError, key="mean"):
         arrays(**{**settings, "std": []})
-    with raises(DataError, "standardise = true", "standardise = false", key="standardise"):
-        arrays(**{**settings, "standardise": True})
+    with raises(DataError, "standardize = true", "standardize = false", key="standardize"):
+        arrays(**{**settings, "standardize": True})
 
 
 def test_the_array_that_somebody_names_is_looked_at(save: Callable[..., str]) -> None:
     file = save(x=RNG.random((40, 3)), grey=RNG.integers(0, 255, (40, 9, 9), dtype=np.uint8), y=np.arange(40) % 2)
-    assert load_experiment({"data": {"path": file}}).data.settings["standardise"] is True
-    assert load_experiment({"data": {"path": file, "x": "grey"}}).data.settings["standardise"] is False
+    assert load_experiment({"data": {"path": file}}).data.settings["standardize"] is True
+    assert load_experiment({"data": {"path": file, "x": "grey"}}).data.settings["standardize"] is False
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint16, np.bool_])
@@ -169,7 +169,7 @@ def test_whole_numbers_are_numbers_unless_they_are_tokens(save: Callable[..., st
         assert train.dtype == torch.float32 and train.mean(0).abs().max() < 1e-5
         assert (train.std(0, correction=0) - 1).abs().max() < 1e-4
     for tokens in ({"vocabulary": 90}, {"task": "next_token"}):
-        assert not load_experiment({"data": {"path": file, **tokens}}).data.settings["standardise"]
+        assert not load_experiment({"data": {"path": file, **tokens}}).data.settings["standardize"]
     following = arrays(save(x=x, y=x.astype(np.int64)), task="next_token")
     assert following.x.dtype == torch.int64 and following.x.tolist() == x.astype(int).tolist()
     model = {"name": "mlp", "hidden": 8, "layers": 4}
@@ -227,8 +227,8 @@ def test_keys_without_effect_are_declared() -> None:
         ({"x": np.zeros((4, 2)), "y": np.arange(4)}, {"classes": 3}, Expected("0..2", key="y")),
         (
             {"x": np.zeros((4, 2), int), "y": np.arange(4)},
-            {"standardise": True, "vocabulary": 9},
-            Expected(key="standardise"),
+            {"standardize": True, "vocabulary": 9},
+            Expected(key="standardize"),
         ),
     ],
 )
@@ -341,9 +341,9 @@ def test_gaps_name_array_sample_and_column(save: Callable[..., str], x: np.ndarr
     y, fine = np.arange(20) % 2, np.nan_to_num(x)
     (note,) = arrays(save(x=x, y=y)).notes
     assert '"x"' in note and where in note
-    with raises(DataError, '"x"', where, key="standardise"):
-        arrays(save(x=x, y=y), standardise=True, test=0.0, validation=0.0)
-    splits = arrays(save(x_train=fine, x_test=x, y_train=y, y_test=y), standardise=True)  # its mean is finite
+    with raises(DataError, '"x"', where, key="standardize"):
+        arrays(save(x=x, y=y), standardize=True, test=0.0, validation=0.0)
+    splits = arrays(save(x_train=fine, x_test=x, y_train=y, y_test=y), standardize=True)  # its mean is finite
     (note,) = [note for note in splits.notes if "channels_last" not in note]
     assert '"x_test"' in note and where in note and "diverges" not in note
     for inputs, name in (((x, y), "x"), ((fine, y, (x, y)), "x_test")):

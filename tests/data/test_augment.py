@@ -51,7 +51,7 @@ def test_equals_loops(name: str, shape: tuple[int, int, int, int], seed: int) ->
 
 
 def test_cifar_pads_four_pixels_and_mirrors_half() -> None:
-    # column j of the picture holds j + 1, so the first column of the centre row tells shift and mirroring apart
+    # column j of the picture holds j + 1, so the first column of the center row tells shift and mirroring apart
     x = torch.arange(1, 33, dtype=torch.uint8).expand(4000, 1, 32, 32)
     out = augment_batch(x, "crop-flip", torch.Generator().manual_seed(0))[:, 0, 16]
     rising = out[:, 15] > out[:, 14]

@@ -1,4 +1,4 @@
-"""Arrays with channels last are recognised by their shape, or refused where nobody can tell; NumPy moves the axis."""
+"""Arrays with channels last are recognized by their shape, or refused where nobody can tell; NumPy moves the axis."""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -133,8 +133,8 @@ def series(steps: int, channels: int, last: bool, count: int = 60) -> np.ndarray
     return (x if last else x.swapaxes(1, 2)).astype(np.float32)
 
 
-def check_standardised(data: ff.Data, x: np.ndarray, last: bool) -> None:
-    """Compare batches with NumPy's standardisation of each channel over the training samples; x has its orientation."""
+def check_standardized(data: ff.Data, x: np.ndarray, last: bool) -> None:
+    """Compare batches with NumPy's standardization of each channel over the training samples; x has its orientation."""
     axes = (0, 1) if last else (0, 2)
     train = x[data.split("train").numpy()].astype(np.float64)
     expected = (x - train.mean(axes, keepdims=True)) / train.std(axes, keepdims=True)
@@ -146,29 +146,29 @@ SERIES = [(24, 3, True), (24, 3, False), (128, 9, True), (7, 40, True), (50, 1, 
 
 
 @pytest.mark.parametrize(("steps", "channels", "last"), SERIES)
-def test_each_channel_of_a_series_is_standardised(tmp_path: Path, steps: int, channels: int, last: bool) -> None:
+def test_each_channel_of_a_series_is_standardized(tmp_path: Path, steps: int, channels: int, last: bool) -> None:
     x, y = series(steps, channels, last), np.arange(60) % 2
     np.savez(tmp_path / "a.npz", x=x, y=y)
     layout = {} if steps >= 2 * channels else {"channels_last": last}
-    for data in (wrap_arrays(x, y, **layout), arrays(str(tmp_path / "a.npz"), standardise=True, **layout)):
-        check_standardised(data, x, last)
+    for data in (wrap_arrays(x, y, **layout), arrays(str(tmp_path / "a.npz"), standardize=True, **layout)):
+        check_standardized(data, x, last)
         assert len([note for note in data.notes if "channels_last" in note]) == (channels > 1)
     detected = build_data(load_experiment(data={"path": str(tmp_path / "a.npz"), **layout}).data)
-    check_standardised(detected, x, last)
+    check_standardized(detected, x, last)
 
 
 @pytest.mark.parametrize(("steps", "channels"), [(20, 20), (30, 24), (12, 14)])
 def test_series_of_similar_sizes_need_the_key(tmp_path: Path, steps: int, channels: int) -> None:
     x, y = series(steps, channels, True), np.arange(60) % 2
     np.savez(tmp_path / "a.npz", x=x, y=y)
-    for read in (lambda: arrays(str(tmp_path / "a.npz"), standardise=True), lambda: wrap_arrays(x, y)):
+    for read in (lambda: arrays(str(tmp_path / "a.npz"), standardize=True), lambda: wrap_arrays(x, y)):
         with raises(DataError, key="channels_last"):
             read()
     for last in (True, False):
-        check_standardised(build_data(load_experiment(data={"name": (x, y), "channels_last": last}).data), x, last)
-    assert not wrap_arrays(x, y, standardise=False).mean and not arrays(str(tmp_path / "a.npz")).mean
-    moved = arrays(str(tmp_path / "a.npz"), channels_last="move", standardise=True)
-    check_standardised(moved, x.swapaxes(1, 2), False)
+        check_standardized(build_data(load_experiment(data={"name": (x, y), "channels_last": last}).data), x, last)
+    assert not wrap_arrays(x, y, standardize=False).mean and not arrays(str(tmp_path / "a.npz")).mean
+    moved = arrays(str(tmp_path / "a.npz"), channels_last="move", standardize=True)
+    check_standardized(moved, x.swapaxes(1, 2), False)
     assert find_sample_shape(str(tmp_path / "a.npz"), channels_last="move") == (channels, steps)
 
 
@@ -187,7 +187,7 @@ def test_the_layer_of_a_module_tells_the_channels(tmp_path: Path, net: nn.Module
             continue
         section = load_experiment(data=data, model=net).data
         assert section.settings["channels_last"] is last
-        check_standardised(build_data(section), x, last)
+        check_standardized(build_data(section), x, last)
 
 
 class Reader(nn.Module):
@@ -208,7 +208,7 @@ def test_a_run_on_series_predicts_on_others_as_it_was_trained(tmp_path: Path) ->
     run = ff.run(model=Reader(), data=(x, y), out=tmp_path / "run", **QUICK)
     data = run.assembly.data
     assert isinstance(data, ff.Data)
-    check_standardised(data, x, True)
+    check_standardized(data, x, True)
     again = ff.load(tmp_path / "run", model=Reader(), data=(x, y))
     assert isinstance(again.assembly.data, ff.Data) and again.assembly.data.mean == data.mean
     np.savez(tmp_path / "new.npz", x=x[:6] * 2, y=y[:6])

@@ -76,7 +76,7 @@ def test_only_training_batches_are_augmented() -> None:
     assert torch.equal(first, data.batch(torch.arange(20), torch.Generator().manual_seed(1))[0])
 
 
-def test_padding_is_black_before_normalisation() -> None:
+def test_padding_is_black_before_normalization() -> None:
     data = small(x=torch.full((20, 3, 8, 8), 255, dtype=torch.uint8), augment="shift")
     x, _ = data.batch(torch.arange(20), torch.Generator().manual_seed(0))
     values = x[:, 0].unique()
@@ -90,7 +90,7 @@ def test_floats_and_tokens_pass_through() -> None:
     assert torch.equal(tokens.batch(torch.tensor([2]))[0], torch.tensor([[6, 7, 8]]))
 
 
-def test_floats_can_be_normalised() -> None:
+def test_floats_can_be_normalized() -> None:
     data = small(x=torch.rand(20, 3, 8, 8))
     expected = (data.x[4, 2, 1, 1] - 0.3) / 0.1
     assert float(data.batch(torch.tensor([4]))[0][0, 2, 1, 1]) == pytest.approx(float(expected), abs=2e-6)
@@ -171,7 +171,7 @@ def test_other_tasks_may_have_other_labels() -> None:
     assert torch.equal(data.batch(torch.tensor([3]))[1], data.y[3:4])
 
 
-def test_training_targets_of_a_regression_are_standardised() -> None:
+def test_training_targets_of_a_regression_are_standardized() -> None:
     y = 5 + 3 * torch.rand(20, 2)
     y[:, 1] = 7.0  # constant: left at 0, not divided by 0
     data = small(y=y, task="regression", classes=2)

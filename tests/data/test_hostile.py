@@ -250,7 +250,7 @@ def test_one_long_label_takes_no_room_in_every_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_tokeniser_that_is_damaged_or_runs_code(tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_damaged_or_runs_code(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     (tmp_path / "a.csv").write_text("text,label\na,0\nb,1\n" * 5)
     (tmp_path / "own").mkdir()

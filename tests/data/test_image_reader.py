@@ -20,7 +20,7 @@ import fleetfit as ff
 from fleetfit.data import Data, EncodedImages, image_reader
 from fleetfit.data.augment import augment_batch, draw_crop_numbers, find_crop
 from fleetfit.data.dataset import load_data, save_data
-from fleetfit.data.files import images as images_module, labelled
+from fleetfit.data.files import images as images_module, labeled
 from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.images import images
 from fleetfit.data.image_reader import ImageFiles
@@ -34,7 +34,7 @@ REAL = Path(os.environ.get("FLEETFIT_DATA") or Path(__file__).parents[2].parent 
 
 
 def photographs(count: int, seed: int = 0) -> list[np.ndarray]:
-    """Smooth colour pictures of different sizes, larger than they will be needed."""
+    """Smooth color pictures of different sizes, larger than they will be needed."""
     rng = np.random.default_rng(seed)
     resized = []
     for _ in range(count):
@@ -59,7 +59,7 @@ def shards(tmp_path: Path, write: Write, picture: Picture) -> Path:
 
 @pytest.fixture
 def folders(tmp_path: Path, picture: Picture) -> Path:
-    """The layout of ImageNet: 3 classes of 4 training images, 2 of validation, and unlabelled test images."""
+    """The layout of ImageNet: 3 classes of 4 training images, 2 of validation, and unlabeled test images."""
     folder = tmp_path / "photos"
     content = iter([picture(p, "JPEG") for p in photographs(20)])
     for split, count in (("train", 4), ("val", 2)):
@@ -92,7 +92,7 @@ def read_all_rows(data: Data) -> torch.Tensor:
     return data.x.index_select(0, torch.arange(len(data.x)))
 
 
-@pytest.mark.parametrize("options", [{"size": 16}, {"size": 24, "centre": 0.5}, {"size": 64, "channels": 1}])
+@pytest.mark.parametrize("options", [{"size": 16}, {"size": 24, "center": 0.5}, {"size": 64, "channels": 1}])
 @pytest.mark.parametrize("layout", ["shards", "folders"])
 def test_same_pixels_as_decoded_ones(layout: str, options: dict[str, Any], request: pytest.FixtureRequest) -> None:
     folder = request.getfixturevalue(layout)
@@ -116,7 +116,7 @@ def test_class_folders_are_imagenet_s(folders: Path) -> None:
     data = images(str(folders), size=8, lazy=True, validation=0.25)
     assert data.name == "photos" and data.class_names == ("n01", "n02", "n03")
     assert data.y.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [0, 0, 1, 1, 2, 2]
-    assert data.split("test").tolist() == list(range(12, 18))  # `val`, as there is no labelled test set
+    assert data.split("test").tolist() == list(range(12, 18))  # `val`, as there is no labeled test set
     assert len(data.split("validation")) == 3 and len(data.split("train")) == 9
     one = Image.open(folders / "train" / "n02" / "n02_3.JPEG").convert("RGB")
     side = min(one.size)
@@ -190,7 +190,7 @@ def test_classes_without_splits_and_one_folder_deeper(folders: Path) -> None:
 def test_the_index_is_made_once_and_anew_when_files_come(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = images(str(folders), size=8, lazy=True)
     with monkeypatch.context() as patch:
-        patch.setattr(labelled.np, "save", None)  # what an index needs
+        patch.setattr(labeled.np, "save", None)  # what an index needs
         assert torch.equal(read_all_rows(images(str(folders), size=8, lazy=True)), read_all_rows(first))
     shutil.copy(folders / "train" / "n01" / "n01_0.JPEG", folders / "train" / "n01" / "n01_9.JPEG")
     assert len(images(str(folders), size=8, lazy=True).x) == len(first.x) + 1
@@ -322,8 +322,8 @@ def test_wrong_class_folders(folders: Path, change: Callable[[Path], object], ex
     ("options", "expected"),
     [
         ({"label": "kind"}, Expected(path="photos")),
-        ({"size": 8, "centre": 0.0}, Expected(0, 1, key="centre")),
-        ({"centre": 0.5}, Expected("centre = 0.5", key="centre")),
+        ({"size": 8, "center": 0.0}, Expected(0, 1, key="center")),
+        ({"center": 0.5}, Expected("center = 0.5", key="center")),
         ({"size": 8, "resize": 0}, Expected(1, key="resize")),
     ],
 )

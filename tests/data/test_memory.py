@@ -111,7 +111,7 @@ def test_values_of_several_kinds_are_texts() -> None:
 def frame_of_iris() -> pandas.DataFrame:
     frame = pandas.DataFrame(IRIS.data, columns=list("abcd"))
     return frame.assign(
-        wet=frame.a > 5.5, colour=np.where(frame.b > 3, "red", "green"), kind=IRIS.target_names[IRIS.target]
+        wet=frame.a > 5.5, color=np.where(frame.b > 3, "red", "green"), kind=IRIS.target_names[IRIS.target]
     )
 
 
@@ -278,7 +278,7 @@ def test_a_run_is_trained_evaluated_and_predicts_on_them(tmp_path: Path) -> None
     frame = with_gaps().convert_dtypes()
     run = ff.run(data={"name": frame, "partition": {"clients": 3}}, out=tmp_path / "run", **QUICK)
     features = TableEncoder.from_json((run.folder / "columns.json").read_text(), "").features
-    assert "wet is missing" in features and "colour = red" in features
+    assert "wet is missing" in features and "color = red" in features
     expected = run.evaluate(data=frame)["static"]
     assert run.evaluate(data=pyarrow.Table.from_pandas(frame))["static"] == expected and expected["samples"] == 150
     pair = ff.run(data={"x": X, "y": Y}, out=tmp_path / "pair", **QUICK)
@@ -420,7 +420,7 @@ def test_keys_of_columns_may_be_numbers_of_a_frame() -> None:
 
 
 def test_keys_apply_to_arrays_in_memory() -> None:
-    data = data_of({"name": (X, Y), "task": "regression", "test": 0.5, "validation": 0.0, "standardise": False})
+    data = data_of({"name": (X, Y), "task": "regression", "test": 0.5, "validation": 0.0, "standardize": False})
     assert data.task == "regression" and data.y[:, 0].tolist() == Y.tolist() and not data.mean
     assert [len(data.split(name)) for name in ("train", "validation", "test")] == [75, 0, 75]
 

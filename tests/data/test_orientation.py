@@ -80,7 +80,7 @@ def test_the_square_is_cut_out_of_the_upright_image(tmp_path: Path) -> None:
     box = ((upright.width - 12) / 2, (upright.height - 12) / 2, (upright.width + 12) / 2, (upright.height + 12) / 2)
     square = np.asarray(upright.resize((8, 8), Image.Resampling.BILINEAR, box=box)).transpose(2, 0, 1)
     for lazy in (False, True):
-        assert np.array_equal(pixels(images(folder, size=8, centre=0.5, lazy=lazy))[0].numpy(), square)
+        assert np.array_equal(pixels(images(folder, size=8, center=0.5, lazy=lazy))[0].numpy(), square)
 
 
 def test_imagenet_has_the_key_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_imagenet_has_the_key_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
              for i in range(4)}  # fmt: skip
     folder = write_files(tmp_path / "imagenet", files)
     monkeypatch.setattr(imagenet_module, "FACTS", ff.data.Facts(8, 8, 2, "any", "made here"))
-    upright, stored = (imagenet(folder, size=8, centre=1.0, exif_orientation=e, lazy=False) for e in (True, False))
+    upright, stored = (imagenet(folder, size=8, center=1.0, exif_orientation=e, lazy=False) for e in (True, False))
     assert torch.equal(pixels(upright), pixels(stored).flip(2, 3)) and not torch.equal(upright.x, stored.x)
 
 

@@ -24,7 +24,7 @@ def noise(count: int, *shape: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.fixture
-def colour(tmp_path: Path, write: Write, picture: Picture) -> tuple[Path, np.ndarray]:
+def color(tmp_path: Path, write: Write, picture: Picture) -> tuple[Path, np.ndarray]:
     """A set of 10 training and 6 test images, 5x4 RGB, labels 0, 1, 2 in turn."""
     pixels = noise(16, 4, 5, 3)
     content = [picture(p) for p in pixels]
@@ -33,8 +33,8 @@ def colour(tmp_path: Path, write: Write, picture: Picture) -> tuple[Path, np.nda
     return tmp_path / "set", pixels
 
 
-def test_decodes_every_pixel(colour: tuple[Path, np.ndarray]) -> None:
-    folder, pixels = colour
+def test_decodes_every_pixel(color: tuple[Path, np.ndarray]) -> None:
+    folder, pixels = color
     data = images(str(folder), validation=0.3)
     assert data.name == "set"
     assert np.array_equal(data.x.numpy(), pixels.transpose(0, 3, 1, 2))
@@ -103,21 +103,21 @@ def test_each_group_gives_up_its_share(tmp_path: Path, write: Write, picture: Pi
     assert torch.bincount(data.groups[data.split("validation")]).tolist() == [2, 2, 2, 2]
 
 
-def test_grey_and_colour(tmp_path: Path, write: Write, picture: Picture) -> None:
-    grey, colour = noise(1, 3, 3)[0], noise(1, 3, 3, 3)[0]
-    write(tmp_path / "train.parquet", [picture(grey)] * 5 + [picture(colour)], [0] * 6)
+def test_grey_and_color(tmp_path: Path, write: Write, picture: Picture) -> None:
+    grey, color = noise(1, 3, 3)[0], noise(1, 3, 3, 3)[0]
+    write(tmp_path / "train.parquet", [picture(grey)] * 5 + [picture(color)], [0] * 6)
     mixed = images(str(tmp_path), test=0.0)
     assert mixed.x.shape == (6, 3, 3, 3)
     assert np.array_equal(mixed.x[0].numpy(), np.stack([grey] * 3))
-    assert np.array_equal(mixed.x[5].numpy(), colour.transpose(2, 0, 1))
+    assert np.array_equal(mixed.x[5].numpy(), color.transpose(2, 0, 1))
     as_grey = images(str(tmp_path), test=0.0, channels=1)
-    luma = (colour.astype(np.float64) * [0.299, 0.587, 0.114]).sum(-1)  # ITU-R 601, as Pillow documents
+    luma = (color.astype(np.float64) * [0.299, 0.587, 0.114]).sum(-1)  # ITU-R 601, as Pillow documents
     assert np.abs(as_grey.x[5, 0].numpy() - luma).max() <= 1
     write(tmp_path / "train.parquet", [picture(grey)] * 5, [0] * 5)
     assert images(str(tmp_path), test=0.0).x.shape == (5, 1, 3, 3)
 
 
-def test_size_cuts_the_centre_square(tmp_path: Path, write: Write, picture: Picture) -> None:
+def test_size_cuts_the_center_square(tmp_path: Path, write: Write, picture: Picture) -> None:
     """A 4x12 picture, black but for its white middle 4 columns, is cut to them; a 4x4 one is enlarged."""
     wide = np.zeros((4, 12), dtype=np.uint8)
     wide[:, 4:8] = 255
@@ -132,8 +132,8 @@ def test_size_cuts_the_centre_square(tmp_path: Path, write: Write, picture: Pict
         images(str(tmp_path), test=0.0)
 
 
-def test_threads_decode_the_same(colour: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, pixels = colour
+def test_threads_decode_the_same(color: tuple[Path, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, pixels = color
     monkeypatch.setattr(image_reader, "_LARGE_BYTES", 0)
     monkeypatch.setattr(parquet, "_ROWS", 3)  # several rounds over each file
     assert np.array_equal(images(str(folder)).x.numpy(), pixels.transpose(0, 3, 1, 2))
@@ -172,9 +172,9 @@ def test_sixteen_bits_are_refused(tmp_path: Path, write: Write, picture: Picture
         ({"augment": "turn"}, Expected('augment = "turn"', key="augment")),
     ],
 )
-def test_wrong_parameters(colour: tuple[Path, np.ndarray], changes: dict[str, Any], expected: Expected) -> None:
+def test_wrong_parameters(color: tuple[Path, np.ndarray], changes: dict[str, Any], expected: Expected) -> None:
     with raises(DataError, expected):
-        images(str(colour[0]), **changes)
+        images(str(color[0]), **changes)
 
 
 @pytest.mark.parametrize(
@@ -233,14 +233,14 @@ def test_where_the_files_are(tmp_path: Path, write: Write, picture: Picture, mon
 
 def test_known_sets(tmp_path: Path, write: Write, picture: Picture) -> None:
     grey = [picture(p) for p in noise(20, 28, 28)]
-    colour = [picture(p) for p in noise(100, 32, 32, 3)]
+    color = [picture(p) for p in noise(100, 32, 32, 3)]
     for split in ("train", "test"):
         write(tmp_path / "mnist" / f"{split}-00000-of-00001.parquet", grey, [i % 10 for i in range(20)])
         write(tmp_path / "fashion_mnist" / f"{split}.parquet", grey, [i % 10 for i in range(20)])
         coarse = [i % 20 for i in range(100)]
         write(
             tmp_path / "cifar100" / f"{split}.parquet",
-            colour,
+            color,
             list(range(100)),
             "img",
             "fine_label",
@@ -253,7 +253,7 @@ def test_known_sets(tmp_path: Path, write: Write, picture: Picture) -> None:
     assert cifar100(str(tmp_path)).classes == 100
     assert cifar100(str(tmp_path), coarse=True).y[:40].tolist() == [*range(20), *range(20)]
     assert FACTS["fashion_mnist"].train == 60_000
-    write(tmp_path / "wrong" / "train.parquet", colour, list(range(100)))
+    write(tmp_path / "wrong" / "train.parquet", color, list(range(100)))
     with raises(DataError, 10, "28x28", 100, "32x32"):
         mnist(str(tmp_path / "wrong"))
     (tmp_path / "mnist" / "test-00000-of-00001.parquet").unlink()
@@ -262,7 +262,7 @@ def test_known_sets(tmp_path: Path, write: Write, picture: Picture) -> None:
 
 
 def test_resized_for_a_model_that_wants_larger_images(tmp_path: Path, write: Write, picture: Picture) -> None:
-    """Pixels as torch interpolates the normalised batch; the set itself stays small."""
+    """Pixels as torch interpolates the normalized batch; the set itself stays small."""
     pixels = noise(10, 32, 32, 3)
     for split in ("train", "test"):
         write(tmp_path / f"{split}.parquet", [picture(p) for p in pixels], list(range(10)), image="img")
@@ -311,7 +311,7 @@ def test_a_part_of_the_training_images_is_drawn_class_by_class(tmp_path: Path, w
         cifar10(str(folder), samples=41)
 
 
-def test_cifar_is_normalised_as_in_the_paper(tmp_path: Path, write: Write, picture: Picture) -> None:
+def test_cifar_is_normalized_as_in_the_paper(tmp_path: Path, write: Write, picture: Picture) -> None:
     pixels = noise(10, 32, 32, 3)
     for split in ("train", "test"):
         write(tmp_path / f"{split}.parquet", [picture(p) for p in pixels], list(range(10)), image="img")

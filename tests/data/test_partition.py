@@ -144,11 +144,11 @@ def test_dirichlet_shares_have_the_right_moments() -> None:
         counts = [class_counts(data, partition(data, "dirichlet", 5, seed, **options)) for seed in range(120)]
         shares = torch.stack(counts).double()
         shares = shares / shares.sum(1, keepdim=True)
-        assert float(shares.mean((0, 2)).std()) < 0.02  # no client is favoured
+        assert float(shares.mean((0, 2)).std()) < 0.02  # no client is favored
         assert float(shares.var()) == pytest.approx(variance, rel=0.15)
 
 
-def test_dirichlet_rounding_favours_no_client() -> None:
+def test_dirichlet_rounding_favors_no_client() -> None:
     """One sample of each class for every two clients: rounding down would always leave the first with nothing."""
     data = make_data(torch.arange(1000) % 50, (1000, 0, 0), classes=50)
     options = {"alpha": 1e6, "minimum": 0, "balance": False}

@@ -40,19 +40,19 @@ SHARED = Path(os.environ.get("FLEETFIT_DATA") or Path(__file__).parents[2].paren
 Keys = dict[str, Any]
 
 
-def summarise(data: Data) -> list[Any]:
+def summarize(data: Data) -> list[Any]:
     """Return the hash of what a run sees of a data set and a prediction needs, and sums of its floats.
 
     Another processor rounds otherwise, so floats are compared by their sums.
     """
     parts: list[Any] = [data.name, data.classes, data.class_names, data.task, data.vocabulary, data.padding]
-    parts += [data.channels_last, data.resize, data.augment, data.labelled, data.channels]
+    parts += [data.channels_last, data.resize, data.augment, data.labeled, data.channels]
     parts += [{name: rows.tolist() for name, rows in data.splits.items()}]
     parts.append(json.loads(data.columns, parse_float=lambda text: f"{float(text):.5g}") if data.columns else None)
     parts.append(None if data.file_names is None else data.file_names.tolist())
     x = data.stored(torch.arange(len(data.y))) if isinstance(data.x, EncodedImages) else data.x
     sums = []
-    for values in (x, data.y, data.groups, data.exact_targets, data.labelled_rows, data.mean, data.std, *data.targets):
+    for values in (x, data.y, data.groups, data.exact_targets, data.labeled_rows, data.mean, data.std, *data.targets):
         array = None if values is None else np.ascontiguousarray(values)
         if array is None or array.dtype.kind != "f":
             parts += [] if array is None else [str(array.dtype), array.shape, array.tobytes()]
@@ -84,7 +84,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check(stored: dict[str, list[Any]], case: str, data: Data) -> None:
-    digest, *sums = summarise(data)
+    digest, *sums = summarize(data)
     if WRITES:
         stored[case] = [digest, *sums]
     expected = stored[case]
@@ -397,7 +397,7 @@ def test_real_data_are_read_as_before(name: str, root: Path, stored: dict[str, l
 QUICK: Keys = {"rounds": 1, "local": {"max_steps": 1}, "cohort": {"count": 1}, "evaluate": {"every": 0},
                "method": {"name": "fedavg"}, "fleet": {"groups": [{"budget": 1.0}]}, "progress": False}  # fmt: skip
 TRAINED: dict[str, Callable[[], Keys]] = {
-    "images": lambda: {**write_folders("images", "table"), "centre": 0.875, "resize": 12},
+    "images": lambda: {**write_folders("images", "table"), "center": 0.875, "resize": 12},
     "sounds": lambda: {**write_folders("sounds", "table"), "mels": 16},
     "text": lambda: write_folders("text", "table"),
     "texts": lambda: write_texts("csv"),
@@ -431,7 +431,7 @@ def write_new_rows(kind: str, form: str) -> Any:
     Path("new").mkdir()
     os.chdir("new")
     if kind in ("table", "regression"):
-        frame = make_frame(30).drop(columns=["kind", "target"] if form == "unlabelled" else [])[5:]
+        frame = make_frame(30).drop(columns=["kind", "target"] if form == "unlabeled" else [])[5:]
         frame = (
             frame.assign(kind=frame.get("kind", pandas.Series(dtype=str)).where(frame.id % 4 > 0))
             if form == "some"
@@ -451,7 +451,7 @@ def write_new_rows(kind: str, form: str) -> Any:
             Path("new.txt").write_text("one film\n\nanother film\n")
             return Path("new/new.txt")
         frame = pandas.DataFrame({"text": ["low film number", "high film", "a film"], "label": ["low", "high", "low"]})
-        frame.drop(columns=["label"] if form == "unlabelled" else []).to_json("n.jsonl", orient="records", lines=True)
+        frame.drop(columns=["label"] if form == "unlabeled" else []).to_json("n.jsonl", orient="records", lines=True)
         return Path("new/n.jsonl")
     if kind == "parquet":
         write_image_parquet()
@@ -460,7 +460,7 @@ def write_new_rows(kind: str, form: str) -> Any:
     y = {"targets": np.arange(15) / 3, "named": np.array(["p", "q", "p"] * 5)}.get(kind, y)
     if form == "memory":
         return (x, y)
-    whole = {"x": x} if form == "unlabelled" else {"x": x, "y": y}
+    whole = {"x": x} if form == "unlabeled" else {"x": x, "y": y}
     if form == "splits":
         whole = {f"{name}_{split}": v[:9] if split == "train" else v[9:] for name, v in whole.items()
                  for split in ("train", "test")}  # fmt: skip
@@ -469,9 +469,9 @@ def write_new_rows(kind: str, form: str) -> Any:
 
 
 FORMS = {
-    **dict.fromkeys(FILES, ("flat", "classes", "table", "file")), "texts": ("rows", "unlabelled", "lines"),
-    "table": ("rows", "unlabelled", "some", "memory", "splits"), "regression": ("rows", "unlabelled", "some"),
-    **dict.fromkeys(("arrays", "targets", "named"), ("rows", "unlabelled", "memory", "splits")), "parquet": ("rows",),
+    **dict.fromkeys(FILES, ("flat", "classes", "table", "file")), "texts": ("rows", "unlabeled", "lines"),
+    "table": ("rows", "unlabeled", "some", "memory", "splits"), "regression": ("rows", "unlabeled", "some"),
+    **dict.fromkeys(("arrays", "targets", "named"), ("rows", "unlabeled", "memory", "splits")), "parquet": ("rows",),
     "memory": ("memory",),
 }  # fmt: skip
 

@@ -88,7 +88,7 @@ def test_spectrogram_by_sums() -> None:
 
 
 def test_a_tone_is_where_and_as_loud_as_it_should_be() -> None:
-    """A sine of amplitude a at the middle of a band: 20 log10(a) dB there, but for what leaks into its neighbours."""
+    """A sine of amplitude a at the middle of a band: 20 log10(a) dB there, but for what leaks into its neighbors."""
     middle = sounds.mel_to_hertz(sounds.hertz_to_mel(RATE / 2) * 41 / 65)  # band 40
     for amplitude in (1.0, 0.1):
         column = FORM.transform(torch.from_numpy(tone(middle, amplitude))[None])[0, 0, :, 50].float()

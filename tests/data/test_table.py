@@ -1,4 +1,4 @@
-"""Tables: numbers as scikit-learn makes them, what is recognised and said, and what is refused by a sentence."""
+"""Tables: numbers as scikit-learn makes them, what is recognized and said, and what is refused by a sentence."""
 
 import csv
 import decimal
@@ -47,11 +47,11 @@ def write(tmp_path: Path) -> Write:
 def make_mixed_rows(rows: int = 60, seed: int = 0) -> list[list[Any]]:
     """Return rows of a number, one with gaps, a category and a label, after the names."""
     rng = np.random.default_rng(seed)
-    colours = rng.choice(["red", "green", "blue"], rows)
+    colors = rng.choice(["red", "green", "blue"], rows)
     sizes = [f"{size:.3f}" for size in rng.normal(5, 2, rows)]
     ages = ["" if i % 7 == 0 else f"{age:.2f}" for i, age in enumerate(rng.normal(40, 9, rows))]
     kinds = rng.choice(["cat", "dog"], rows)
-    return [["size", "age", "colour", "kind"], *zip(sizes, ages, colours, kinds, strict=True)]
+    return [["size", "age", "color", "kind"], *zip(sizes, ages, colors, kinds, strict=True)]
 
 
 @pytest.mark.parametrize("load", [load_iris, load_wine, load_breast_cancer])
@@ -72,9 +72,9 @@ def test_numbers_are_those_of_scikit_learn(load: Callable[..., Any], write: Writ
 def test_categories_are_those_of_scikit_learn(write: Write) -> None:
     rows = make_mixed_rows()
     data = table(str(write(rows)))
-    colours = np.array([row[2] for row in rows[1:]])[:, None]
+    colors = np.array([row[2] for row in rows[1:]])[:, None]
     train = data.splits["train"].numpy()
-    expected = OneHotEncoder(sparse_output=False).fit(colours[train]).transform(colours)
+    expected = OneHotEncoder(sparse_output=False).fit(colors[train]).transform(colors)
     np.testing.assert_array_equal(data.x.numpy()[:, 3:], expected)
     ages = np.array([float(row[1] or "nan") for row in rows[1:]])
     scaled = (ages - np.nanmean(ages[train])) / np.nanstd(ages[train])
@@ -89,8 +89,8 @@ def test_stored_encodings_keep_their_bytes(file: str, keys: dict[str, Any], writ
     path = write(make_mixed_rows())
     data = table(str(path), missing=("unknown",) if keys else (), **keys)
     assert data.columns == stored
-    labelled = [bool(row[1]) or not keys for row in make_mixed_rows()[1:]]
-    assert torch.equal(prepare_table(path, data).x[labelled], data.x)
+    labeled = [bool(row[1]) or not keys for row in make_mixed_rows()[1:]]
+    assert torch.equal(prepare_table(path, data).x[labeled], data.x)
 
 
 def test_held_out_rows_change_no_number(write: Write) -> None:
@@ -176,7 +176,7 @@ def test_rows_that_are_new_become_the_same_numbers(write: Write) -> None:
     assert torch.equal(prepare_table(write(rows, "again.csv"), data).x, data.x)
     shuffled = [[row[2], "further", row[1], row[0]] for row in rows]  # other order, other columns, no label
     other = prepare_table(write(shuffled, "shuffled.csv"), data)
-    assert torch.equal(other.x, data.x) and not other.labelled
+    assert torch.equal(other.x, data.x) and not other.labeled
     strange = prepare_table(write([rows[0], ["1", "2", "violet", "cat"]], "strange.csv"), data)
     assert not strange.x[0, 3:].any() and "1 row " in strange.notes[0]
 
@@ -191,7 +191,7 @@ def test_a_parquet_file_and_a_folder_of_splits(write: Write, tmp_path: Path) -> 
     folder = tmp_path / "set"
     folder.mkdir()
     frame[:40].to_csv(folder / "train.csv", index=False)
-    frame[40:][["kind", "colour", "age", "size"]].to_csv(folder / "test.csv", index=False)
+    frame[40:][["kind", "color", "age", "size"]].to_csv(folder / "test.csv", index=False)
     divided = table(str(folder))
     assert divided.splits["test"].tolist() == list(range(40, 60)) and len(divided.splits["validation"]) == 4
 
@@ -275,7 +275,7 @@ def test_what_is_no_table_is_a_sentence(content: str | bytes, expected: Expected
 
 def test_other_wishes_that_cannot_be_met(write: Write, tmp_path: Path) -> None:
     path = str(write(make_mixed_rows()))
-    with raises(DataError, '"colour"', column="colr", path="things.csv"):
+    with raises(DataError, '"color"', column="colr", path="things.csv"):
         table(path, drop=("colr",))
     with raises(DataError, '"kind"', column="knd", path="things.csv"):
         table(path, label="knd")
@@ -287,21 +287,21 @@ def test_other_wishes_that_cannot_be_met(write: Write, tmp_path: Path) -> None:
     with raises(DataError, column="age", path="less.csv"):
         prepare_table(write([row[:1] + row[2:] for row in make_mixed_rows()], "less.csv"), data)
     with raises(DataError, '"cow"', row=1, column="kind", path="cow.csv"):
-        prepare_table(write([["size", "age", "colour", "kind"], [1, 2, "red", "cow"]], "cow.csv"), data)
+        prepare_table(write([["size", "age", "color", "kind"], [1, 2, "red", "cow"]], "cow.csv"), data)
     with raises(DataError, '"big"', row=1, column="size", path="big.csv"):
-        prepare_table(write([["size", "age", "colour", "kind"], ["big", 2, "red", "cat"]], "big.csv"), data)
+        prepare_table(write([["size", "age", "color", "kind"], ["big", 2, "red", "cat"]], "big.csv"), data)
 
 
 @pytest.mark.parametrize(("key", "value", "says"), [
-    ("label", "colour", 'the column "kind" is the label'), ("task", "regression", "the task is classification"),
+    ("label", "color", 'the column "kind" is the label'), ("task", "regression", "the task is classification"),
     ("drop", ("age",), "the column is a feature"), ("categories", ("size",), "the column has numbers"),
 ])  # fmt: skip
 def test_what_columns_says_otherwise_is_refused(key: str, value: Any, says: str, write: Write, tmp_path: Path) -> None:
     path = str(write([[*row, i % 5] for i, row in enumerate(make_mixed_rows())]))
-    data = table(path, label="kind", drop=("0",), categories=("colour",))
+    data = table(path, label="kind", drop=("0",), categories=("color",))
     (tmp_path / "columns.json").write_text(data.columns)
     settings = {"transform": str(tmp_path)}
-    again = table(path, label="kind", task="classification", drop=("0",), categories=("colour",), **settings)
+    again = table(path, label="kind", task="classification", drop=("0",), categories=("color",), **settings)
     assert torch.equal(again.x, data.x)
     with raises(DataError, says, key=key, path="columns.json"):
         table(path, **{key: value}, **settings)

@@ -1,4 +1,4 @@
-"""Labelled texts: layouts, tokens against transformers, word pieces against a plain loop, the cache, named sets."""
+"""Labeled texts: layouts, tokens against transformers, word pieces against a plain loop, the cache, named sets."""
 
 import csv
 import hashlib
@@ -339,7 +339,7 @@ def test_equals_transformers(folder: Path, tmp_path: Path) -> None:
     assert load(folder, tokenizer=str(saved / "tokenizer.json"), length=6).x.tolist() == expected
 
 
-def test_padding_of_other_tokenisers(folder: Path, tmp_path: Path) -> None:
+def test_padding_of_other_tokenizers(folder: Path, tmp_path: Path) -> None:
     model = tokenizers.models.WordLevel({"<unk>": 0, "lovely": 1, "film": 2, "<fill>": 3}, unk_token="<unk>")
     other = tokenizers.Tokenizer(model)
     other.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -399,7 +399,7 @@ def test_word_pieces_by_loops(words: dict[str, int], size: int) -> None:
 
 
 def test_the_same_in_every_process(tmp_path: Path) -> None:
-    """Another process with a cache of its own, and so with nothing to share, makes the same tokeniser and tokens."""
+    """Another process with a cache of its own, and so with nothing to share, makes the same tokenizer and tokens."""
     rng = np.random.default_rng(0)
     words = ["".join(rng.choice(list("abcdefgh"), 5)) for _ in range(300)]
     texts = [" ".join(rng.choice(words, 12)) for _ in range(200)]
@@ -458,7 +458,7 @@ def test_whatever_decides_about_tokens_encodes_again(folder: Path, encoded: list
     load(folder)
     assert len(encoded) == before + 1
     (place,) = {p.parent for p in (tmp_path / "cache").glob("*/tokens.npy") if np.load(p).shape[1] == 9}
-    for seed in (1, 2):  # with a tokeniser that is given, nothing that is drawn matters
+    for seed in (1, 2):  # with a tokenizer that is given, nothing that is drawn matters
         load(folder, tokenizer=str(place / "tokenizer.json"), seed=seed, validation=0.3)
     assert len(encoded) == before + 2
 

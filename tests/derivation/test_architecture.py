@@ -19,7 +19,7 @@ QUICK = [name for name in NARROW if name != "swin"][::3]
 DIFFERENT = {
     "resnext": "a level has fewer groups, the constructor's module smaller ones",
     "resnet_group_norm": "a level has fewer groups, the constructor's module smaller ones",
-    "weight_standardisation": "a level has fewer groups, the constructor's module smaller ones",
+    "weight_standardization": "a level has fewer groups, the constructor's module smaller ones",
     "vit_chunked_qkv": "its stream stays whole",
 }
 """Modules whose levels are not the constructor's modules, with the reason."""
@@ -46,11 +46,11 @@ def read_sizes(architecture: DerivedArchitecture, shapes: dict[str, tuple[int, .
 def train_one_step(net: nn.Module, entry: Entry) -> None:
     torch.manual_seed(3)
     x = entry.example()
-    optimiser = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
     out = net.train()(x)
     logits: Tensor = get_logits(out)
     F.cross_entropy(logits.flatten(0, -2), torch.arange(logits[..., 0].numel()) % logits.shape[-1]).backward()
-    optimiser.step()
+    optimizer.step()
 
 
 def test_enough_modules_are_compared() -> None:

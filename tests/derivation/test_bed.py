@@ -25,14 +25,14 @@ FAILURES = {
     "scripted_part": (REFUSED, "operations of a scripted module are not seen"),
     "eca": (WHOLE, "a convolution runs along channels, of whatever number"),
     "literal_view": (WHOLE, "view(-1, 800) is a number in the code"),
-    "alexnet": (WHOLE, "a local response norm averages neighbours"),
+    "alexnet": (WHOLE, "a local response norm averages neighbors"),
     "shufflenet": (WHOLE, "channels are shuffled, and halved by a number in the code"),
     "autoencoder": (WHOLE, "view(-1, 16, 4, 4) is a number in the code"),
     "vit_chunked_qkv": (WHOLE, "a table of sines is as wide as the stream"),
     "fourier_over_channels": (WHOLE, "a Fourier transform mixes channels"),
     "gated_experts": (WHOLE, "nn.Bilinear is an operation without a rule"),
     "pointnet": (WHOLE, "an identity matrix is added"),
-    "parametrised_positive": (WHOLE, "softplus of a weight that is cut is not 0"),
+    "parametrized_positive": (WHOLE, "softplus of a weight that is cut is not 0"),
     "config_object": (WHOLE, "a size is in an object beside the modules"),
 }
 """What is not wholly derived, with the reason. A module that is leaves this table."""

@@ -120,9 +120,9 @@ class Skipping(nn.Module):
         self.mix, self.fc = nn.Linear(16, last), nn.Linear(last, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        centre = x.mean((1, 2, 3), keepdim=True)
+        center = x.mean((1, 2, 3), keepdim=True)
         first = self.stem(x)
-        both = torch.cat([first, self.blocks(first) - centre], 1).mean((2, 3))
+        both = torch.cat([first, self.blocks(first) - center], 1).mean((2, 3))
         return self.fc(self.mix(both).relu())
 
 

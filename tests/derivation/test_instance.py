@@ -20,7 +20,7 @@ from fleetfit.derivation import derive_architecture
 
 SAMPLE = (
     "resnet_basic", "unet", "vit_fused_qkv", "gpt_tied", "grouped_heads_tied", "lstm", "spectral_norm",
-    "weight_norm_by_hooks", "parametrised_symmetric", "lora", "list_of_logits", "variational", "auxiliary_classifier",
+    "weight_norm_by_hooks", "parametrized_symmetric", "lora", "list_of_logits", "variational", "auxiliary_classifier",
 )  # fmt: skip
 
 

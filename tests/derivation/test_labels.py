@@ -1,4 +1,4 @@
-"""Axes and segments of small modules, computed by hand: one or more modules for each rule of the labelled pass."""
+"""Axes and segments of small modules, computed by hand: one or more modules for each rule of the labeled pass."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -76,7 +76,7 @@ def write_into_slice(net: Any, x: Tensor) -> Tensor:
 
 
 def rotate(net: Any, x: Tensor) -> Tensor:
-    """Neighbours of a channel are the parts of a complex number."""
+    """Neighbors of a channel are the parts of a complex number."""
     h = torch.view_as_complex(net.fc(x).unflatten(-1, (-1, 2)))
     return net.out(torch.view_as_real(h * torch.polar(torch.tensor(1.0), torch.tensor(0.5))).flatten(1))
 

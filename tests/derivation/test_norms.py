@@ -132,7 +132,7 @@ def test_training_leaves_the_statistics(tmp_path: Path) -> None:
         torch.testing.assert_close(norm.running_var, own.running_var)
 
 
-def test_a_step_normalises_by_the_statistics() -> None:
+def test_a_step_normalizes_by_the_statistics() -> None:
     """The gradients of a level in training mode are those of the instance, which autograd gives."""
     net, x, y = Encoder(holds=True), torch.randn(8, 1, 6, 6), torch.arange(8) % CLASSES
     derived = derive_architecture(net, x)
@@ -162,15 +162,15 @@ def test_a_narrow_level_has_its_part_of_the_statistics(tmp_path: Path) -> None:
     sizes = {axis: WIDTH // 2 if one.scaled else one.size for axis, one in derived.axes.items()}
     module, x, n = derived.build(sizes, derived.positions[-1:]).train(), torch.randn(5, 1, 6, 6), WIDTH // 2
 
-    def normalise(x: Tensor, norm: Any) -> Tensor:
+    def normalize(x: Tensor, norm: Any) -> Tensor:
         mean, scale = norm.running_mean[:n, None, None], (norm.running_var[:n, None, None] + 1e-5).rsqrt()
         hidden: Tensor = ((x - mean) * scale).relu()
         return hidden
 
     bias1, bias2 = net.get_parameter("conv1.bias"), net.get_parameter("conv2.bias")
     with torch.no_grad():
-        h = normalise(nn.functional.conv2d(x, net.conv1.weight[:n], bias1[:n], padding=1), net.norm1)
-        h = normalise(nn.functional.conv2d(h, net.conv2.weight[:n, :n], bias2[:n], padding=1), net.norm2)
+        h = normalize(nn.functional.conv2d(x, net.conv1.weight[:n], bias1[:n], padding=1), net.norm1)
+        h = normalize(nn.functional.conv2d(h, net.conv2.weight[:n, :n], bias2[:n], padding=1), net.norm2)
         expected = h.mean((2, 3)) @ net.fc.weight[:, :n].T + net.fc.bias
         torch.testing.assert_close(module(x)[-1], expected)
 

@@ -222,7 +222,7 @@ def test_few_exits_give_levels_by_width(tmp_path: Path) -> None:
     assert not any("split" in note for note in run(describe(NAMED, rounds=1), tmp_path / "deep").notes)
 
 
-SGD, ADAMW = Local(), Local(optimiser="adamw")
+SGD, ADAMW = Local(), Local(optimizer="adamw")
 
 
 @pytest.mark.parametrize("norm", [[], [nn.BatchNorm2d(16)]], ids=["plain", "norm"])
@@ -231,9 +231,9 @@ SGD, ADAMW = Local(), Local(optimiser="adamw")
     [
         ({}, ADAMW.replace(lr=0.005)),
         ({"epochs": 3}, ADAMW.replace(lr=0.005, epochs=3)),
-        ({"optimiser": "adamw"}, ADAMW),
-        ({"optimiser": "adamw", "lr": 0.03}, ADAMW.replace(lr=0.03)),
-        ({"optimiser": "sgd"}, SGD.replace(clip_norm=1.0)),
+        ({"optimizer": "adamw"}, ADAMW),
+        ({"optimizer": "adamw", "lr": 0.03}, ADAMW.replace(lr=0.03)),
+        ({"optimizer": "sgd"}, SGD.replace(clip_norm=1.0)),
         ({"lr": 0.3}, SGD.replace(lr=0.3, clip_norm=1.0)),
         ({"momentum": 0.5}, SGD.replace(momentum=0.5, clip_norm=1.0)),
         ({"clip_norm": 5.0}, SGD.replace(clip_norm=5.0)),
@@ -253,7 +253,7 @@ def test_a_plain_module_has_a_recipe_of_its_own(
     new = prepare(load_experiment({**table, "model": {"name": net}}), tmp_path / "run")
     assert new.assembly.settings.local == expected
     chosen = describe_training(new.experiment)
-    assert bool(chosen) == (("optimiser" not in local and expected.optimiser == "adamw") or expected.clip_norm == 1.0)
+    assert bool(chosen) == (("optimizer" not in local and expected.optimizer == "adamw") or expected.clip_norm == 1.0)
     assert ff.load(tmp_path / "run", model=net).assembly.settings.local == expected
     again = load_experiment(tmp_path / "run" / "config.toml", model=net)
     assert assemble(again).settings.local == expected
@@ -286,7 +286,7 @@ def test_a_resumed_comparison_keeps_its_recipe(tmp_path: Path) -> None:
         patch.setattr("fleetfit.config.assemble.levels.choose_training", lambda experiment, *_: experiment)
         first = ff.compare(table, out=tmp_path / "out")
     text = next((tmp_path / "out").rglob("config.toml")).read_text()
-    assert 'optimiser = "sgd"' in text and "clip_norm" not in text
+    assert 'optimizer = "sgd"' in text and "clip_norm" not in text
     assert ff.compare(table, out=tmp_path / "out").table == first.table
 
 

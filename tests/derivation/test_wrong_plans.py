@@ -21,7 +21,7 @@ MODULES = (
     "mlp_batch_norm", "vit_fused_qkv", "list_of_logits", "gpt_tied", "lstm", "pixel_shuffle", "multi_query",
     "grouped_heads_tied", "maxout", "weight_norm", "densenet", "resnext", "resnet_basic", "unet", "inception",
     "einsum_attention", "cross_covariance_attention", "gru_cells", "gated_residual", "capsules", "convnext",
-    "deep_sets", "conv_lstm", "lora", "factorisation_machine", "cosine_head", "space_to_depth", "llama",
+    "deep_sets", "conv_lstm", "lora", "factorization_machine", "cosine_head", "space_to_depth", "llama",
     "selective_scan", "slice_writes", "lstm_with_attention", "resnet_group_norm", "relative_positions", "mlp_mixer",
 )  # fmt: skip
 QUICK = MODULES[:10]

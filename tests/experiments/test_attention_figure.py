@@ -26,7 +26,7 @@ def data(x: Tensor, **fields: Any) -> Data:
     return Data("mine", x, torch.arange(len(x)) % 3, splits, 3, **fields)
 
 
-def colours(count: int = 9) -> Tensor:
+def colors(count: int = 9) -> Tensor:
     return torch.randint(0, 256, (count, 3, 4, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 
 
@@ -41,7 +41,7 @@ def panels(figure: Any) -> list[Any]:
 
 
 def test_a_picture_is_shown_as_it_was_before_mean_and_std() -> None:
-    raw = colours()
+    raw = colors()
     mine = data(raw, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.1))
     images, _ = mine.batch(torch.arange(9))
     torch.testing.assert_close(restore_images(images, mine), raw / 255)
@@ -50,7 +50,7 @@ def test_a_picture_is_shown_as_it_was_before_mean_and_std() -> None:
     torch.testing.assert_close(result.flatten(), torch.tensor([0.0, 0.5, 1.0, 0.375]))
 
 
-def test_a_patch_without_attention_shows_the_image_and_one_with_all_of_it_the_colour() -> None:
+def test_a_patch_without_attention_shows_the_image_and_one_with_all_of_it_the_color() -> None:
     image = torch.zeros(1, 4, 4)
     image[0, :2] = 1
     result = overlay(image, torch.tensor([[0.0, 1.0], [0.0, 1.0]]), "#ff0000")
@@ -85,8 +85,8 @@ def test_each_image_has_three_rows_of_blocks_and_the_first_right_exit_is_framed(
 
 def test_test_images_are_taken_at_equal_distances() -> None:
     """The 6 test images have classes 0, 1, 2, 0, 1, 2; of three, each is the last of a third."""
-    figure = draw_sample_attention(module_of((3, 4, 6)), data(colours()), 3, "mine")
+    figure = draw_sample_attention(module_of((3, 4, 6)), data(colors()), 3, "mine")
     assert figure.get_suptitle() == "mine"
     assert [part.axes[0].get_title() for part in figure.subfigs[:-1]] == ["1", "0", "2"]
-    every = draw_sample_attention(module_of((3, 4, 6)), data(colours()), 6)
+    every = draw_sample_attention(module_of((3, 4, 6)), data(colors()), 6)
     assert [part.axes[0].get_title() for part in every.subfigs[:-1]] == ["0", "1", "2", "0", "1", "2"]

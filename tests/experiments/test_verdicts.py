@@ -165,7 +165,7 @@ def test_the_weakest_difference_decides_a_claim(repository: Repository) -> None:
     ]  # fmt: skip
 
 
-def test_a_chain_is_the_pairs_of_neighbours(repository: Repository) -> None:
+def test_a_chain_is_the_pairs_of_neighbors(repository: Repository) -> None:
     repository.claims(table(claim("chain", 'chain = [{ row = "Twenty" }, { row = "Ten" }, { row = "Base" }]')))
     runs = [*flat(), *spread("Ten", 10)]
     repository.results([*runs, *(run("Twenty", s, {"global": 70.0 + 7 * s + 2 * (s - 1)}) for s in (0, 1, 2))])

@@ -20,7 +20,7 @@ from fleetfit.core import Failure
 from fleetfit.engines.secure import BlockLayout
 from fleetfit.errors import ConfigError, NoUsableUpdates
 from fleetfit.privacy import Privacy, count_registered
-from fleetfit.secure import Quantiser, keys
+from fleetfit.secure import Quantizer, keys
 from fleetfit.submodel import concat_state
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
@@ -266,7 +266,7 @@ def test_a_private_secure_fleet_equals_the_simulation(tmp_path: Path, monkeypatc
     assert torch.equal(concat_state(run.server.state), concat_state(base.server.state))
     assert [r["privacy"] for r in run.metrics] == [r["privacy"] for r in base.metrics]
     assert all(r["train"]["clients"] is None and "secure" not in r and "undone" not in r for r in run.metrics)
-    monkeypatch.setattr(Quantiser, "quantise_clipped", lambda self, moved: self.quantise(moved)[0])
+    monkeypatch.setattr(Quantizer, "quantize_clipped", lambda self, moved: self.quantize(moved)[0])
     nodes_side.get_node.cache_clear()
     loose = lab_of(tmp_path / "loose", table).serve()
     assert not torch.equal(concat_state(loose.server.state), concat_state(base.server.state)), (
@@ -278,7 +278,7 @@ def test_a_private_secure_fleet_equals_the_simulation(tmp_path: Path, monkeypatc
 def test_a_private_server_sees_noisy_sums_only(masks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in any reply, nor in what it says and writes; without masks and noise the same search finds both."""
     traces: dict[str, list[bytes]] = {"updates": [], "means": []}
-    words, released, came = BlockLayout.quantise_update, Privacy.release, []
+    words, released, came = BlockLayout.quantize_update, Privacy.release, []
 
     def sent(*arguments: Any) -> Any:
         messages = words(*arguments)
@@ -294,7 +294,7 @@ def test_a_private_server_sees_noisy_sums_only(masks: bool, tmp_path: Path, monk
         came.append(b"".join(bytes(part) for part in transport.read_parts(reply).values()))
         return reply
 
-    monkeypatch.setattr(BlockLayout, "quantise_update", sent)
+    monkeypatch.setattr(BlockLayout, "quantize_update", sent)
     monkeypatch.setattr(Privacy, "release", record_mean)
     if not masks:
         monkeypatch.setattr(keys, "add_mask", lambda words, key, sign: None)

@@ -32,7 +32,7 @@ def test_a_server_has_no_single_update(masks: bool, tmp_path: Path, monkeypatch:
 def test_a_private_server_has_no_update_and_no_key(
     masks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The nodes clip themselves: where masks are off, the search finds what they have clipped and quantised."""
+    """The nodes clip themselves: where masks are off, the search finds what they have clipped and quantized."""
     pytest.importorskip("opacus", reason="the accountant is an extra: fleetfit[privacy]")
     monkeypatch.setenv("PYTHONPATH", "")
     (tmp_path / "fleet").mkdir()

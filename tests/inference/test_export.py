@@ -410,8 +410,8 @@ def test_an_offset_is_in_the_logits_of_every_form(name: str, tmp_path: Path) -> 
         torch.stack(torch.export.load(out / "model.pt2").module()(x)).detach(),
     ):
         assert float((expected - logits).abs().max()) < 1e-4 * scale
-    quantised = run_whole(out / config["onnx"]["int8"]["all_exits"], x)
-    assert float((expected - quantised).abs().max()) < float((logits_of(plain, x) - quantised).abs().max())
+    quantized = run_whole(out / config["onnx"]["int8"]["all_exits"], x)
+    assert float((expected - quantized).abs().max()) < float((logits_of(plain, x) - quantized).abs().max())
     assert (Loader(out).predict(x.numpy())[0] == expected[-1].argmax(1).numpy()).all()
     assert config["added_to_logits"] == pytest.approx(offset.tolist())
     assert load_file(out / "model.safetensors").keys() == plain.module.state_dict().keys()

@@ -71,8 +71,8 @@ def test_images_without_labels_in_every_form(trained: ff.Run, tmp_path: Path) ->
         assert result.truth is None and result.labels == expected.labels, name
         np.testing.assert_allclose(result.probabilities, expected.probabilities, atol=1e-6)
     labels = datasets.Dataset.from_dict({"image": images, "label": ["dark", "light", "light"]})
-    labels.cast_column("image", datasets.Image()).to_parquet(str(tmp_path / "labelled.parquet"))
-    assert trained.predict(tmp_path / "labelled.parquet").truth == ["dark", "light", "light"]
+    labels.cast_column("image", datasets.Image()).to_parquet(str(tmp_path / "labeled.parquet"))
+    assert trained.predict(tmp_path / "labeled.parquet").truth == ["dark", "light", "light"]
     with raises(DataError, path=tmp_path / "archive.zip"):
         ff.plan(data=tmp_path / "archive.zip")
 
@@ -87,7 +87,7 @@ def test_a_single_file_is_predicted(trained: ff.Run, tmp_path: Path) -> None:
 def test_some_of_the_classes_keep_their_labels(trained: ff.Run, tmp_path: Path) -> None:
     write_image(tmp_path / "new/light/a.png", 200)
     data = load_samples(trained, str(tmp_path / "new"))
-    assert data.labelled and data.y.tolist() == [1] and data.class_names == ("dark", "light") and not data.notes
+    assert data.labeled and data.y.tolist() == [1] and data.class_names == ("dark", "light") and not data.notes
     assert trained.evaluate(data=tmp_path / "new")["static"]["samples"] == 1
 
 
@@ -138,7 +138,7 @@ def test_a_run_with_a_size_resizes_as_in_training(tmp_path: Path) -> None:
     for number in range(30):
         for kind, brightness in (("dark", 20), ("light", 200)):
             write_image(tmp_path / "photos" / kind / f"{number}.png", brightness, (30 + number, 40), "L")
-    data = {"path": str(tmp_path / "photos"), "size": 16, "centre": 0.7, "partition": {"kind": "iid", "clients": 4}}
+    data = {"path": str(tmp_path / "photos"), "size": 16, "center": 0.7, "partition": {"kind": "iid", "clients": 4}}
     run = ff.run({"data": data, "rounds": 1}, out=tmp_path / "run")
     again = load_samples(run, str(tmp_path / "photos"))
     rows = again.split("test")

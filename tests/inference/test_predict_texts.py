@@ -54,7 +54,7 @@ def test_rows_lines_and_files_are_the_same_texts(trained: ff.Run, tmp_path: Path
     write_rows(tmp_path / "empty.csv", ["text", "label"], *[(text, " ") for text in NEW])
     for name in ("files", "lines.txt", "rows.jsonl", "rows.csv", "empty.csv"):
         data = load_samples(trained, str(tmp_path / name))
-        assert not data.labelled and torch.equal(data.batch(data.split("test"))[0], expected_x), name
+        assert not data.labeled and torch.equal(data.batch(data.split("test"))[0], expected_x), name
     lines = load_samples(trained, str(tmp_path / "lines.txt"))
     assert any("2" in note for note in lines.notes)  # blank lines are not texts
 
@@ -151,7 +151,7 @@ def test_labels_are_classes_of_the_run(trained: ff.Run, tmp_path: Path) -> None:
     (tmp_path / "folders" / "sport" / "1.txt").write_text(NEW[1])
     for name, labels in (("sport.csv", [1, 1]), ("numbers.csv", [1, 0]), ("folders", [1])):
         data = load_samples(trained, str(tmp_path / name))
-        assert data.labelled and data.y.tolist() == labels, name
+        assert data.labeled and data.y.tolist() == labels, name
     assert trained.evaluate(data=str(tmp_path / "sport.csv"))["static"]["samples"] == 2
     halves = load_samples(trained, str(tmp_path / "sport.csv"), halves=True)
     assert [len(halves.split(split)) for split in ("train", "validation", "test")] == [0, 1, 1]
@@ -162,7 +162,7 @@ def test_folders_that_are_no_classes_give_no_labels(trained: ff.Run, tmp_path: P
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.txt").write_text(NEW[1])
     data = load_samples(trained, str(tmp_path))
-    assert not data.labelled and len(data.y) == 2
+    assert not data.labeled and len(data.y) == 2
     assert any("politics" in note and "food" in note for note in data.notes)
     with raises(ConfigError, key="data"):
         trained.evaluate(data=str(tmp_path))
@@ -185,11 +185,11 @@ def test_wrong_tables_are_refused(
         load_samples(trained, str(path))
 
 
-def test_an_exported_model_has_the_tokeniser(trained: ff.Run, tmp_path: Path) -> None:
+def test_an_exported_model_has_the_tokenizer(trained: ff.Run, tmp_path: Path) -> None:
     """`tokenizers` alone makes the ids that the model was trained on, cut and padded to their length."""
     trained.export(tmp_path / "device", 1, forms=())
-    tokeniser = tokenizers.Tokenizer.from_file(str(tmp_path / "device" / "tokenizer.json"))
+    tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "device" / "tokenizer.json"))
     (tmp_path / "lines.txt").write_text("\n".join([*NEW, " ".join(NEW * 5)]))
     expected = load_samples(trained, str(tmp_path / "lines.txt")).x
-    ids = [encoding.ids for encoding in tokeniser.encode_batch([*NEW, " ".join(NEW * 5)])]
+    ids = [encoding.ids for encoding in tokenizer.encode_batch([*NEW, " ".join(NEW * 5)])]
     assert torch.equal(torch.tensor(ids), torch.as_tensor(expected)) and {len(row) for row in ids} == {12}

@@ -39,7 +39,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
 
 
 def make_frame(label: bool = True) -> pandas.DataFrame:
-    frame = pandas.DataFrame(X, columns=list("abcde")).assign(colour=np.array(["red", "blue"])[Y % 2])
+    frame = pandas.DataFrame(X, columns=list("abcde")).assign(color=np.array(["red", "blue"])[Y % 2])
     return frame.assign(kind=NAMES[Y]) if label else frame
 
 
@@ -65,15 +65,15 @@ def test_samples_in_memory_are_prepared_as_in_training(images: ff.Run) -> None:
     forms: dict[str, Any] = {
         "array": PIXELS, "tensor": x, "list": [*PIXELS], "dict": {"x": PIXELS}, "tuples": TensorDataset(x),
         "dataset": Bare(), "loader": DataLoader(Bare(), batch_size=7), "pair": (PIXELS, NAMES[Y]),
-        "labelled loader": DataLoader(pairs, batch_size=7, shuffle=True), "dict of both": {"x": PIXELS, "y": Y},
+        "labeled loader": DataLoader(pairs, batch_size=7, shuffle=True), "dict of both": {"x": PIXELS, "y": Y},
         "data": ff.Data("mine", x, y, {"test": torch.arange(160)}, 4, class_names=tuple(NAMES.tolist())),
     }  # fmt: skip
     for name, form in forms.items():
         result = images.predict(form)
         np.testing.assert_allclose(result.probabilities, expected, atol=1e-6, err_msg=name)
         assert result.labels == NAMES[expected.argmax(1)].tolist(), name
-        is_labelled = name in ("pair", "data") or "both" in name or "labelled" in name
-        assert (result.truth == NAMES[Y].tolist()) if is_labelled else (result.truth is result.accuracy is None), name
+        is_labeled = name in ("pair", "data") or "both" in name or "labeled" in name
+        assert (result.truth == NAMES[Y].tolist()) if is_labeled else (result.truth is result.accuracy is None), name
     logits = list(images.predict_exits(PIXELS[:9]))
     np.testing.assert_allclose(logits[-1].softmax(1).numpy(), expected[:9], atol=1e-6)
 
@@ -100,9 +100,9 @@ def test_tables_in_memory(rows: ff.Run, tmp_path: Path) -> None:
     for form in (tmp_path / "new.csv", str(tmp_path / "new.csv"), {"path": str(tmp_path / "new.csv")},
                  pyarrow.Table.from_pandas(frame), {name: frame[name].tolist() for name in frame}):  # fmt: skip
         np.testing.assert_allclose(rows.predict(form).probabilities, first.probabilities, atol=1e-6)
-    labelled = rows.predict(make_frame())
-    assert labelled.labels == first.labels and labelled.truth == NAMES[Y].tolist()
-    assert labelled.accuracy == pytest.approx(rows.evaluate(make_frame())["static"]["full"])
+    labeled = rows.predict(make_frame())
+    assert labeled.labels == first.labels and labeled.truth == NAMES[Y].tolist()
+    assert labeled.accuracy == pytest.approx(rows.evaluate(make_frame())["static"]["full"])
     assert rows.predict(frame[::-1]).labels == first.labels[::-1]
     with raises(ConfigError, "table", key="data"):
         rows.predict(X)

@@ -79,7 +79,7 @@ def test_the_calibration_error_against_a_loop() -> None:
         assert calibration_error(logits, scores.labels) == pytest.approx(total, abs=1e-6)
 
 
-def test_the_temperature_maximises_the_likelihood() -> None:
+def test_the_temperature_maximizes_the_likelihood() -> None:
     """Labels drawn from softmax(z / 2.5): the temperature is found again, and the calibration error falls."""
     rng = torch.Generator().manual_seed(0)
     logits = 6 * torch.randn(20000, 4, generator=rng)

@@ -281,7 +281,7 @@ def checkpoint_with(folder: Path, **special: Any) -> Path:
 
 @pytest.mark.parametrize("whose", ["learned", "lower", "cased", "other"])
 @pytest.mark.parametrize("length", [6, 30])
-def test_the_tokeniser_gives_our_tokens(tmp_path: Path, whose: str, length: int) -> None:
+def test_the_tokenizer_gives_our_tokens(tmp_path: Path, whose: str, length: int) -> None:
     """Texts that are cut and texts that are filled, accents and capitals, and what the model makes of them."""
     keys: dict[str, Any] = {"length": length}
     if whose in ("lower", "cased"):
@@ -334,7 +334,7 @@ def test_the_image_processor_gives_our_pixels(tmp_path: Path, channels: int, nor
     assert larger.shape == (1, channels, 8, 12)
 
 
-def test_pictures_with_an_alpha_channel_become_coloured(tmp_path: Path) -> None:
+def test_pictures_with_an_alpha_channel_become_colored(tmp_path: Path) -> None:
     pillow = pytest.importorskip("PIL.Image")
     data = images()
     write_transformers(level(small_vit(data), data), tmp_path)
@@ -360,7 +360,7 @@ def test_images_that_are_enlarged(tmp_path: Path) -> None:
 def test_data_that_cannot_say_how_they_were_made(tmp_path: Path) -> None:
     floats = replace(images(), x=torch.randn(4, 3, 8, 12))
     for level_model, kind in ((level(small_vit(floats), floats), "image processor"),
-                          (level(small_bert(tokens()), tokens()), "tokeniser")):  # fmt: skip
+                          (level(small_bert(tokens()), tokens()), "tokenizer")):  # fmt: skip
         files = write_transformers(level_model, tmp_path / kind)
         assert [file.name for file in files] == ["config.json", "model.safetensors"]
         assert any(f"so no {kind} is written" in note for note in notes_on_transformers(level_model))
@@ -496,7 +496,7 @@ def test_a_module_with_more_in_it(tmp_path: Path) -> None:
     refused(level_model, tmp_path, '"extra.weight"')
 
 
-def test_a_tokeniser_that_is_gone_or_damaged(tmp_path: Path) -> None:
+def test_a_tokenizer_that_is_gone_or_damaged(tmp_path: Path) -> None:
     data = texts(tmp_path / "set")
     level_model = level(small_bert(data), data)
     for damage in ("{", "[]", '{"model": {"vocab": {"a": "b"}}, "added_tokens": []}', None):

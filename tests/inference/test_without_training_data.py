@@ -110,7 +110,7 @@ def in_memory(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
 
 
 def test_a_run_on_data_in_memory_is_opened_without_them(in_memory: ff.Run, tmp_path: Path) -> None:
-    """The right logits: samples standardised by NumPy, of the training split alone."""
+    """The right logits: samples standardized by NumPy, of the training split alone."""
     again = ff.load(in_memory.folder)
     data = in_memory.assembly.data
     assert isinstance(data, ff.Data)

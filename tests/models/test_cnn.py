@@ -57,12 +57,12 @@ def test_it_learns_the_digits(norm: str) -> None:
     order = torch.randperm(len(x))
     train, test = order[:1400], order[1400:]
     module = build_module(cnn(norm=norm), cnn().sizes(1.0), (3, 4, 5, 6))
-    optimiser = torch.optim.SGD(module.parameters(), 0.05, momentum=0.9, weight_decay=5e-4)
+    optimizer = torch.optim.SGD(module.parameters(), 0.05, momentum=0.9, weight_decay=5e-4)
     for _ in range(6):
         for batch in train[torch.randperm(len(train))].split(16):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             sum(F.cross_entropy(out, y[batch]) for out in module(x[batch])).backward()
-            optimiser.step()
+            optimizer.step()
     with torch.no_grad():
         logits = module.eval()(x[test])
     accuracies = [float((out.argmax(1) == y[test]).float().mean()) for out in logits]

@@ -17,7 +17,7 @@ from fleetfit.models.resnet import ResNet, resnet
 
 @pytest.mark.parametrize("shape", [(2, 3, 8, 8), (1, 2, 7, 5), (3, 1, 2, 3), (2, 4, 28, 28)])
 def test_halving_has_the_numbers_of_pytorch(shape: tuple[int, ...]) -> None:
-    """The largest of four neighbours, with and without gradients, also of -0.0, infinities and NaN."""
+    """The largest of four neighbors, with and without gradients, also of -0.0, infinities and NaN."""
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     flat = x.view(-1)
     flat[::5], flat[1::7], flat[2::11], flat[3::13] = 0.0, -0.0, float("-inf"), float("nan")

@@ -145,7 +145,7 @@ def test_the_layout_passes_all_parts(architecture: LanguageModel) -> None:
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_gates_taken_as_neighbours_are_refused(cell: str) -> None:
+def test_gates_taken_as_neighbors_are_refused(cell: str) -> None:
     architecture = char_lstm(7, 9, 3, 5, 2, cell)
     part = "" if cell == "peephole" else "lstm."
     right = {name.replace("*.", f"1.{part}", 1): value for name, value in architecture.declared.items()}
@@ -181,10 +181,10 @@ def test_it_learns_successors(cell: str) -> None:
     x = torch.stack([pattern[s : s + 12] for s in range(6)])
     y = torch.stack([pattern[s + 1 : s + 13] for s in range(6)])
     x[:, 10:], y[:, 10:] = 0, -100
-    optimiser = torch.optim.Adam(module.parameters(), 0.02)
+    optimizer = torch.optim.Adam(module.parameters(), 0.02)
     for _ in range(120):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         sum(F.cross_entropy(out.transpose(1, 2), y, ignore_index=-100) for out in module(x)).backward()
-        optimiser.step()
+        optimizer.step()
     scored = y[:, 1:10]
     assert all(torch.equal(out.argmax(-1)[:, 1:10], scored) for out in module(x))

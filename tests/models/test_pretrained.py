@@ -265,7 +265,7 @@ def test_positions_are_resized_as_the_library_does(tmp_path: Path) -> None:
             close(logits(ours, x), theirs(x, interpolate_pos_encoding=True).logits)
 
 
-def test_grey_images_repeat_in_each_colour(tmp_path: Path) -> None:
+def test_grey_images_repeat_in_each_color(tmp_path: Path) -> None:
     theirs = hf.ViTForImageClassification(hf.ViTConfig(**VIT, image_size=8, num_labels=5)).eval()
     ours, _ = begun(vit(5, (1, 8, 8), saved(theirs, tmp_path / "vit")), (3,), (1, 8, 8))
     x = torch.randn(4, 1, 8, 8)

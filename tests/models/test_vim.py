@@ -264,12 +264,12 @@ def test_it_learns_the_digits() -> None:
     module = build_module(architecture, architecture.sizes(1.0), (1, 2))
     order = torch.randperm(len(x))
     train, test = order[:1400], order[1400:]
-    optimiser = torch.optim.AdamW(module.parameters(), 5e-3)
+    optimizer = torch.optim.AdamW(module.parameters(), 5e-3)
     for _ in range(6):
         for batch in train[torch.randperm(len(train))].split(32):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             sum(F.cross_entropy(out, y[batch]) for out in module(x[batch])).backward()
-            optimiser.step()
+            optimizer.step()
     with torch.no_grad():
         accuracies = [float((out.argmax(1) == y[test]).float().mean()) for out in module.eval()(x[test])]
     assert accuracies[0] > 0.8

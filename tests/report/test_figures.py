@@ -209,7 +209,7 @@ def test_shapes_have_the_levels_width_and_depth() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 4, 6])
-def test_levels_have_colours_of_their_own(count: int) -> None:
+def test_levels_have_colors_of_their_own(count: int) -> None:
     levels = [{**LEVELS[0], "level": str(i + 1), "width": 0.5 + 0.05 * i} for i in range(count)]
     axes = figures.draw_levels({"a": [shapes(*levels)]}).axes
     assert len({one.patches[1].get_facecolor() for one in axes}) == count

@@ -171,8 +171,8 @@ def test_the_table_on_the_page_is_that_of_the_comparison(browser: Any, compared:
     assert EVIL in labels
 
 
-def test_colours_go_with_the_scheme_also_while_it_is_open(browser: Any, finished: Path) -> None:
-    def colours() -> tuple[str, str]:
+def test_colors_go_with_the_scheme_also_while_it_is_open(browser: Any, finished: Path) -> None:
+    def colors() -> tuple[str, str]:
         script = (
             "return [getComputedStyle(document.body).backgroundColor,"
             " document.querySelector('#plot-accuracy .scatterlayer .js-line').style.stroke]"
@@ -181,14 +181,14 @@ def test_colours_go_with_the_scheme_also_while_it_is_open(browser: Any, finished
         return page, line
 
     open_page(browser, finished / "report.html", scheme="light")
-    light = colours()
+    light = colors()
     assert light == ("rgb(255, 255, 255)", "rgb(0, 114, 178)")
     dark = {"media": "", "features": [{"name": "prefers-color-scheme", "value": "dark"}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
     until = time.monotonic() + PATIENCE_S
-    while colours()[1] == light[1] and time.monotonic() < until:
+    while colors()[1] == light[1] and time.monotonic() < until:
         time.sleep(0.05)
-    assert colours() == ("rgb(20, 24, 29)", "rgb(86, 180, 233)")
+    assert colors() == ("rgb(20, 24, 29)", "rgb(86, 180, 233)")
 
 
 def test_it_prints_in_light_with_all_plots(browser: Any, pages: dict[str, Path]) -> None:

@@ -1,4 +1,4 @@
-"""Local training written out plainly: no module, no optimiser, float64; and single jobs."""
+"""Local training written out plainly: no module, no optimizer, float64; and single jobs."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

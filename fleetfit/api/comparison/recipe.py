@@ -1,8 +1,8 @@
 """The recipe of a row: keys of training that are no method's idea, and so no reason to prefer it.
 
-They are the schedule of the learning rate, the server's optimiser, all other keys of `[local]` and `[cohort]`, and the
+They are the schedule of the learning rate, the server's optimizer, all other keys of `[local]` and `[cohort]`, and the
 kind of the model's classifiers. A table of methods whose rows differ in them says so. `compare.same_recipe` gives all
-rows the schedule and the server's optimiser of the first.
+rows the schedule and the server's optimizer of the first.
 """
 
 import contextlib
@@ -18,20 +18,20 @@ from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.hooks import build
 from fleetfit.runs.schema import SummaryRecord
 
-_SERVER_OPTIMISERS = ("fedadam", "fedavgm", "fedyogi")
+_SERVER_OPTIMIZERS = ("fedadam", "fedavgm", "fedyogi")
 _PLAIN_MEAN = {"momentum": 0.0, "lr": 1.0}
 """`fedavgm` with these keys is the plain mean."""
 _ALIKE = 0.01
 """Costs that differ by a smaller share are equal."""
 
-ServerOptimiser = tuple[str, Mapping[str, Any]]
+ServerOptimizer = tuple[str, Mapping[str, Any]]
 """The name of an option, and its keys."""
 
 
-def find_server_optimiser(experiment: Experiment) -> ServerOptimiser:
-    """Return the server's optimiser. A method's own momentum is that of `fedavgm`."""
+def find_server_optimizer(experiment: Experiment) -> ServerOptimizer:
+    """Return the server's optimizer. A method's own momentum is that of `fedavgm`."""
     method = to_table(experiment)["method"]
-    for name in _SERVER_OPTIMISERS:
+    for name in _SERVER_OPTIMIZERS:
         if name in method.get("plus", {}):
             return name, method["plus"][name]
     return "fedavgm", {**_PLAIN_MEAN, "momentum": float(method.get(_find_momentum_key(experiment), 0.0))}
@@ -45,22 +45,22 @@ def _find_momentum_key(experiment: Experiment) -> str:
 
 
 def copy_recipe(first: Experiment, table: Mapping[str, Any], own_keys: Collection[str]) -> dict[str, Any]:
-    """Return the tables of a row with another row's schedule and server optimiser.
+    """Return the tables of a row with another row's schedule and server optimizer.
 
     Args:
         first: The other row.
         table: The tables.
-        own_keys: The dotted keys that the row sets itself, which stay. So does the optimiser of a method with another
+        own_keys: The dotted keys that the row sets itself, which stay. So does the optimizer of a method with another
             step on the server.
     """
     changed = dict(table)
     if not any(key.startswith("local.schedule") for key in own_keys):
         schedule = to_table(first)["local"]["schedule"]
         changed["local"] = {**changed.get("local", {}), "schedule": schedule}
-    row, (name, keys) = complete_experiment(changed), find_server_optimiser(first)
+    row, (name, keys) = complete_experiment(changed), find_server_optimizer(first)
     momentum_key = _find_momentum_key(row)
-    own = (f"method.{momentum_key or 'plus.fedavgm'}", *(f"method.plus.{option}" for option in _SERVER_OPTIMISERS))
-    if (name, keys) == find_server_optimiser(row) or any(key.startswith(own) for key in own_keys):
+    own = (f"method.{momentum_key or 'plus.fedavgm'}", *(f"method.plus.{option}" for option in _SERVER_OPTIMIZERS))
+    if (name, keys) == find_server_optimizer(row) or any(key.startswith(own) for key in own_keys):
         return changed
     method = dict(changed.get("method", {}))
     if momentum_key and keys == {**_PLAIN_MEAN, "momentum": keys.get("momentum")}:
@@ -100,7 +100,7 @@ def _list_recipe(experiment: Experiment) -> dict[str, str]:
     table = to_table(experiment)
     local, cohort = dict(table["local"]), dict(table["cohort"])
     schedule, _ = local.pop("schedule"), cohort.pop("choose", None)
-    name, keys = find_server_optimiser(experiment)
+    name, keys = find_server_optimizer(experiment)
     is_momentum = keys == {**_PLAIN_MEAN, "momentum": keys.get("momentum")}
     recipe = {
         "local.schedule": _format(schedule.pop("kind"), schedule),

@@ -435,7 +435,7 @@ def _count_runs(path: Path) -> int:
         RunError: The folder is not a comparison's, or no run is finished.
     """
     if not path.is_dir():
-        raise RunError(f"no such folder: {path}.{files.suggest_neighbour(path)}", path=path)
+        raise RunError(f"no such folder: {path}.{files.suggest_neighbor(path)}", path=path)
     planned = list_planned_runs(path)
     single, results = files.is_file(path / "config.toml"), files.is_file(path / RESULTS_FILE)
     if single or not (planned or results):

@@ -69,7 +69,7 @@ class SimulatedClients(Population):
         """Return clients and simulated devices."""
         experiment = self.experiment
         resources = build_resources(experiment.fleet, planned.budgets, experiment.seed)
-        simulation = Simulation(planned.problem, self._data, self._parts, resources, unlabelled=self._server_data)
+        simulation = Simulation(planned.problem, self._data, self._parts, resources, unlabeled=self._server_data)
         server = replace(simulation.device(None), accelerator=find_server_device(experiment.engine))
         return FleetMembers(build_clients(experiment, self._data, self._parts, planned.budgets), server, simulation)
 
@@ -231,7 +231,7 @@ class NodeClients(Population):
         device = (
             None
             if server_data is None
-            else Device(planned.problem, server_data, accelerator=accelerator, unlabelled=server_data)
+            else Device(planned.problem, server_data, accelerator=accelerator, unlabeled=server_data)
         )
         return FleetMembers(build_node_clients(self.experiment, self._method, planned.budgets, self._nodes), device)
 

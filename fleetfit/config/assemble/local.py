@@ -6,11 +6,11 @@ from typing import Any
 from fleetfit.config.assemble.model import find_derived
 from fleetfit.config.keys import replace_key
 from fleetfit.config.schema import Experiment
-from fleetfit.core.local import OPTIMISER_KEYS, OPTIMISERS, LocalSection
+from fleetfit.core.local import OPTIMIZER_KEYS, OPTIMIZERS, LocalSection
 from fleetfit.hooks import Method
 from fleetfit.layout import Architecture
 
-RECIPE = ("optimiser", *OPTIMISER_KEYS, "clip_norm", "clip_value")
+RECIPE = ("optimizer", *OPTIMIZER_KEYS, "clip_norm", "clip_value")
 """The keys of `[local]` that depend on the model by default."""
 _LR, _LARGE_LR, _LARGE = 0.005, 0.001, 1_000_000  # of modules below and from _LARGE parameters on
 _CLIP_NORM = 1.0
@@ -26,16 +26,16 @@ def choose_training(experiment: Experiment, architecture: Architecture, method: 
 
     SGD at its default learning rate learns next to nothing where no norm stands before a layer; AdamW at these rates
     learns with and without norms, and SGD with clipped gradients (experiments/LOG.md). A file with all keys of its
-    optimiser, such as the `config.toml` of a run, leaves nothing open.
+    optimizer, such as the `config.toml` of a run, leaves nothing open.
     """
     open_keys, local, derived = list_open_keys(experiment), experiment.local, find_derived(architecture)
-    is_closed = not open_keys & OPTIMISERS[local.optimiser].keys() or "momentum" in method.fixed_keys
+    is_closed = not open_keys & OPTIMIZERS[local.optimizer].keys() or "momentum" in method.fixed_keys
     if derived is None or is_closed:
         return experiment
     if open_keys == set(RECIPE):
         parameters = sum(tensor.numel() for tensor in derived.net.parameters())
-        return _replace_recipe(experiment, {"optimiser": "adamw", "lr": _LR if parameters < _LARGE else _LARGE_LR})
-    if local.optimiser == "sgd" and {"clip_norm", "clip_value"} <= open_keys:
+        return _replace_recipe(experiment, {"optimizer": "adamw", "lr": _LR if parameters < _LARGE else _LARGE_LR})
+    if local.optimizer == "sgd" and {"clip_norm", "clip_value"} <= open_keys:
         return replace_key(experiment, "local.clip_norm", _CLIP_NORM)
     return experiment
 
@@ -49,7 +49,7 @@ def restore_training(experiment: Experiment, recorded: Experiment) -> Experiment
 
 
 def _replace_recipe(experiment: Experiment, recipe: Mapping[str, Any]) -> Experiment:
-    """Return the experiment with other keys of `RECIPE`; what is left out has the optimiser's defaults."""
+    """Return the experiment with other keys of `RECIPE`; what is left out has the optimizer's defaults."""
     others = {key: value for key, value in experiment.local if key not in RECIPE}
     return replace_key(experiment, "local", LocalSection(**others, **recipe))
 
@@ -57,10 +57,10 @@ def _replace_recipe(experiment: Experiment, recipe: Mapping[str, Any]) -> Experi
 def describe_training(experiment: Experiment) -> list[str]:
     """Return what was chosen for a plain module, for the first lines of a run."""
     open_keys, local = list_open_keys(experiment), experiment.local
-    if local.optimiser == "adamw" and "optimiser" in open_keys:
+    if local.optimizer == "adamw" and "optimizer" in open_keys:
         return [
             f'A module of your own is trained by "adamw" at lr = {local.lr:g}, since no key of [local] says how. For '
-            "another, set local.optimiser and local.lr."
+            "another, set local.optimizer and local.lr."
         ]
     if local.clip_norm is not None and "clip_norm" in open_keys:
         return [

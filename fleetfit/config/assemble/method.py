@@ -73,7 +73,7 @@ def check_needs(experiment: Experiment, method: Method) -> None:
         )
     if method.needs_server_data and experiment.data.server is None:
         raise ConfigError(
-            f"[method] {name} trains on unlabelled data on the server. Set server = "
+            f"[method] {name} trains on unlabeled data on the server. Set server = "
             '{ name = "cifar100" } in [data], or another set whose samples have the clients\' shape.',
             key="data.server",
         )

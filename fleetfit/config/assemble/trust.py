@@ -21,7 +21,7 @@ from fleetfit.options import fedadam, fedavgm
 from fleetfit.privacy import Ledger, Privacy, count_registered, find_noise, max_rounds
 from fleetfit.rounds import Settings
 from fleetfit.runs.folder import RunFolder
-from fleetfit.secure import Quantiser, SecureRules, SecureRun, check_installed
+from fleetfit.secure import Quantizer, SecureRules, SecureRun, check_installed
 from fleetfit.submodel import full_submodel, get_slice_plan, rolling
 
 # ---- hostile clients -----------------------------------------------------------------------------------------------
@@ -232,8 +232,8 @@ def _check_private_rounds(experiment: Experiment, federation: Federation) -> Non
             key="method.hooks.choose_clients" if "choose_clients" in section.hooks else "cohort.choose",
         )
     further = [option for option in section.plus if option not in POST_PROCESSING]
-    is_optimiser = getattr(method.step, "func", None) in (fedavgm.step, fedadam.step)  # fedyogi has fedadam's
-    if further or ("step" in method.own_hooks and not is_optimiser):
+    is_optimizer = getattr(method.step, "func", None) in (fedavgm.step, fedadam.step)  # fedyogi has fedadam's
+    if further or ("step" in method.own_hooks and not is_optimizer):
         owner, key = _find_hook_owner(experiment, "step")
         if further:
             owner, key = f"[method.plus.{further[0]}]", f"method.plus.{further[0]}"
@@ -251,7 +251,7 @@ def _check_private_rounds(experiment: Experiment, federation: Federation) -> Non
     if has_batch_norm(federation):
         raise ConfigError(
             "[privacy]: this model has batch-norm layers, whose statistics are exact sums over clients' samples. Use "
-            'another normalisation, such as norm = "group" in [model].',
+            'another normalization, such as norm = "group" in [model].',
             key="model.norm",
         )
     _check_private_settings(experiment)
@@ -345,7 +345,7 @@ def build_secure_run(experiment: Experiment, federation: Federation) -> SecureRu
         return None
     section = experiment.secure
     rules = SecureRules(section.minimum, section.threshold)
-    grid = Quantiser(section.range, section.bits, experiment.privacy.clip)
+    grid = Quantizer(section.range, section.bits, experiment.privacy.clip)
     check_installed()
     if federation.cohort < rules.minimum:
         raise ConfigError(
@@ -367,7 +367,7 @@ def build_secure_run(experiment: Experiment, federation: Federation) -> SecureRu
     return SecureRun(rules, grid)
 
 
-def _check_grid(federation: Federation, grid: Quantiser, clip: float) -> None:
+def _check_grid(federation: Federation, grid: Quantizer, clip: float) -> None:
     """Check that the grid can represent movements of the clipping norm, in one element and spread over all."""
     if grid.range < clip:
         raise ConfigError(
@@ -413,7 +413,7 @@ def _check_secure_rounds(experiment: Experiment, federation: Federation) -> None
     if "static" in experiment.evaluate.norms and has_batch_norm(federation):
         raise ConfigError(
             "[secure]: this model has batch-norm layers, whose statistics each client would send to the server. Use "
-            'another normalisation, such as norm = "group" in [model], or set evaluate.norms = ["batch"].',
+            'another normalization, such as norm = "group" in [model], or set evaluate.norms = ["batch"].',
             key="evaluate.norms",
         )
 

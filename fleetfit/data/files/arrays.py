@@ -59,7 +59,7 @@ def arrays(
     vocabulary: int = 0,
     padding: int = -1,
     channels_last: ChannelsLast = None,
-    standardise: bool = False,
+    standardize: bool = False,
     mean: tuple[float, ...] = (),
     std: tuple[float, ...] = (),
     validation: float = 0.1,
@@ -89,9 +89,9 @@ def arrays(
         padding: The token that fills short samples; -1: none.
         channels_last: Whether x is [N, ..., C]; None: detected from its shape, such as [N, 32, 32, 3], with a note.
             Images become [N, C, ...]; series [N, time, C] stay as they are, and "move" makes them [N, C, time].
-        standardise: Whether to compute mean and std from the training samples, per channel.
-        mean: Per channel, or one for all; of uint8 scaled to [0, 1]. Not together with `standardise`.
-        std: Per channel, or one for all. Not together with `standardise`.
+        standardize: Whether to compute mean and std from the training samples, per channel.
+        mean: Per channel, or one for all; of uint8 scaled to [0, 1]. Not together with `standardize`.
+        std: Per channel, or one for all. Not together with `standardize`.
         validation: Share of the training samples to hold out, if the arrays have no validation split.
         test: Share of the samples for testing, if the arrays have no test split. Both are shares of each group, of each
             class, or of all.
@@ -102,13 +102,13 @@ def arrays(
     Raises:
         DataError: An array is missing or does not fit the task, or a parameter is out of range.
     """
-    _check_keys(classes, standardise, mean, std)
+    _check_keys(classes, standardize, mean, std)
     path = resolve_folder(file)
     store = Arrays(path)
     name = path.resolve().stem
     parts = _find_parts(store, x)
     whole, tokens = store.concatenate(list(parts.values())), bool(vocabulary) or task == "next_token"
-    layout = find_layout(whole, f'{name}: "{x}"', False if tokens else channels_last, standardise)
+    layout = find_layout(whole, f'{name}: "{x}"', False if tokens else channels_last, standardize)
     samples = convert_samples(whole, tokens, layout.moves)
     labels = _concatenate_parts(store, y, parts)
     if not samples.numel():
@@ -142,7 +142,7 @@ def arrays(
               "the model fills the gaps." for split, gap in gaps.items()]  # fmt: skip
     if task == "regression" and (at := find_not_finite(labels)):
         raise DataError(f'{path}: "{y}" is not finite in {at}. Leave these samples out.', path=path, column=y)
-    if standardise:
+    if standardize:
         gap = f"{path}: {'; '.join(gaps.values())}"
         mean, std = _compute_statistics(samples, splits["train"], gap, layout.channels_last)
     return replace(rows, notes=tuple(notes)).make_data(
@@ -161,12 +161,12 @@ def arrays(
     )
 
 
-def _check_keys(classes: int | None, standardise: bool, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-    if standardise and (mean or std):
+def _check_keys(classes: int | None, standardize: bool, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    if standardize and (mean or std):
         raise DataError(
-            f"standardise = true computes mean and std from the training samples, but {'mean' if mean else 'std'} is "
-            "set, too. Leave one of them out. If data.path detected the data set, set standardise = false.",
-            key="standardise",
+            f"standardize = true computes mean and std from the training samples, but {'mean' if mean else 'std'} is "
+            "set, too. Leave one of them out. If data.path detected the data set, set standardize = false.",
+            key="standardize",
         )
     if classes is not None and classes < 1:
         raise DataError(
@@ -179,7 +179,7 @@ def wrap_arrays(
     x: Any, y: Any, test_set: tuple[Any, Any] | None = None, begun_with: Sequence[int] = (),
     notes: Sequence[str] = (), task: Task | None = None,
     vocabulary: int = 0, padding: int = -1,
-    channels_last: ChannelsLast = None, standardise: bool | None = None, validation: float = 0.1, test: float = 0.2,
+    channels_last: ChannelsLast = None, standardize: bool | None = None, validation: float = 0.1, test: float = 0.2,
     seed: int = 0, augment: str | None = None,
 ) -> Data:  # fmt: skip
     """Wrap samples and labels in memory (arrays, tensors or lists of numbers) as a data set.
@@ -195,7 +195,7 @@ def wrap_arrays(
         vocabulary: Above 0: x holds tokens in 0..vocabulary-1.
         padding: As of `arrays`.
         channels_last: As of `arrays`.
-        standardise: As of `arrays`; None: for rows and series of numbers [N, D] and [N, C, L], except uint8.
+        standardize: As of `arrays`; None: for rows and series of numbers [N, D] and [N, C, L], except uint8.
         validation: As of `arrays`.
         test: As of `arrays`.
         seed: As of `arrays`.
@@ -238,15 +238,15 @@ def wrap_arrays(
     tokens = vocabulary > 0 or task == "next_token"
     if tokens or (channels_last is None and whole.shape[1:] == tuple(begun_with)):
         channels_last = False
-    if standardise is None:
-        standardise = not tokens and whole.dtype != np.uint8 and whole.ndim in (2, 3)
-    layout = find_layout(whole, "data=(x, y): x", channels_last, standardise)
+    if standardize is None:
+        standardize = not tokens and whole.dtype != np.uint8 and whole.ndim in (2, 3)
+    layout = find_layout(whole, "data=(x, y): x", channels_last, standardize)
     notes += layout.notes
     xs = convert_samples(whole, tokens, layout.moves)
     notes += _describe_binary_targets(answers) if task == "regression" else []
     rows = Rows(xs, target, sizes, count, names, None, tuple(notes))
     splits = rows.divide("own-data", validation, test, seed)
-    mean, std = _compute_statistics(xs, splits["train"], "", layout.channels_last) if standardise else ((), ())
+    mean, std = _compute_statistics(xs, splits["train"], "", layout.channels_last) if standardize else ((), ())
     exact = _keep_digits(answers, target) if task == "regression" else None
     return rows.make_data(
         "own-data", xs, splits, mean=mean, std=std, channels_last=layout.channels_last, task=task,
@@ -482,17 +482,17 @@ class ChannelLayout:
     notes: tuple[str, ...] = ()
 
 
-def find_layout(x: NDArray[Any], what: str, channels_last: ChannelsLast, standardise: bool) -> ChannelLayout:
+def find_layout(x: NDArray[Any], what: str, channels_last: ChannelsLast, standardize: bool) -> ChannelLayout:
     """Return where the channels of samples are.
 
     Series [N, time, channels] and [N, channels, time] stay as they are; the smaller of two clearly different dimensions
-    has the channels. It matters only where they are standardised.
+    has the channels. It matters only where they are standardized.
 
     Args:
         x: Samples, [N, ...].
         what: Name of the samples in messages.
         channels_last: The user's answer; None: detected.
-        standardise: Whether samples are standardised per channel.
+        standardize: Whether samples are standardized per channel.
 
     Raises:
         DataError: The shape does not tell.
@@ -502,7 +502,7 @@ def find_layout(x: NDArray[Any], what: str, channels_last: ChannelsLast, standar
         return ChannelLayout(
             moves=last, notes=tuple(_describe_channels(what, x, last)) if channels_last is None else ()
         )
-    if channels_last == "move" or not standardise:
+    if channels_last == "move" or not standardize:
         return ChannelLayout(moves=channels_last == "move", channels_last=channels_last is True)
     first, second = x.shape[1:]
     if channels_last is None and 1 not in (first, second) and max(first, second) < _CLEAR * min(first, second):
@@ -519,7 +519,7 @@ def find_layout(x: NDArray[Any], what: str, channels_last: ChannelsLast, standar
     place, other = ("last dimension", "false") if last else ("second dimension", "true")
     note = (
         f"{what} {list(x.shape)} is taken as series of {steps} steps with {channels} channels ({place}), each of "
-        f"which is standardised. Set channels_last = {other} if that is wrong."
+        f"which is standardized. Set channels_last = {other} if that is wrong."
     )
     return ChannelLayout(channels_last=last, notes=(note,))
 
@@ -736,7 +736,7 @@ def _compute_statistics(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation of each channel over the training samples; the deviation of constants is 1."""
     if not len(train) or x.dtype == torch.int64:
-        raise DataError("standardise needs training samples of numbers, not tokens. Leave it out.", key="standardise")
+        raise DataError("standardize needs training samples of numbers, not tokens. Leave it out.", key="standardize")
     axis = -1 if channels_last else min(1, x.ndim - 1)
     channels = x.shape[axis] if x.ndim > 1 else 1
     total, squares = torch.zeros(2, channels, dtype=torch.float64)
@@ -751,7 +751,7 @@ def _compute_statistics(
         count += len(some) * some.shape[2]
     mean = total / count
     if not bool(torch.isfinite(mean).all()):
-        raise DataError(f"{gaps}. standardise needs finite samples. Remove these, or fill the gaps.", key="standardise")
+        raise DataError(f"{gaps}. standardize needs finite samples. Remove these, or fill the gaps.", key="standardize")
     std = (squares / count - mean.square()).clamp(min=0).sqrt()
     return tuple(mean.tolist()), tuple(torch.where(std > 1e-12, std, 1).tolist())
 

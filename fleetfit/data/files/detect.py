@@ -21,11 +21,11 @@ from fleetfit.data.files.folders import (
     resolve_folder,
 )
 from fleetfit.data.files.images import sample_sizes, unpack_zip
-from fleetfit.data.files.labelled import (
+from fleetfit.data.files.labeled import (
     IMAGES,
     find_class_folders,
     find_file_table,
-    find_labelled_files,
+    find_labeled_files,
 )
 from fleetfit.data.files.sounds import RATE, SUFFIXES as SOUNDS, read_header
 from fleetfit.data.files.text import FILE_SUFFIXES, TEXT_COLUMNS, text
@@ -60,7 +60,7 @@ def detect_format(path: str, keys: Keys | None = None) -> Keys:
         raise DataError(f"{location} cannot be read: {files.format_os_error(error)}.", path=location) from None
     path_here = files.parse_path(path, "data.path")
     candidates = [location] if location == path_here else [path_here, location]
-    hint = files.suggest_neighbour(*candidates)
+    hint = files.suggest_neighbor(*candidates)
     paths = " nor ".join(map(str, candidates)) + (" (FLEETFIT_DATA)" if len(candidates) > 1 else "")
     raise DataError(f"data.path: no such file or folder: {paths}.{hint}", path=location)
 
@@ -85,7 +85,7 @@ def _detect_file(path: Path, keys: Keys) -> Keys:
         return _detect_plain_text(path)
     raise DataError(
         f"{path} has an unknown suffix. Use .csv, .tsv or .parquet for a table, .npz for arrays, .txt for "
-        "running text, .csv, .jsonl or .parquet for labelled texts, and a folder per class for images (or a .zip of "
+        "running text, .csv, .jsonl or .parquet for labeled texts, and a folder per class for images (or a .zip of "
         "them), sounds or texts. For other names set data.name.",
         path=path,
     )
@@ -173,7 +173,7 @@ def _choose_form(name: str, path: Path, paths: list[Path], keys: Keys) -> Keys:
 
 def _choose_rate(path: Path, keys: Keys) -> Keys:
     """Return the most common sampling rate of training sounds, if it is not the default."""
-    listed = find_labelled_files(path.name, path, SOUNDS, keys.get("label"), keys.get("groups"))
+    listed = find_labeled_files(path.name, path, SOUNDS, keys.get("label"), keys.get("groups"))
     rates = [] if listed is None else [read_header(file)[1] for file in listed.paths[: listed.sizes["train"]]]
     rate = max(sorted(set(rates)), key=rates.count, default=RATE)
     return {} if rate == RATE else {"rate": rate}
@@ -196,9 +196,9 @@ def _detect_array_folder(folder: Path, keys: Keys, problem: str) -> Keys:
 
 
 def _detect_arrays(path: Path, keys: Keys) -> Keys:
-    """Return the names of samples and labels; rows and series of numbers other than uint8 are standardised.
+    """Return the names of samples and labels; rows and series of numbers other than uint8 are standardized.
 
-    `mean`, `std` and keys of tokens turn standardisation off. A matrix of 0 and 1 has several labels per sample.
+    `mean`, `std` and keys of tokens turn standardization off. A matrix of 0 and 1 has several labels per sample.
     """
     from fleetfit.data.files.arrays import Arrays, has_several_labels
 
@@ -219,7 +219,7 @@ def _detect_arrays(path: Path, keys: Keys) -> Keys:
     if first is not None and not (is_tokens or keys.get("mean") or keys.get("std")):
         samples = arrays.load(first)
         if samples.dtype.kind in "biuf" and samples.dtype != "uint8" and samples.ndim in (2, 3):
-            result["standardise"] = True
+            result["standardize"] = True
     y = keys.get("y", names.get("y", "y"))
     labels = next((name for name in (y, f"{y}_train") if name in arrays), None)
     if labels is not None and not keys.get("task") and has_several_labels(arrays.load(labels)):

@@ -172,13 +172,13 @@ def find_or_download(
     return str(download(name, repository, config, revision))
 
 
-def find_new_tables(path: Path, suffixes: Sequence[str], is_labelled: Callable[[Path], bool]) -> list[Path]:
+def find_new_tables(path: Path, suffixes: Sequence[str], is_labeled: Callable[[Path], bool]) -> list[Path]:
     """Return the tables of new samples: a file, or a folder's test set, else all that it has.
 
     Args:
         path: A file, a folder, or a saved data set.
         suffixes: Suffixes of tables; those of the first suffix that a folder has count.
-        is_labelled: Whether a table has labels. A folder with a labelled training set is a data set: it gives no table.
+        is_labeled: Whether a table has labels. A folder with a labeled training set is a data set: it gives no table.
     """
     if path.is_file():
         return [path] if path.suffix in suffixes else []
@@ -186,7 +186,7 @@ def find_new_tables(path: Path, suffixes: Sequence[str], is_labelled: Callable[[
     every = [file for pattern in ("*", "data/*") for file in list_sample_files(folder, pattern)]
     paths = next(filter(None, ([file for file in every if file.suffix == suffix] for suffix in suffixes)), [])
     splits = [BY_NAME.get(re.split("[-.]", file.name)[0], "") for file in paths]
-    if "train" in splits and is_labelled(paths[splits.index("train")]):
+    if "train" in splits and is_labeled(paths[splits.index("train")]):
         return []
     return [file for file, split in zip(paths, splits, strict=True) if split == "test"] or paths
 

@@ -1,4 +1,4 @@
-"""Labelled images on disk: Parquet files in the form of Hugging Face `datasets`, or class folders, optionally zipped.
+"""Labeled images on disk: Parquet files in the form of Hugging Face `datasets`, or class folders, optionally zipped.
 
 Examples are Tiny ImageNet, ImageNet, and your own sets. Sets larger than memory stay encoded on disk and are decoded
 batch by batch (`lazy`). Neither layout downloads anything or needs the library `datasets`.
@@ -10,10 +10,10 @@ and `test`; the files may be in a subfolder `data`, `plain_text` or one with the
 A folder for each class, the layout of ImageNet: `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`. The folders of the splits
 are `train`, `validation` (or `valid`, `val`) and `test`; without `train` the class folders are in the set's folder
 itself. Images may be one folder deeper, in `CLASS/images`, as in Tiny ImageNet. A `test` folder without class folders
-has unlabelled images and is left out. A zip archive of such folders is unpacked once into the cache.
+has unlabeled images and is left out. A zip archive of such folders is unpacked once into the cache.
 
 Images of devices: `DEVICE/CLASS/*.jpg` (`train/DEVICE/CLASS`, ...), or a CSV file of file, label and device beside the
-images (see `fleetfit.data.files.labelled`).
+images (see `fleetfit.data.files.labeled`).
 """
 
 import bisect
@@ -42,10 +42,10 @@ from fleetfit.data.files.folders import (
     list_folder,
     resolve_folder,
 )
-from fleetfit.data.files.labelled import (
+from fleetfit.data.files.labeled import (
     IMAGES,
     find_class_folders,
-    find_labelled_files,
+    find_labeled_files,
     find_new_files,
 )
 from fleetfit.data.image_reader import (
@@ -84,7 +84,7 @@ def images(
     label: str | None = None,
     groups: str | None = None,
     size: int | None = None,
-    centre: float = 1.0,
+    center: float = 1.0,
     channels: int | None = None,
     lazy: bool | None = None,
     validation: float = 0.1,
@@ -111,8 +111,8 @@ def images(
             `character`. In a table of files see `find_file_table`.
         groups: Column of a natural group such as "writer_id", numbered in ascending order; None: no groups. Folders of
             devices are groups.
-        size: Side in pixels. Images are cut to a centred square and resized. None: all images must have the same size.
-        centre: Share of the shorter side that the square keeps; with ImageNet often 0.875, 224 of 256 pixels.
+        size: Side in pixels. Images are cut to a centered square and resized. None: all images must have the same size.
+        center: Share of the shorter side that the square keeps; with ImageNet often 0.875, 224 of 256 pixels.
         channels: 1 (grey) or 3 (RGB); None: 1 if every image is grey, else 3 (always 3 if images stay encoded).
         lazy: Whether images stay encoded on disk and are decoded batch by batch; None: above 8 GiB of decoded images.
         validation: Share of the training images to hold out, if there is no validation set.
@@ -135,12 +135,9 @@ def images(
     path = download(folder.rpartition("/")[2], folder) if hub else resolve_folder(folder)
     name = folder.rpartition("/")[2] if hub else path.resolve().name.removesuffix(".zip")
     path = unpack_zip(path) if path.suffix.lower() == ".zip" else convert_saved_dataset(path)
-    spec = ImageSpec(size, channels, centre, lazy, upright=exif_orientation)
-    rows = find_labelled_files(name, path, IMAGES, label, groups)
-    if rows is None:
-        rows = read_parquet(name, str(path), image, label, groups, spec)
-    else:
-        rows = load_labelled(name, rows, spec)
+    spec = ImageSpec(size, channels, center, lazy, upright=exif_orientation)
+    rows = find_labeled_files(name, path, IMAGES, label, groups)
+    rows = read_parquet(name, str(path), image, label, groups, spec) if rows is None else load_labeled(name, rows, spec)
     return make_data(name, rows, validation, test, seed, augment, mean, std, resize, samples)
 
 
@@ -175,12 +172,12 @@ def prepare_images(path: Path, facts: Data, settings: Mapping[str, Any], halves:
             f"the proportions of the training images and resized to {height}x{width}."
         )
     index: ImageIndex = source if isinstance(source, ImageFiles) else source.pack(path.stem)
-    x = EncodedImages(index, facts.x.shape[1:], settings.get("centre") or 1.0, upright)
+    x = EncodedImages(index, facts.x.shape[1:], settings.get("center") or 1.0, upright)
     return make_new_data(facts, path.resolve().name, x, y, halves, notes=tuple(notes), file_names=file_names)
 
 
-def load_labelled(name: str, rows: Rows, spec: ImageSpec) -> Rows:
-    """Return labelled files with their images, decoded or still encoded.
+def load_labeled(name: str, rows: Rows, spec: ImageSpec) -> Rows:
+    """Return labeled files with their images, decoded or still encoded.
 
     Raises:
         DataError: An image is wrong.
@@ -253,9 +250,9 @@ def _load_images(
         shape = (spec.channels or 3, height, width)
         if spec.lazy or rows * math.prod(shape) > LAZY_ABOVE:
             index: ImageIndex = source if isinstance(source, ImageFiles) else source.pack(name)
-            return EncodedImages(index, shape, spec.centre if spec.size else None, spec.upright)
+            return EncodedImages(index, shape, spec.center if spec.size else None, spec.upright)
     column = "" if isinstance(source, ImageFiles) else source.column
-    key = cache.make_key(name, source.paths(), [column, spec.size, spec.channels, spec.centre, spec.upright])
+    key = cache.make_key(name, source.paths(), [column, spec.size, spec.channels, spec.center, spec.upright])
     try:
         return cache.load_array(key, rows, lambda allocate: decode_all(source, spec, allocate))
     except MemoryError:
@@ -356,16 +353,16 @@ def read_named_set(
     """
     folder = find_or_download(name, folder, hub, repository)
     spec = ImageSpec(channels=channels, lazy=False, max_bytes=_MAX_BYTES)
-    labelled = read_parquet(name, folder, label=label, spec=spec)
-    height, width = labelled.x.shape[2:]
-    if f"{height}x{width}" != facts.resolution or labelled.classes != facts.classes:
+    labeled = read_parquet(name, folder, label=label, spec=spec)
+    height, width = labeled.x.shape[2:]
+    if f"{height}x{width}" != facts.resolution or labeled.classes != facts.classes:
         raise DataError(
             f"{name} has {facts.classes} classes of {facts.resolution} images, but the files have "
-            f"{labelled.classes} classes of {height}x{width}. Is this another data set?"
+            f"{labeled.classes} classes of {height}x{width}. Is this another data set?"
         )
-    if "test" not in labelled.sizes:
+    if "test" not in labeled.sizes:
         raise DataError(f"{name}: test.parquet is missing next to its train file.")
-    return labelled
+    return labeled
 
 
 # ---- one folder for each class ---------------------------------------------------------------------------------------
@@ -417,7 +414,7 @@ def _describe_resizing(name: str, images: ImageFiles, spec: ImageSpec) -> list[s
     some = "the files" if len(paths) == len(images) else f"{len(paths)} of {len(images):,} files, which were opened,"
     sides_range = f"{low}" if low == high else f"{low} to {high}"
     return [
-        f"{name}: {some} have sides of {sides_range} pixels. Centred squares are resized to {spec.size}x{spec.size}; "
+        f"{name}: {some} have sides of {sides_range} pixels. Centered squares are resized to {spec.size}x{spec.size}; "
         "data.size sets another side."
     ]
 

@@ -94,50 +94,50 @@ class TableSplits:
         return named
 
 
-def read_memory(value: Any, labelled: bool = True) -> Samples | TableSplits | None:
+def read_memory(value: Any, labeled: bool = True) -> Samples | TableSplits | None:
     """Return data in memory as samples or a table; None for anything else, such as a path or keys of `[data]`.
 
     Args:
         value: The data.
-        labelled: Whether samples need labels, as for training. If not, a `DataLoader` stands for its data set.
+        labeled: Whether samples need labels, as for training. If not, a `DataLoader` stands for its data set.
 
     Raises:
         DataError: The form is not accepted.
     """
     try:
-        return _read_memory(value, labelled)
+        return _read_memory(value, labeled)
     except DataError:
         raise
     except Exception as error:  # objects of other libraries may raise any error
         raise _refuse(f"a {type(value).__name__} that cannot be read ({format_cause(error)})") from error
 
 
-def _read_memory(value: Any, labelled: bool) -> Samples | TableSplits | None:
+def _read_memory(value: Any, labeled: bool) -> Samples | TableSplits | None:
     if value is None or isinstance(value, str | Data | DataInMemory | type):
         return None
     if isinstance(value, tuple) and len(value) == 2:
         pairs = all(isinstance(part, tuple) and len(part) == 2 for part in value)
         return Samples(*value) if pairs else Samples(value)
     if isinstance(value, Mapping):
-        return _read_mapping(value, labelled)
+        return _read_mapping(value, labeled)
     if _is_table(value):
         return TableSplits({"train": _convert_table(value)})
-    if isinstance(value, DataLoader) and not labelled:
+    if isinstance(value, DataLoader) and not labeled:
         value = value.dataset
     if isinstance(value, IterableDataset | DataLoader):
         remedy = "its dataset: data=loader.dataset" if isinstance(value, DataLoader) else "a list of its pairs"
         raise _refuse(f"a {type(value).__name__}, which has no length and order of its own; pass {remedy}")
     if isinstance(value, Dataset):
-        return _read_dataset(value, labelled)
+        return _read_dataset(value, labeled)
     if isinstance(value, list) or _is_array(value):
-        if not labelled:
+        if not labeled:
             return Samples((value, None))
         raise _refuse(f"a {type(value).__name__} without labels")
     return None
 
 
-def _read_mapping(value: Mapping[Any, Any], labelled: bool) -> Samples | TableSplits | None:
-    if not labelled and set(value) == {"x"}:
+def _read_mapping(value: Mapping[Any, Any], labeled: bool) -> Samples | TableSplits | None:
+    if not labeled and set(value) == {"x"}:
         return Samples((value["x"], None))
     if value and all(key in BY_NAME and _is_table(part) for key, part in value.items()):
         splits = find_splits({name: _convert_table(part) for name, part in value.items()}.get)
@@ -146,7 +146,7 @@ def _read_mapping(value: Mapping[Any, Any], labelled: bool) -> Samples | TableSp
         return TableSplits(splits)
     keys = set(value)
     is_section = isinstance(value.get("name"), str) or "path" in value
-    fewest = _FEWEST_ROWS if labelled else 1
+    fewest = _FEWEST_ROWS if labeled else 1
     columns = [isinstance(column, list) and len(column) >= fewest for column in value.values()]
     if keys not in _SAMPLES and (is_section or not (any(map(_is_array, value.values())) or (columns and all(columns)))):
         return None
@@ -300,14 +300,14 @@ def _convert_objects(values: list[Any]) -> Any:
     return pa.array([None if is_missing else str(v) for v, is_missing in zip(values, missing, strict=True)], "string")
 
 
-def _read_dataset(dataset: Any, labelled: bool) -> Samples:
+def _read_dataset(dataset: Any, labeled: bool) -> Samples:
     """Read the samples [N, ...] and labels [N] of a torch Dataset of pairs; note if a second read gives others."""
     rows = range(len(dataset))
     try:
         read = [_read_sample(dataset, i) for i in rows]
         x, *labels = (np.stack(part) for part in zip(*read, strict=True))
-        [y] = labels if labels or labelled else [None]
-        if not labelled:
+        [y] = labels if labels or labeled else [None]
+        if not labeled:
             return Samples((x, y))
         with isolate_global_rngs():
             few = rows[:: max(1, -(-len(rows) // _READ_TWICE))]

@@ -1,7 +1,7 @@
-"""Labelled sounds on disk as log-mel spectrograms, images of uint8: class folders, or a table of files.
+"""Labeled sounds on disk as log-mel spectrograms, images of uint8: class folders, or a table of files.
 
 Folders are `train/CLASS/*.wav` and so on, or just `CLASS/*.wav`. Sounds of devices are in `DEVICE/CLASS/*.wav`, or a
-CSV file names the file, label and device of each (see `fleetfit.data.files.labelled`). Channels are averaged. PCM .wav
+CSV file names the file, label and device of each (see `fleetfit.data.files.labeled`). Channels are averaged. PCM .wav
 files need no further package; the package soundfile reads FLAC, Ogg and other .wav files.
 
 The power spectrum of 25 ms windows every 10 ms is summed in triangular bands that are equally wide and half overlapping
@@ -34,7 +34,7 @@ from torch import Tensor
 from fleetfit.data import cache
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files.folders import resolve_folder
-from fleetfit.data.files.labelled import find_labelled_files, find_new_files
+from fleetfit.data.files.labeled import find_labeled_files, find_new_files
 from fleetfit.data.image_reader import Origin, count_threads
 from fleetfit.data.rows import make_new_data
 from fleetfit.errors import DataError, MissingExtra, import_optional
@@ -94,7 +94,7 @@ class Spectrogram:
 
     @property
     def frames(self) -> int:
-        """The image's width; the first window is centred on the first sample."""
+        """The image's width; the first window is centered on the first sample."""
         return 1 + self.samples // self.hop
 
     @property
@@ -232,7 +232,7 @@ def mel_to_hertz(mel: float) -> float:
     return 700 * (10 ** (mel / 2595) - 1)
 
 
-# ---- a set of labelled sounds ----------------------------------------------------------------------------------------
+# ---- a set of labeled sounds ----------------------------------------------------------------------------------------
 
 
 def sounds(
@@ -251,7 +251,7 @@ def sounds(
     mean: tuple[float, ...] = (0.39,),
     std: tuple[float, ...] = (0.18,),
 ) -> Data:
-    """Return labelled sounds as spectrograms [N, 1, mels, frames], uint8 and stored in the cache.
+    """Return labeled sounds as spectrograms [N, 1, mels, frames], uint8 and stored in the cache.
 
     Shorter sounds are padded with silence at the end, longer ones are cut. Missing splits are held out of the training
     sounds: in proportion for each label, or for each group if there are groups.
@@ -284,10 +284,10 @@ def sounds(
         raise DataError(f"{name}: rate must be 1 to {_MAX_RATE:,} samples per second, got {rate}.", key="rate")
     if seconds is not None and not 0 < seconds < math.inf:
         raise DataError(f"{name}: seconds must be above 0, got {seconds}.", key="seconds")
-    listed = find_labelled_files(name, path, SUFFIXES, label, groups)
+    listed = find_labeled_files(name, path, SUFFIXES, label, groups)
     if listed is None:
         raise DataError(
-            f"{path} has no labelled sounds. Expected CLASS/*.wav (or {', '.join(SUFFIXES[1:])}), train/CLASS/*.wav, "
+            f"{path} has no labeled sounds. Expected CLASS/*.wav (or {', '.join(SUFFIXES[1:])}), train/CLASS/*.wav, "
             "DEVICE/CLASS/*.wav, or a CSV file of file and label beside the sounds.",
             path=path,
         )

@@ -4,7 +4,7 @@ A table is a CSV file, a Parquet file, or a folder with one per split: `train.cs
 `valid`, `val`, `dev`) and `test.csv`. pyarrow reads both. CSV is UTF-8. Its separator (comma, semicolon, tab, bar) is
 detected, and its first line has the names of the columns. Lines before it that start with # are comments.
 
-Numbers are standardised and each category becomes a feature, both fitted to the training rows. Dates, free text, row
+Numbers are standardized and each category becomes a feature, both fitted to the training rows. Dates, free text, row
 numbers and constant columns are left out, with a note. The encoding is written to `columns.json` in the run folder. It
 encodes other rows in the same way, such as rows to predict and rows of a fleet's nodes.
 
@@ -1242,7 +1242,7 @@ def _check_label(sheet: TableSheet, column: Column) -> None:
         reason = "has no values"
     elif len(column.texts) > _MAX_TEXTS:
         some = ", ".join(f'"{truncate(text.as_py(), 30)}"' for text in column.texts[:3])
-        reason = f'has too many distinct texts for classes: {some}, ... For labelled texts, set name = "text"'
+        reason = f'has too many distinct texts for classes: {some}, ... For labeled texts, set name = "text"'
     if reason:
         reason = f'is the label, but {reason}. Name another column: label = "...".'
         raise sheet.error(column.name, reason, key="label")
@@ -1299,24 +1299,24 @@ def _list_rows(sheet: TableSheet, rows: NDArray[np.int64]) -> str:
     return ", ".join(f"{_list_some([*map(str, some)])} ({path.name})" for some, (_, path, _) in lists if len(some))
 
 
-def _encode_groups(sheet: TableSheet, column: Column, labelled: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Return the groups of labelled rows."""
-    missing = np.flatnonzero(column.missing & labelled)
+def _encode_groups(sheet: TableSheet, column: Column, labeled: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return the groups of labeled rows."""
+    missing = np.flatnonzero(column.missing & labeled)
     if len(missing):
         reason = f"is the column of groups, but has no value in row {_list_rows(sheet, missing)}. Fill it in, or remove"
         raise sheet.error(column.name, f"{reason} such rows.", int(missing[0]), key="groups")
     if len(column.texts) > _MAX_TEXTS and not column.is_code:
         raise sheet.error(column.name, "has too many distinct texts for groups.", key="groups")
-    column = column.select(labelled)
+    column = column.select(labeled)
     values = np.array(column.texts.to_pylist())[column.codes] if column.kind == "texts" else column.numbers
     return np.unique(values, return_inverse=True)[1].astype(np.int64)
 
 
 def read_classes(sheet: TableSheet, label: str, groups: str | None) -> Rows:
-    """Return classes and groups of a table, and the numbers of its labelled rows as samples.
+    """Return classes and groups of a table, and the numbers of its labeled rows as samples.
 
     Raises:
-        DataError: The label has no classes, or a labelled row has no group.
+        DataError: The label has no classes, or a labeled row has no group.
     """
     columns = detect_columns(sheet)
     _check_label(sheet, columns[label])
@@ -1328,16 +1328,16 @@ def read_classes(sheet: TableSheet, label: str, groups: str | None) -> Rows:
 def _read_labels(
     sheet: TableSheet, columns: Mapping[str, Column], label: Label, task: Task, groups: str | None
 ) -> Rows:
-    """Return the labels and groups of the labelled rows, and the numbers of these as samples."""
+    """Return the labels and groups of the labeled rows, and the numbers of these as samples."""
     y = encode_labels(sheet, columns, label, task)
     assert y is not None
-    labelled = ~columns[label.name].missing
-    group = None if groups is None else _encode_groups(sheet, columns[groups], labelled)
+    labeled = ~columns[label.name].missing
+    group = None if groups is None else _encode_groups(sheet, columns[groups], labeled)
     ends = np.cumsum([*sheet.sizes.values()])
-    sizes = {split: int(part.sum()) for split, part in zip(sheet.sizes, np.split(labelled, ends[:-1]), strict=True)}
+    sizes = {split: int(part.sum()) for split, part in zip(sheet.sizes, np.split(labeled, ends[:-1]), strict=True)}
     if not sizes["train"]:
         raise DataError(f"{sheet.path} has no rows with a label to train on.", path=sheet.path)
-    return Rows(np.flatnonzero(labelled), y[labelled], sizes, len(label.classes) or 1, label.classes, group)
+    return Rows(np.flatnonzero(labeled), y[labeled], sizes, len(label.classes) or 1, label.classes, group)
 
 
 # ---- data sets -------------------------------------------------------------------------------------------------------
@@ -1381,15 +1381,15 @@ def make_data(
     columns = {key: column.select(rows.x) for key, column in columns.items()}
     splits = fill_missing_splits(rows.sizes, rows.strata, validation, test, seed, name, samples)
     notes = []
-    if unlabelled := sheet.table.num_rows - len(rows.y):
+    if unlabeled := sheet.table.num_rows - len(rows.y):
         none = "" if label_name in sheet.texts else "None, "
         notes.append(
-            f'{unlabelled} rows without "{truncate(label_name)}" are left out. NA, N/A, NaN, null, {none}? '
+            f'{unlabeled} rows without "{truncate(label_name)}" are left out. NA, N/A, NaN, null, {none}? '
             "and - are not labels: rename such a class."
         )
     is_last = encoder is None and options.label is None and label_name.lower() not in LABELS
     if is_last:
-        notes += _describe_binary_neighbours(columns, label_name)
+        notes += _describe_binary_neighbors(columns, label_name)
     exact = rows.y if task == "regression" else None
     if exact is not None:
         rows = replace(rows, y=exact.astype(np.float32))
@@ -1431,7 +1431,7 @@ def _detect_new_columns(sheet: TableSheet, options: TableOptions, label: str) ->
     return columns
 
 
-def _describe_binary_neighbours(columns: Mapping[str, Column], label: str) -> list[str]:
+def _describe_binary_neighbors(columns: Mapping[str, Column], label: str) -> list[str]:
     """Describe columns of 0 and 1 right before a label of 0 and 1: the label may be one of several."""
     binary = [name if column.kind == "numbers" and bool(np.isin(column.numbers, (0, 1)).all()) else None
               for name, column in columns.items()]  # fmt: skip
@@ -1514,16 +1514,16 @@ def prepare_rows(rows: Any, facts: Data, halves: bool = False) -> Data:
 
 
 def _prepare(name: str, facts: Data, encoder: TableEncoder, sheet: TableSheet, halves: bool = False) -> Data:
-    """Return rows with their labels (0 where one is missing), and the labelled rows if some have none."""
+    """Return rows with their labels (0 where one is missing), and the labeled rows if some have none."""
     sheet = replace(sheet, texts={encoder.label.name: [name.lower() for name in encoder.label.classes]})
     columns = encoder.detect_columns(sheet, encoder.missing)
     x, notes = encoder.transform(sheet, columns)
     y = encode_labels(sheet, columns, encoder.label, encoder.task)
-    labelled_rows = None
+    labeled_rows = None
     if y is not None and (missing := columns[encoder.label.name].missing).any():
         notes.append(f"{int(missing.sum())} of {len(x)} rows have no label, so accuracy is not measured.")
         y = y.copy()
-        y[missing], labelled_rows = 0, torch.from_numpy(np.flatnonzero(~missing))
+        y[missing], labeled_rows = 0, torch.from_numpy(np.flatnonzero(~missing))
     splits = {"test": np.arange(len(x))}
     if len(sheet.sizes) > 1:
         splits = fill_missing_splits(sheet.sizes, np.zeros(len(x), dtype=np.int64), 0.0, 0.0, 0)
@@ -1535,4 +1535,4 @@ def _prepare(name: str, facts: Data, encoder: TableEncoder, sheet: TableSheet, h
         label, exact = encoder.label, y
         y = None if exact is None else exact.astype(np.float32)
         more |= {"targets": ((label.mean,), (label.std,)), "exact_targets": exact}
-    return make_new_data(facts, name, x, y, splits=splits, labelled_rows=labelled_rows, **more)
+    return make_new_data(facts, name, x, y, splits=splits, labeled_rows=labeled_rows, **more)

@@ -1,10 +1,10 @@
-"""Labelled texts on disk: Parquet, CSV, TSV, JSON lines, or a folder of .txt files per class.
+"""Labeled texts on disk: Parquet, CSV, TSV, JSON lines, or a folder of .txt files per class.
 
 Examples are the unpacked IMDB, or your own table. A set is a folder with a train file (`train.csv`) and optionally
 `validation` (or `valid`, `val`, `dev`) and `test`, or a single file. Parquet files may be numbered like those of
 `images`. CSV may be quoted, TSV is not. All files are UTF-8. Folders are `train/CLASS/*.txt` and so on, or just
 `CLASS/*.txt`; texts of devices are in `DEVICE/CLASS/*.txt`, or a CSV file names the file, label and device of each (see
-`fleetfit.data.files.labelled`).
+`fleetfit.data.files.labeled`).
 """
 
 import dataclasses
@@ -30,14 +30,14 @@ from fleetfit.data.files.folders import (
     list_sample_files,
     resolve_folder,
 )
-from fleetfit.data.files.labelled import find_labelled_files, find_new_files
+from fleetfit.data.files.labeled import find_labeled_files, find_new_files
 from fleetfit.data.files.table import IN_MEMORY, read_cells
 from fleetfit.data.files.tokens import Texts, encode, encode_texts, load_tokenizer
 from fleetfit.data.rows import Rows, make_new_data
 from fleetfit.errors import DataError, quote_some, truncate
 from fleetfit.files import parse_path, read_text
 
-FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder or a file of labelled texts")
+FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder or a file of labeled texts")
 FILE_SUFFIXES = (".txt",)
 """Suffixes of files with a text each."""
 SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".json")
@@ -62,7 +62,7 @@ def text(
     seed: int = 0,
     hub: bool = False,
 ) -> Data:
-    """Return a set of labelled texts as tokens [N, length], named after its folder or file.
+    """Return a set of labeled texts as tokens [N, length], named after its folder or file.
 
     Missing splits are held out of the training texts: in proportion for each label, or for each group if `groups` is
     set. Without a test file, a validation file is the test set. A test or validation file whose labels are all -1
@@ -88,8 +88,8 @@ def text(
         hub: Whether `folder` is a repository of the Hugging Face hub ("stanfordnlp/imdb"), downloaded once.
 
     Raises:
-        DataError: A file, a column, a label or the tokeniser is missing or wrong, or a number is out of range.
-        MissingExtra: A package for the tokeniser or the hub is not installed.
+        DataError: A file, a column, a label or the tokenizer is missing or wrong, or a number is out of range.
+        MissingExtra: A package for the tokenizer or the hub is not installed.
     """
     if hub:
         name = folder.rpartition("/")[2]
@@ -121,7 +121,7 @@ def make_data(
     """Return texts as a data set (see `text`). Their `x` are `Texts`.
 
     Raises:
-        DataError: A share, a number or the tokeniser is wrong.
+        DataError: A share, a number or the tokenizer is wrong.
         MissingExtra: `tokenizers` or `transformers` is not installed.
     """
     splits = rows.divide(name, validation, test, seed, samples)
@@ -257,7 +257,7 @@ def read_rows(
     Raises:
         DataError: A file or a column is missing or wrong.
     """
-    listed = path and find_labelled_files(name, path, FILE_SUFFIXES, label, groups, in_table=text is None)
+    listed = path and find_labeled_files(name, path, FILE_SUFFIXES, label, groups, in_table=text is None)
     if listed:
         paths = listed.paths
         return dataclasses.replace(listed, x=Texts(paths, [], lambda: [read_text(file, DataError) for file in paths]))
@@ -396,7 +396,7 @@ def _encode_new_texts(
 
 
 def _open_new_tables(path: Path, settings: Mapping[str, Any]) -> list[parquet.RowFile]:
-    """Return the tables of new texts; none of a labelled training set, which is read with its own splits."""
+    """Return the tables of new texts; none of a labeled training set, which is read with its own splits."""
     header = settings.get("header") is not False
     if path.is_dir() and list_sample_files(path, "**/*.txt"):  # the tables name them
         return []

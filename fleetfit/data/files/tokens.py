@@ -1,6 +1,6 @@
-"""Encode texts as tokens, with the tokeniser of a checkpoint or with word pieces learned from the training texts.
+"""Encode texts as tokens, with the tokenizer of a checkpoint or with word pieces learned from the training texts.
 
-The cache holds the tokens and the tokeniser (`tokenizer.json`, which `tokenizers` and `transformers` read), so that a
+The cache holds the tokens and the tokenizer (`tokenizer.json`, which `tokenizers` and `transformers` read), so that a
 second load is a memory map. The same texts and parameters give the same tokens in every process.
 """
 
@@ -26,7 +26,7 @@ PAD, UNKNOWN, START, END = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _FORMAT = 1  # raise it if the same texts would give other tokens
 _TEXTS = 1000  # encoded at a time
 _MAX_TOKENS = 1 << 22  # of a vocabulary
-_PADDING = (PAD, "<pad>", "<PAD>", "<|pad|>")  # usual names, for a tokeniser without a configured one
+_PADDING = (PAD, "<pad>", "<PAD>", "<|pad|>")  # usual names, for a tokenizer without a configured one
 Pair = tuple[str, str]
 INSIDE = "##"
 
@@ -39,7 +39,7 @@ class Tokens:
         x: int64 [N, L], memory-mapped copy-on-write.
         vocabulary: Number of tokens.
         padding: The token that fills short texts.
-        tokenizer: The tokeniser's file in the cache.
+        tokenizer: The tokenizer's file in the cache.
     """
 
     x: NDArray[np.int64]
@@ -73,7 +73,7 @@ def encode_texts(
 ) -> Tokens:
     """Return the tokens of a set's texts, from the cache if possible.
 
-    A text begins and ends with the tokeniser's marks ([CLS] and [SEP]), is cut to `length` tokens, marks included, and
+    A text begins and ends with the tokenizer's marks ([CLS] and [SEP]), is cut to `length` tokens, marks included, and
     padded to it.
 
     Args:
@@ -85,7 +85,7 @@ def encode_texts(
         length: Tokens of each text.
 
     Raises:
-        DataError: A parameter is out of range, or the tokeniser cannot be read.
+        DataError: A parameter is out of range, or the tokenizer cannot be read.
         MissingExtra: `tokenizers` or, for some checkpoints, `transformers` is not installed.
     """
     if length < 3:
@@ -109,7 +109,7 @@ def encode_texts(
         )
         if padding is None:
             raise DataError(
-                f"{name}: the tokeniser in {tokenizer} has no padding token. Set pad_token in tokenizer_config.json.",
+                f"{name}: the tokenizer in {tokenizer} has no padding token. Set pad_token in tokenizer_config.json.",
                 path=tokenizer,
             )
         np.save(folder / "tokens.npy", encode(name, library, every, length, padding))
@@ -117,7 +117,7 @@ def encode_texts(
         size = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=0)
         if size > _MAX_TOKENS:
             raise DataError(
-                f"{name}: the tokeniser has a token {size - 1}, above the limit of {_MAX_TOKENS:,} tokens.",
+                f"{name}: the tokenizer has a token {size - 1}, above the limit of {_MAX_TOKENS:,} tokens.",
                 key="tokenizer",
             )
         (folder / "tokens.json").write_text(json.dumps({"vocabulary": size, "padding": padding}), encoding="utf-8")
@@ -133,7 +133,7 @@ def encode_texts(
 
 
 def _find_version() -> str:
-    """Return the version of `tokenizers` without importing it: cached tokens need no tokeniser."""
+    """Return the version of `tokenizers` without importing it: cached tokens need no tokenizer."""
     try:
         return importlib.metadata.version("tokenizers")
     except importlib.metadata.PackageNotFoundError as error:
@@ -144,7 +144,7 @@ def encode(name: str, tokenizer: Any, texts: Sequence[str], length: int, padding
     """Return tokens [N, length].
 
     Raises:
-        DataError: The tokeniser fails on a text.
+        DataError: The tokenizer fails on a text.
     """
     x = np.full((len(texts), length), padding, dtype=np.int64)
     try:
@@ -157,11 +157,11 @@ def encode(name: str, tokenizer: Any, texts: Sequence[str], length: int, padding
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # a Rust panic is not an Exception
-        raise DataError(f"{name}: the tokeniser fails on the texts: {format_cause(error)}") from error
+        raise DataError(f"{name}: the tokenizer fails on the texts: {format_cause(error)}") from error
     return x
 
 
-# ---- tokenisers of checkpoints ---------------------------------------------------------------------------------------
+# ---- tokenizers of checkpoints ---------------------------------------------------------------------------------------
 
 
 def _list_tokenizer_files(name: str, path: Path) -> list[Path]:
@@ -180,7 +180,7 @@ def _list_tokenizer_files(name: str, path: Path) -> list[Path]:
 
 
 def load_tokenizer(name: str, path: Path, files: Sequence[Path] = ()) -> tuple[Any, int | None]:
-    """Return the tokeniser of a checkpoint's folder or file, and its padding token, if it is known.
+    """Return the tokenizer of a checkpoint's folder or file, and its padding token, if it is known.
 
     Raises:
         DataError: It cannot be read.
@@ -192,18 +192,18 @@ def load_tokenizer(name: str, path: Path, files: Sequence[Path] = ()) -> tuple[A
             tokenizer = import_optional("tokenizers", "text", "Reading text").Tokenizer.from_file(str(file))
             pad_token = _find_pad_token(files, tokenizer)
         else:
-            library = import_optional("transformers", "text", f"Reading the tokeniser in {path}")
+            library = import_optional("transformers", "text", f"Reading the tokenizer in {path}")
             wrapper = library.AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
             tokenizer, pad_token = wrapper.backend_tokenizer, wrapper.pad_token
     except (FleetFitError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # the libraries may raise anything; a Rust panic is not an Exception
-        raise DataError(f"{name}: the tokeniser in {path} cannot be read: {format_cause(error)}", path=path) from error
+        raise DataError(f"{name}: the tokenizer in {path} cannot be read: {format_cause(error)}", path=path) from error
     return tokenizer, None if pad_token is None else tokenizer.token_to_id(pad_token)
 
 
 def _find_pad_token(files: Sequence[Path], tokenizer: Any) -> str | None:
-    """Return the padding token of the configuration, else a usual one of the tokeniser."""
+    """Return the padding token of the configuration, else a usual one of the tokenizer."""
     for file in files:
         if file.name == "tokenizer_config.json":
             token = json.loads(file.read_text(encoding="utf-8")).get("pad_token")
@@ -219,7 +219,7 @@ def _find_pad_token(files: Sequence[Path], tokenizer: Any) -> str | None:
 
 
 def learn_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
-    """Learn a lower-casing tokeniser of word pieces from texts.
+    """Learn a lower-casing tokenizer of word pieces from texts.
 
     Words are split, and accents dropped, as in BERT (Devlin et al., 2019). [PAD] is token 0; [UNK], [CLS] and [SEP]
     follow.
@@ -250,7 +250,7 @@ def learn_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
 def learn_word_pieces(words: Mapping[str, int], size: int) -> list[str]:
     """Return word pieces: single characters, most frequent first, then merged ones in the order of merging.
 
-    The pair of neighbouring pieces with the highest count over all words becomes a piece, and so on, until there are
+    The pair of neighboring pieces with the highest count over all words becomes a piece, and so on, until there are
     enough or no pair occurs twice; of equal pairs the first in the order of code points. Single characters take at most
     half of the places; the rarest are left out, and so are the words with them.
 

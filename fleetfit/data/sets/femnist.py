@@ -70,22 +70,22 @@ def femnist(
         folder = str(resolve_folder(folder))
     folder = find_or_download("femnist", folder, hub, HUB, find=_find_set)
     if leaf_files := _find_leaf_files("femnist", folder):
-        labelled = _read_leaf(leaf_files)
+        labeled = _read_leaf(leaf_files)
     else:
         spec = ImageSpec(channels=1, lazy=False, max_bytes=4 << 30)
-        labelled = read_parquet("femnist", folder, groups="writer_id", spec=spec)
-    height, width = labelled.x.shape[2:]
-    if (height, width) != (_SIDE, _SIDE) or labelled.classes > len(_NAMES):
+        labeled = read_parquet("femnist", folder, groups="writer_id", spec=spec)
+    height, width = labeled.x.shape[2:]
+    if (height, width) != (_SIDE, _SIDE) or labeled.classes > len(_NAMES):
         raise DataError(
             "femnist has 62 classes (or the 10 digits) of 28x28 images, but the files have "
-            f"{labelled.classes} classes of {height}x{width}. Is this another data set?"
+            f"{labeled.classes} classes of {height}x{width}. Is this another data set?"
         )
-    classes = _DIGITS if labelled.classes <= _DIGITS else len(_NAMES)
-    pixels = np.asarray(labelled.x)
+    classes = _DIGITS if labeled.classes <= _DIGITS else len(_NAMES)
+    pixels = np.asarray(labeled.x)
     if len(pixels) and pixels.mean() > 127.5:  # bright paper, which most of a page is
         pixels = 255 - pixels
-    labelled = dataclasses.replace(labelled, x=pixels, classes=classes, class_names=tuple(_NAMES[:classes]), notes=())
-    return make_data("femnist", labelled, validation, test, seed, augment, (0.04,), (0.17,), resize)
+    labeled = dataclasses.replace(labeled, x=pixels, classes=classes, class_names=tuple(_NAMES[:classes]), notes=())
+    return make_data("femnist", labeled, validation, test, seed, augment, (0.04,), (0.17,), resize)
 
 
 def _find_leaf_files(name: str, folder: str | None) -> dict[str, list[Path]]:

@@ -5,8 +5,8 @@ Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge" (2015), 
 
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files.folders import find_or_download, find_set_folder
-from fleetfit.data.files.images import load_labelled, make_data, read_parquet
-from fleetfit.data.files.labelled import IMAGES, find_class_folders
+from fleetfit.data.files.images import load_labeled, make_data, read_parquet
+from fleetfit.data.files.labeled import IMAGES, find_class_folders
 from fleetfit.data.image_reader import ImageSpec
 from fleetfit.errors import DataError
 
@@ -22,7 +22,7 @@ FACTS = Facts(
 def imagenet(
     folder: str | None = None,
     size: int = 224,
-    centre: float = 0.875,
+    center: float = 0.875,
     lazy: bool | None = None,
     validation: float = 0.01,
     augment: str | None = "resized-crop",
@@ -40,32 +40,32 @@ def imagenet(
     Args:
         folder: The folder with its files or the one above; None: FLEETFIT_DATA names the one above.
         size: Side in pixels of the images that a model gets.
-        centre: Share of the shorter side that evaluation sees, 0 < centre <= 1; 0.875 is 224 of 256 pixels.
+        center: Share of the shorter side that evaluation sees, 0 < center <= 1; 0.875 is 224 of 256 pixels.
         lazy: Whether images stay encoded; None: above 8 GiB of decoded images, as the whole set is from 47 pixels on.
         validation: Share of the training images to hold out, class by class, 0 <= validation < 1.
-        augment: Augmentation of training batches; "resized-crop" takes 8% to 100% of the area. "none": the centre.
+        augment: Augmentation of training batches; "resized-crop" takes 8% to 100% of the area. "none": the center.
         seed: Seed of the held out samples.
         resize: Side in pixels to which batches are enlarged after augmentation; None: they keep their size.
         exif_orientation: Whether to apply the EXIF orientation; false: images stay as stored.
-        hub: Whether to download the set from the Hugging Face hub if it is not on disk; requires its licence.
+        hub: Whether to download the set from the Hugging Face hub if it is not on disk; requires its license.
 
     Raises:
         DataError: The files are missing or wrong, or a parameter is out of range.
         MissingExtra: `datasets` is not installed and the set has to be downloaded.
     """
-    spec = ImageSpec(size, 3, centre, lazy, upright=exif_orientation)
+    spec = ImageSpec(size, 3, center, lazy, upright=exif_orientation)
     set_folder = find_set_folder("imagenet", folder)
     if set_folder is not None and (folders := find_class_folders(set_folder, IMAGES)):
-        labelled = load_labelled("imagenet", folders.read("imagenet"), spec)
+        labeled = load_labeled("imagenet", folders.read("imagenet"), spec)
     else:
         parquet_folder = find_or_download("imagenet", folder, hub, "ILSVRC/imagenet-1k")
         # the labels of the test set were never published
-        labelled = read_parquet("imagenet", parquet_folder, spec=spec, splits=("train", "validation"))
-    if labelled.classes != FACTS.classes:
+        labeled = read_parquet("imagenet", parquet_folder, spec=spec, splits=("train", "validation"))
+    if labeled.classes != FACTS.classes:
         raise DataError(
-            f'imagenet has {FACTS.classes} classes, but the files have {labelled.classes}; data.name = "images" reads '
+            f'imagenet has {FACTS.classes} classes, but the files have {labeled.classes}; data.name = "images" reads '
             "any set of this layout.",
             key="name",
         )
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    return make_data("imagenet", labelled, validation, 0.0, seed, augment, mean, std, resize)
+    return make_data("imagenet", labeled, validation, 0.0, seed, augment, mean, std, resize)

@@ -1,6 +1,6 @@
 """Public sets of images: CIFAR-10 and CIFAR-100, MNIST and Fashion-MNIST.
 
-CIFAR: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009). Held out and normalised as in
+CIFAR: Krizhevsky, "Learning Multiple Layers of Features from Tiny Images" (2009). Held out and normalized as in
 ScaleFL, section 4.1: 5,000 training images for validation, mean 0.5 and standard deviation 0.25; or by the mean and
 standard deviation of its training images, as in AdaptiveFL and ReeFL. Differs from the paper: the same number of images
 is held out of every class, not simply random ones.
@@ -25,15 +25,15 @@ FACTS = {
     "mnist": Facts(train=60_000, test=10_000, classes=10, resolution="28x28", source=_MNIST),
     "fashion_mnist": Facts(train=60_000, test=10_000, classes=10, resolution="28x28", source=_FASHION),
 }
-_GREY = {"label": "label", "coarse": False, "normalise": "own"}
+_GREY = {"label": "label", "coarse": False, "normalize": "own"}
 SETS = {
     "cifar10": Preset(
-        "CIFAR-10: 60,000 colour photographs of 10 kinds of things.",
+        "CIFAR-10: 60,000 color photographs of 10 kinds of things.",
         {"name": "cifar10", "repository": "uoft-cs/cifar10", "label": "label", "coarse": False,
          "mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616)},
     ),
     "cifar100": Preset(
-        "CIFAR-100: 60,000 colour photographs of 100 kinds of things, in 20 superclasses.",
+        "CIFAR-100: 60,000 color photographs of 100 kinds of things, in 20 superclasses.",
         {"name": "cifar100", "repository": "uoft-cs/cifar100", "label": "fine_label",
          "mean": (0.5071, 0.4865, 0.4409), "std": (0.2673, 0.2564, 0.2762)},
     ),
@@ -65,7 +65,7 @@ def _make_images(
     resize: int | None = None,
     samples: int | None = None,
     hub: bool = False,
-    normalise: Literal["fixed", "own"] = "fixed",
+    normalize: Literal["fixed", "own"] = "fixed",
 ) -> Data:
     """Return a set from Parquet files (see `fleetfit.data.files.images` for the layouts).
 
@@ -83,19 +83,19 @@ def _make_images(
         resize: Side in pixels to which batches are enlarged after augmentation; None: they keep their size.
         samples: Number of training images to draw, class by class, those held out included; None: all.
         hub: Whether to download the set from the Hugging Face hub if it is not on disk.
-        normalise: By "fixed" values, mean 0.5 and deviation 0.25, or by the set's "own" mean and deviation per channel.
+        normalize: By "fixed" values, mean 0.5 and deviation 0.25, or by the set's "own" mean and deviation per channel.
 
     Raises:
         DataError: The files are missing or wrong, or `validation` is out of range.
         MissingExtra: `datasets` is not installed and the set has to be downloaded.
     """
     facts = dataclasses.replace(FACTS[name], classes=20) if coarse else FACTS[name]
-    labelled = read_named_set(
+    labeled = read_named_set(
         name, facts, repository, folder, hub, channels=len(mean), label="coarse_label" if coarse else label
     )
-    if normalise == "fixed":
+    if normalize == "fixed":
         mean, std = (0.5,), (0.25,)
-    return make_data(name, labelled, validation, 0.0, seed, augment, mean, std, resize, samples)
+    return make_data(name, labeled, validation, 0.0, seed, augment, mean, std, resize, samples)
 
 
 cifar10, cifar100, mnist, fashion_mnist = make_presets(_make_images, SETS)

@@ -81,8 +81,8 @@ def _make_short_texts(
         hub: Whether to download the set from the Hugging Face hub if it is not on disk.
 
     Raises:
-        DataError: The files or the tokeniser are missing or wrong, or a number is out of range.
-        MissingExtra: What the tokeniser or the hub needs is not installed.
+        DataError: The files or the tokenizer are missing or wrong, or a number is out of range.
+        MissingExtra: What the tokenizer or the hub needs is not installed.
     """
     rows = read_named_set(name, FACTS[name], repository, folder, hub)
     data = make_data(name, rows, tokenizer, vocabulary, length, samples, validation, 0.0, seed)

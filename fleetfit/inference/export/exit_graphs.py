@@ -2,7 +2,7 @@
 
 `trace_exits` records the forward pass on fake tensors, whose batch (and number of tokens) is a symbol. `split_at_exits`
 cuts its exported program where the exits' logits are: a part takes what of the samples crosses the cut, and computes
-anew what does not depend on samples (masks, positions, normalised weights). `split_module` of PyTorch would pass the
+anew what does not depend on samples (masks, positions, normalized weights). `split_module` of PyTorch would pass the
 latter on, too, and sizes as numbers, which no device could select the rows of.
 """
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fleetfit import files
 from fleetfit.core import DataDescription
 from fleetfit.data import Data
-from fleetfit.data.transform import COLUMNS, TOKENISER
+from fleetfit.data.transform import COLUMNS, TOKENIZER
 from fleetfit.errors import ConfigError, DataError, MissingExtra, ModelError, RunError, did_you_mean, make_printable
 from fleetfit.inference.export import executorch, onnx
 from fleetfit.inference.export.level import (
@@ -36,7 +36,7 @@ from fleetfit.inference.export.level import (
     make_whole_graph,
     write_program,
 )
-from fleetfit.inference.export.to_transformers import notes_on_transformers, write_tokeniser, write_transformers
+from fleetfit.inference.export.to_transformers import notes_on_transformers, write_tokenizer, write_transformers
 
 FORMAT = 1
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -255,7 +255,7 @@ class _FolderWriter:
         if "executorch" in self.forms:
             self._write_executorch(examples)
         texts = {} if model.transform is None else model.transform.to_files()
-        texts.pop(TOKENISER, "")  # written below, with the length of texts
+        texts.pop(TOKENIZER, "")  # written below, with the length of texts
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
         if COLUMNS in texts:
@@ -264,10 +264,10 @@ class _FolderWriter:
                 "is missing (and 1 in the feature after it, if there is one); 1 for the category that it has, in order."
             )
         if model.prepared.tokenizer:
-            write_tokeniser(model.prepared_data, folder / TOKENISER)
+            write_tokenizer(model.prepared_data, folder / TOKENIZER)
             self.notes.append(
-                f"{TOKENISER} makes the token ids of a text, cut and padded to {model.prepared.sample_shape[0]}, with "
-                f'the package tokenizers: `Tokenizer.from_file("{TOKENISER}").encode(text).ids`.'
+                f"{TOKENIZER} makes the token ids of a text, cut and padded to {model.prepared.sample_shape[0]}, with "
+                f'the package tokenizers: `Tokenizer.from_file("{TOKENIZER}").encode(text).ids`.'
             )
         config = json.dumps(make_config(model, self.onnx), indent=2, allow_nan=False)
         (folder / CONFIG).write_text(config + "\n", encoding="utf-8")
@@ -312,7 +312,7 @@ class _FolderWriter:
             self.say("int8")
             targets = [self.folder / f"{name}.int8.onnx" for name in names]
             for source, target in zip(floats, targets, strict=True):
-                onnx.quantise_dynamic(source, target)
+                onnx.quantize_dynamic(source, target)
             self._compare_onnx("int8", targets, is_exact=FORMS["int8"].is_exact)
         if "static-int8" in self.forms:
             self.say("static int8")
@@ -321,7 +321,7 @@ class _FolderWriter:
             whole, *segments = [onnx.open_session(path) for path in floats]
             feeds = [*onnx.make_calibration_feeds([whole], x), *onnx.make_calibration_feeds(segments, x)]
             for source, target, batches in zip(floats, targets, feeds, strict=True):
-                onnx.quantise_static(source, target, batches)
+                onnx.quantize_static(source, target, batches)
             self._compare_onnx("static-int8", targets, is_exact=FORMS["static-int8"].is_exact)
 
     def _compare_onnx(self, name: str, paths: Sequence[Path], is_exact: bool) -> None:

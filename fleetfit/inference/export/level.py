@@ -1,6 +1,6 @@
 """A level's model for devices, and its graphs as `torch.export` programs: the whole model and each segment.
 
-Exporters trace functions from tensors to tensors. Normalising and resizing are part of the graph, so a device passes
+Exporters trace functions from tensors to tensors. Normalizing and resizing are part of the graph, so a device passes
 uint8 images from its camera, or tokens. A segment passes its carry, any nested structure of tensors, to the next one as
 a flat list.
 
@@ -86,7 +86,7 @@ class LevelModel:
 
     @cached_property
     def prepared(self) -> Data | DataDescription:
-        """The facts of prepared samples: normalisation, names of classes, tokeniser, scale of targets."""
+        """The facts of prepared samples: normalization, names of classes, tokenizer, scale of targets."""
         return self.data if self.transform is None else self.transform.describe("")
 
     @property
@@ -144,14 +144,14 @@ class LevelModel:
         return data.stored(indices), data.labels(indices)
 
     def _draw(self, rng: torch.Generator) -> Tensor:
-        """Return eight samples as they are stored: uniform bytes, tokens, or normal numbers before normalisation."""
+        """Return eight samples as they are stored: uniform bytes, tokens, or normal numbers before normalization."""
         facts = self.prepared
         if not isinstance(facts, Data) or facts.vocabulary:
             return make_input(self.architecture, facts.sample_shape, _DRAWN, rng)
         shape = (_DRAWN, *facts.x.shape[1:])
         if facts.x.dtype == torch.uint8:
             return torch.randint(256, shape, generator=rng, dtype=torch.uint8)
-        x, (scale, shift) = torch.randn(shape, generator=rng), facts.normalisation
+        x, (scale, shift) = torch.randn(shape, generator=rng), facts.normalization
         x = x if scale is None or shift is None else (x - shift) / scale
         return x.to(facts.x.dtype)
 
@@ -167,7 +167,7 @@ class Preprocessing(nn.Module):
 
     def __init__(self, data: Any) -> None:
         super().__init__()
-        scale, shift = data.normalisation if isinstance(data, Data) else (None, None)
+        scale, shift = data.normalization if isinstance(data, Data) else (None, None)
         self.register_buffer("scale", None if scale is None else scale.cpu().clone(), persistent=False)
         self.register_buffer("shift", None if shift is None else shift.cpu().clone(), persistent=False)
         self.resize = data.resize if isinstance(data, Data) else None
@@ -407,7 +407,7 @@ def _list_dims(model: LevelModel, free_tokens: bool) -> Dims:
 
 # ---- tracing ---------------------------------------------------------------------------------------------------------
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def trace_program(graph: Graph, most: int | None = None) -> torch.export.ExportedProgram:
@@ -482,7 +482,7 @@ def explain_failure(name: str, exporter: str) -> Iterator[None]:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        message = _COLOUR.sub("", format_cause(cause))
+        message = _COLOR.sub("", format_cause(cause))
         raise ModelError(
             f"{exporter} cannot trace {name} of this model: {message}. Remove steps of the forward pass that "
             "depend on values of tensors."

@@ -60,7 +60,7 @@ def _strip(path: Path) -> None:
 # ---- int8 ------------------------------------------------------------------------------------------------------------
 
 
-def quantise_dynamic(source: Path, target: Path) -> None:
+def quantize_dynamic(source: Path, target: Path) -> None:
     """Write a graph with int8 weights and activations scaled per call."""
     import onnx
     from onnxruntime.quantization import quantize_dynamic
@@ -72,7 +72,7 @@ def quantise_dynamic(source: Path, target: Path) -> None:
     _strip(target)
 
 
-def quantise_static(source: Path, target: Path, feeds: Sequence[Feed]) -> None:
+def quantize_static(source: Path, target: Path, feeds: Sequence[Feed]) -> None:
     """Write a graph with int8 weights and activations, with scales calibrated on inputs.
 
     Args:
@@ -96,7 +96,7 @@ def quantise_static(source: Path, target: Path, feeds: Sequence[Feed]) -> None:
 
 @contextlib.contextmanager
 def _preprocess(source: Path) -> Iterator[Path]:
-    """Yield a copy of a graph, simplified and with shapes, as quantisation needs it.
+    """Yield a copy of a graph, simplified and with shapes, as quantization needs it.
 
     This prevents onnxruntime from saving a graph to the current folder if it cannot infer shapes.
     """

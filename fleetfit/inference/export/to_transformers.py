@@ -32,7 +32,7 @@ _ROLES = {
     "cls_token": ("[CLS]", "<s>"),
     "sep_token": ("[SEP]", "</s>"),
     "mask_token": ("[MASK]", "<mask>"),
-}  # special tokens and their names in tokenisers
+}  # special tokens and their names in tokenizers
 _BILINEAR = 2  # of Pillow
 
 
@@ -61,7 +61,7 @@ def write_transformers(model: LevelModel, folder: Path) -> list[Path]:
 
     Raises:
         ModelError: No config of `transformers` can express the level. No files are written.
-        DataError: The file of the tokeniser is missing or damaged.
+        DataError: The file of the tokenizer is missing or damaged.
     """
     try:
         checkpoint = _make_checkpoint(model)
@@ -88,9 +88,9 @@ def notes_on_transformers(model: LevelModel) -> tuple[str, ...]:
             f"after {early}."
         )
     if data.padding >= 0:
-        notes.append("Padding has to be masked: pass the tokeniser's attention_mask to the model.")
+        notes.append("Padding has to be masked: pass the tokenizer's attention_mask to the model.")
     if not _make_input_files(data):
-        kind = "tokeniser" if data.x.dtype == torch.int64 else "image processor"
+        kind = "tokenizer" if data.x.dtype == torch.int64 else "image processor"
         notes.append(f"{data.name} has none, so no {kind} is written: inputs are those of Data.batch.")
     elif data.resize is not None:
         notes.append("The image processor resizes whole pixels, but the data set floats: pixels differ by rounding.")
@@ -144,7 +144,7 @@ def _make_label_config(data: Data) -> dict[str, Any]:
 def _make_input_files(data: Data) -> dict[str, str]:
     """Return the files for preprocessing raw inputs; none if the data do not define it."""
     if data.tokenizer:
-        return _make_tokeniser_files(data)
+        return _make_tokenizer_files(data)
     if data.x.dtype == torch.uint8 and data.x.ndim == 4:
         return {"preprocessor_config.json": _format_json(_make_image_processor(data))}
     return {}
@@ -168,9 +168,9 @@ def _make_image_processor(data: Data) -> dict[str, Any]:
     }
 
 
-def _make_tokeniser_files(data: Data) -> dict[str, str]:
+def _make_tokenizer_files(data: Data) -> dict[str, str]:
     """Return the data's tokenizer.json, and a config with its special tokens and the length of texts."""
-    text, tokens = read_tokeniser(data)
+    text, tokens = read_tokenizer(data)
     special = {role: word for role, words in _ROLES.items() for word in words if word in tokens.values()}
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -186,11 +186,11 @@ def _make_tokeniser_files(data: Data) -> dict[str, str]:
     return {"tokenizer.json": text, "tokenizer_config.json": _format_json(config)}
 
 
-def write_tokeniser(data: Data, path: Path) -> None:
+def write_tokenizer(data: Data, path: Path) -> None:
     """Write a tokenizer.json that cuts and pads each text as the data's are."""
-    text, tokens = read_tokeniser(data)
-    tokeniser, length = json.loads(text), data.sample_shape[0]
-    tokeniser["padding"] = {
+    text, tokens = read_tokenizer(data)
+    tokenizer, length = json.loads(text), data.sample_shape[0]
+    tokenizer["padding"] = {
         "strategy": {"Fixed": length},
         "direction": "Right",
         "pad_to_multiple_of": None,
@@ -198,10 +198,10 @@ def write_tokeniser(data: Data, path: Path) -> None:
         "pad_type_id": 0,
         "pad_token": tokens.get(data.padding, ""),
     }
-    path.write_text(json.dumps(tokeniser, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(tokenizer, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def read_tokeniser(data: Data) -> tuple[str, dict[int, str]]:
+def read_tokenizer(data: Data) -> tuple[str, dict[int, str]]:
     """Return the text of the data's tokenizer.json, and its tokens by their numbers.
 
     Raises:
@@ -212,20 +212,20 @@ def read_tokeniser(data: Data) -> tuple[str, dict[int, str]]:
         return text, _list_tokens(json.loads(text))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
-            f"{data.name}: its tokeniser {data.tokenizer} cannot be read: {error!r}. Load the data again to rebuild "
+            f"{data.name}: its tokenizer {data.tokenizer} cannot be read: {error!r}. Load the data again to rebuild "
             "it.",
             path=data.tokenizer,
         ) from None
 
 
-def _list_tokens(tokeniser: Mapping[str, Any]) -> dict[int, str]:
+def _list_tokens(tokenizer: Mapping[str, Any]) -> dict[int, str]:
     """Return the tokens of a tokenizer.json by their numbers."""
-    vocabulary = tokeniser["model"].get("vocab", {})
+    vocabulary = tokenizer["model"].get("vocab", {})
     if isinstance(vocabulary, list):  # pieces and their scores, in order
         tokens = {number: str(piece) for number, (piece, _) in enumerate(vocabulary)}
     else:
         tokens = {int(number): str(piece) for piece, number in vocabulary.items()}
-    return tokens | {int(added["id"]): str(added["content"]) for added in tokeniser["added_tokens"]}
+    return tokens | {int(added["id"]): str(added["content"]) for added in tokenizer["added_tokens"]}
 
 
 def _format_json(content: Mapping[str, Any]) -> str:

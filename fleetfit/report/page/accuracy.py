@@ -36,7 +36,7 @@ from fleetfit.report.page.plots import (
     plot_lines,
     share_accuracy_axis,
 )
-from fleetfit.report.page.run_set import MAIN_KINDS, PRIVATE_KINDS, RunSet, capitalise
+from fleetfit.report.page.run_set import MAIN_KINDS, PRIVATE_KINDS, RunSet, capitalize
 from fleetfit.report.tables import make_row_level_table, make_total_table
 from fleetfit.report.text import Table, exit_names, format_mean, format_percent, get_score_name
 from fleetfit.runs.comparison import RowRecord
@@ -61,7 +61,7 @@ def make_run_accuracy_section(run: RunFolder) -> PageSection | None:
     if not run.rounds:
         return None
     rows = [RowRecord(run.method, "", [(run.seed, run)])]
-    score, axis = capitalise(get_score_name(run.summary)), make_score_axis(get_score_name(run.summary))
+    score, axis = capitalize(get_score_name(run.summary)), make_score_axis(get_score_name(run.summary))
     curves = {kind: accuracy_curve(run, kind) for kind in KINDS}
     enough = min(2, max(map(len, curves.values())))  # a kind that only the last evaluation has is not a line
     kinds = [kind for kind, curve in curves.items() if len(curve) >= max(1, enough)]
@@ -129,7 +129,7 @@ def make_accuracy_section(runs: RunSet, setting: str, number: int) -> PageSectio
     has_seeds = max(len(row.runs) for row in rows) > 1
     caption = SEEDS_CAPTION if has_seeds else "One seed only: the variation between seeds is not shown."
     caption = " ".join([caption, *explain_partial([run for row in rows for run in row.records])])
-    title = f"{capitalise(runs.score)} and loss" + (f": {setting}" if setting else "")
+    title = f"{capitalize(runs.score)} and loss" + (f": {setting}" if setting else "")
     return PageSection(f"learning-{number}", title, [Paragraph(caption, "quiet"), Plots(share_accuracy_axis(plots))])
 
 
@@ -152,7 +152,7 @@ def make_run_levels_section(run: RunFolder) -> PageSection | None:
     plots = [
         plot_lines("levels", f"Local {score} of each level's clients", levels, ROUNDS, axis, partial),
         plot_lines(
-            "exits", f"{capitalise(score)} of each exit of the largest level, {data}", exits, ROUNDS, axis, partial
+            "exits", f"{capitalize(score)} of each exit of the largest level, {data}", exits, ROUNDS, axis, partial
         ),
     ]
     blocks: list[Block] = [Plots(shared)] if (shared := share_accuracy_axis(plots)) else []
@@ -223,7 +223,7 @@ def make_levels_section(runs: RunSet) -> PageSection:
         plots += [
             _plot_last(runs, setting, "per_level", f"Local {runs.score} by level{suffix}", level_places, number),
             _plot_last(
-                runs, setting, "per_exit", f"{capitalise(runs.score)} of the exits of the largest level{suffix}",
+                runs, setting, "per_exit", f"{capitalize(runs.score)} of the exits of the largest level{suffix}",
                 exit_places, number,
             ),
         ]  # fmt: skip
@@ -305,7 +305,7 @@ def make_ranking_section(run: RunFolder) -> PageSection | None:
         "few test samples."
     )
     x, y = PlotAxis("client, by rank", whole=True), make_score_axis(score)
-    plot = plot_lines("clients", f"{capitalise(score)} of single clients", lines, x, y, caption)
+    plot = plot_lines("clients", f"{capitalize(score)} of single clients", lines, x, y, caption)
     if plot is not None and len(counts) == 1:
         (count,) = counts
         strip = {

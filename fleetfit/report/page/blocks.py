@@ -71,7 +71,7 @@ class Plot:
     Attributes:
         name: Unique on the page.
         title: Above it.
-        traces: Its data. A colour is "@" and a number or name of `page.js`, perhaps with "/" and an opacity.
+        traces: Its data. A color is "@" and a number or name of `page.js`, perhaps with "/" and an opacity.
         layout: Its axes.
         caption: Below it.
         height: In pixels.
@@ -104,7 +104,7 @@ class LevelRectangle:
         exits: Shares of the blocks before its exits.
         smaller: Width and depth of the smaller levels.
         facts: Below it: sizes, costs, clients, accuracy.
-        color: Number of its colour.
+        color: Number of its color.
     """
 
     title: str

@@ -12,7 +12,7 @@ from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import LevelRecord
 
 _LEGEND = Paragraph(
-    "Grey frame: the full model, width across and depth down. Coloured: the level. Lines: exits. Dashed: the smaller "
+    "Grey frame: the full model, width across and depth down. Colored: the level. Lines: exits. Dashed: the smaller "
     "levels inside. The method chooses which channels are kept.",
     "quiet",
 )
@@ -53,7 +53,7 @@ def _make_rectangles(levels: Sequence[LevelRecord], score: str = "", color: int 
     Args:
         levels: Smallest first.
         score: The name of the local accuracy; "" leaves it out.
-        color: Number of the colour of all levels; by default each has its own.
+        color: Number of the color of all levels; by default each has its own.
     """
     rectangles = []
     for i, level in enumerate(levels):

@@ -1,6 +1,6 @@
-"""Plots for plotly.js: curves with bands, bars, dots. `page.js` replaces colour numbers by the scheme's colours.
+"""Plots for plotly.js: curves with bands, bars, dots. `page.js` replaces color numbers by the scheme's colors.
 
-Rows differ in colour, dash and marker, so they are distinct without colours. Labels come from users and plotly.js
+Rows differ in color, dash and marker, so they are distinct without colors. Labels come from users and plotly.js
 interprets some tags, so `escape_label` escapes them.
 """
 
@@ -16,9 +16,9 @@ from fleetfit.report.page.blocks import Plot
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "cross", "triangle-down", "star")
 COLORS = 8
-"""The number of colours."""
+"""The number of colors."""
 FAILURE_COLOR = 1
-"""The colour of failures: vermilion."""
+"""The color of failures: vermilion."""
 _LEVEL_COLORS = (0, 2, 4, 3, 6, 7, 5)
 MAX_MARKERS = 40
 """The number of points of a line with markers, at most."""
@@ -29,12 +29,12 @@ _FEW = 12  # whole numbers with a tick each, at most
 
 
 def get_color(index: int, opacity: float | None = None) -> str:
-    """Return a colour by its number, as `page.js` reads it."""
+    """Return a color by its number, as `page.js` reads it."""
     return f"@{index % COLORS}" + ("" if opacity is None else f"/{opacity:g}")
 
 
 def get_level_color(index: int) -> int:
-    """Return the number of a level's colour, which differs from that of failures."""
+    """Return the number of a level's color, which differs from that of failures."""
     return _LEVEL_COLORS[index % len(_LEVEL_COLORS)]
 
 
@@ -109,7 +109,7 @@ class Line:
 
     Attributes:
         series: The curves.
-        color: Number of its colour, its dash and its marker.
+        color: Number of its color, its dash and its marker.
         hidden: Whether the line is hidden until its label is clicked.
         strong: Whether it is thick.
     """
@@ -211,7 +211,7 @@ class Bars:
         name: Its label.
         x: The places of the bars.
         y: Their heights.
-        color: Number of its colour.
+        color: Number of its color.
         pattern: "" for plain; "/" and the like for hatched.
     """
 
@@ -250,7 +250,7 @@ class Dots:
         places: The category of each dot.
         y: Its height.
         texts: Hover text of each dot.
-        color: Number of its colour.
+        color: Number of its color.
     """
 
     name: str

@@ -134,7 +134,7 @@ def collect_runs(rows: Sequence[RowRecord]) -> RunSet:
     summaries = [run.summary for run in runs]
     seeds = max(len(row.runs) for row in rows)
     count = f"{seeds} seeds at most, mean ± standard deviation" if seeds > 1 else "1 seed"
-    notes = [f"{capitalise(get_score_name(*summaries))} in percent on {describe_data(*summaries)}; {count}."]
+    notes = [f"{capitalize(get_score_name(*summaries))} in percent on {describe_data(*summaries)}; {count}."]
     unlike = [
         key for key in _ALIKE if len({repr(_remove_seeds(run.get_setting(key), _MAY_DIFFER)) for run in runs}) > 1
     ]
@@ -186,7 +186,7 @@ def group_runs(folders: Sequence[RunFolder | RowRecord]) -> list[RowRecord]:
     return list(rows.values())
 
 
-def capitalise(text: str) -> str:
+def capitalize(text: str) -> str:
     """Return a text with a capital first letter. `str.capitalize` would change the other letters."""
     return text[:1].upper() + text[1:]
 

@@ -120,7 +120,7 @@ class Stopwatch:
 
 
 def draw_state(problem: Problem, submodel: Submodel) -> State:
-    """Return a sub-model's state from its own initialisation, without building the full model."""
+    """Return a sub-model's state from its own initialization, without building the full model."""
     layout = problem.layout
     with isolate_rng(torch.device("cpu")):
         module = build_module(problem.architecture, {**layout.full_sizes, **submodel.sizes}, submodel.exits)

@@ -1,5 +1,5 @@
 "use strict";
-// Draws the plots of the page in the colours of its scheme, again when the scheme changes, and narrower for printing.
+// Draws the plots of the page in the colors of its scheme, again when the scheme changes, and narrower for printing.
 (() => {
   const plots = JSON.parse(document.getElementById("plots").textContent);
   const root = document.documentElement;
@@ -9,7 +9,7 @@
 
   const variable = (name) => getComputedStyle(root).getPropertyValue(name).trim();
 
-  // "@2" is the third colour of the scheme, "@2/0.15" the same and nearly transparent.
+  // "@2" is the third color of the scheme, "@2/0.15" the same and nearly transparent.
   function color(text) {
     const [name, opacity] = text.slice(1).split("/");
     const hex = variable("--c" + name);

@@ -1,8 +1,8 @@
-"""Labelled files: a folder for each class, or for each device and class, or a table of file, label and device.
+"""Labeled files: a folder for each class, or for each device and class, or a table of file, label and device.
 
 Folders are `train/CLASS/*`, `validation/CLASS/*` (or `valid`, `val`, `dev`) and `test/CLASS/*`, or just `CLASS/*`.
 Files may be one folder deeper, in `CLASS/images`, as in Tiny ImageNet. A `test` folder without class folders has
-unlabelled files and is left out. The images, sounds or texts of a device are a natural group: `DEVICE/CLASS/*` differs
+unlabeled files and is left out. The images, sounds or texts of a device are a natural group: `DEVICE/CLASS/*` differs
 from `CLASS/*` in that the outer folders have no files of their own, and at least two of them share an inner folder's
 name.
 """
@@ -29,14 +29,14 @@ from fleetfit.errors import DataError, quote_some, truncate
 GROUPS = ("device", "device_id", "client", "client_id", "user", "user_id", "camera", "sensor", "phone")
 """Usual names of the column of the devices."""
 IMAGES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
-_UNLABELLED = "unsup"  # the folder of unlabelled texts in IMDB
+_UNLABELED = "unsup"  # the folder of unlabeled texts in IMDB
 _SUFFIXES = (".csv", ".tsv")
 _SAMPLE = 200  # rows from which the column of files is found
 _START = 1 << 14  # bytes of a table in which a name of a file is looked for
 _MOST = 0.9  # share of values that must be files, and different ones
 
 
-def find_labelled_files(
+def find_labeled_files(
     name: str, path: Path, suffixes: tuple[str, ...], label: str | None, groups: str | None, in_table: bool = True
 ) -> Rows | None:
     """Return the files of a set with their labels: of class folders, or of a table of files; None if there are none.
@@ -138,7 +138,7 @@ class ClassFolders:
         classes = [path for device in outer for path in self._list(device)[0]] if self.by_device else outer
         if self._suffixes == IMAGES:
             return list(classes)
-        classes = [path for path in classes if path.name != _UNLABELLED and self.list_files(path)]
+        classes = [path for path in classes if path.name != _UNLABELED and self.list_files(path)]
         return sorted(classes, key=lambda path: (path.name, path))
 
     def sample(self, count: int = 64) -> list[Path]:

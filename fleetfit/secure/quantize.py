@@ -13,7 +13,7 @@ Words = NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
-class Quantiser:
+class Quantizer:
     """Equidistant numbers around 0.
 
     Attributes:
@@ -34,7 +34,7 @@ class Quantiser:
 
     @property
     def step(self) -> float:
-        """The distance of two neighbours."""
+        """The distance of two neighbors."""
         return self.range / self.most
 
     @property
@@ -42,7 +42,7 @@ class Quantiser:
         """Number of movements whose sum cannot exceed the modulus."""
         return int(2 ** (MODULUS_BITS - self.bits))
 
-    def quantise(self, movement: NDArray[np.float32]) -> tuple[NDArray[np.int64], bool]:
+    def quantize(self, movement: NDArray[np.float32]) -> tuple[NDArray[np.int64], bool]:
         """Return the nearest numbers, and whether any was clipped.
 
         Raises:
@@ -63,7 +63,7 @@ class Quantiser:
         assert self.clip is not None
         return min(self.most, int(self.clip / self.step))
 
-    def quantise_clipped(self, movement: NDArray[np.float32]) -> NDArray[np.int64]:
+    def quantize_clipped(self, movement: NDArray[np.float32]) -> NDArray[np.int64]:
         """Return the numbers of a client's whole movement, which together are no longer than the clip.
 
         They are the nearest ones of the movement, scaled to the clip where it is longer. If rounding makes these longer

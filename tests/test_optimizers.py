@@ -1,4 +1,4 @@
-"""Optimisers of local training: PyTorch's own, bit for bit, as a run file names them; a setting has one declaration."""
+"""Optimizers of local training: PyTorch's own, bit for bit, as a run file names them; a setting has one declaration."""
 
 import sys
 from pathlib import Path
@@ -21,7 +21,7 @@ from fleetfit.config.assemble.run import assemble, assemble_fleet
 from fleetfit.config.load import complete_experiment, parse_overrides
 from fleetfit.config.merge import merge_tables
 from fleetfit.core import DataDescription, Local, NodeDescription
-from fleetfit.core.local import OPTIMISERS, LocalSection
+from fleetfit.core.local import OPTIMIZERS, LocalSection
 from fleetfit.cost import training_memory
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
@@ -41,7 +41,7 @@ VIT = {
     "method": {"name": "depthfl"},
     "fleet": {"groups": [{"budget": 1.0}]},
     "cohort": {"fraction": 1.0},
-    "local": {"optimiser": "adamw", "lr": 3e-3, "epochs": 1},
+    "local": {"optimizer": "adamw", "lr": 3e-3, "epochs": 1},
     "evaluate": {"every": 0},
 }
 
@@ -49,14 +49,14 @@ VIT = {
 # ---- one declaration -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
-def test_a_job_has_the_settings_of_the_section(optimiser: Any) -> None:
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_job_has_the_settings_of_the_section(optimizer: Any) -> None:
     """Of a run file's `[local]`, and from `[cohort]` the deadline; each key has one declaration."""
     assert set(Local.model_fields) - set(LocalSection.model_fields) == {"deadline_s", "late"}
     assert set(vars(Local)["__annotations__"]) == {"deadline_s", "late"}
-    local = build_settings(load_experiment({"local": {"optimiser": optimiser}})).local
-    assert local.at_round(1, 0) == Local(optimiser=optimiser)
-    assert local.optimiser_settings == dict(OPTIMISERS[optimiser])
+    local = build_settings(load_experiment({"local": {"optimizer": optimizer}})).local
+    assert local.at_round(1, 0) == Local(optimizer=optimizer)
+    assert local.optimizer_settings == dict(OPTIMIZERS[optimizer])
 
 
 def has_rate(value: Any, lr: float) -> bool:
@@ -68,7 +68,7 @@ def has_rate(value: Any, lr: float) -> bool:
 
 
 def test_the_learning_rate_passes_at_most_seven_modules() -> None:
-    """Every module with a function that has it, as a number or in a table, from the run file to the optimiser."""
+    """Every module with a function that has it, as a number or in a table, from the run file to the optimizer."""
     lr, modules = 0.0123456, set[str]()
 
     def note(frame: FrameType, event: str, result: Any) -> None:
@@ -89,16 +89,16 @@ def test_the_learning_rate_passes_at_most_seven_modules() -> None:
     assert "fleetfit.core.local" in modules and len(modules) <= 7, modules
 
 
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
-def test_defaults_are_torchs(optimiser: Any) -> None:
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_defaults_are_torchs(optimizer: Any) -> None:
     """Of SGD they are those that the first runs had."""
-    torch_s = KINDS[optimiser]([torch.nn.Parameter(torch.zeros(1))]).defaults
-    own = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4} if optimiser == "sgd" else {}
-    assert dict(OPTIMISERS[optimiser]) == {key: own.get(key, torch_s[key]) for key in OPTIMISERS[optimiser]}
+    torch_s = KINDS[optimizer]([torch.nn.Parameter(torch.zeros(1))]).defaults
+    own = {"lr": 0.1, "momentum": 0.9, "weight_decay": 5e-4} if optimizer == "sgd" else {}
+    assert dict(OPTIMIZERS[optimizer]) == {key: own.get(key, torch_s[key]) for key in OPTIMIZERS[optimizer]}
 
 
 def test_all_keys_reach_local() -> None:
-    keys = {"optimiser": "adam", "epochs": 2, "batch_size": 7, "lr": 0.02, "betas": [0.8, 0.95], "eps": 1e-5,
+    keys = {"optimizer": "adam", "epochs": 2, "batch_size": 7, "lr": 0.02, "betas": [0.8, 0.95], "eps": 1e-5,
              "weight_decay": 0.3, "clip_norm": 1.5, "clip_value": 0.5, "max_steps": 9, "patience": 4, "check_every": 2,
              "compress": "int8", "schedule_in_round": "cosine"}  # fmt: skip
     made_local = build_settings(load_experiment({"local": keys, "cohort": {"deadline_s": 3.0, "late": "stop"}})).local
@@ -111,19 +111,19 @@ def test_all_keys_reach_local() -> None:
 @pytest.mark.parametrize(
     ("section", "expected"),
     [
-        ({"optimiser": "adamw", "momentum": 0.9}, Expected('"adamw"', "lr, weight_decay, betas", key="local.momentum")),
-        ({"optimiser": "adam", "nesterov": False}, Expected('"sgd"', key="local.nesterov")),
+        ({"optimizer": "adamw", "momentum": 0.9}, Expected('"adamw"', "lr, weight_decay, betas", key="local.momentum")),
+        ({"optimizer": "adam", "nesterov": False}, Expected('"sgd"', key="local.nesterov")),
         ({"betas": [0.9, 0.99]}, Expected('"adam" and "adamw"', key="local.betas")),
         ({"eps": 1e-6}, Expected('"sgd"', "lr, weight_decay, momentum, nesterov", key="local.eps")),
         ({"nesterov": True, "momentum": 0.0}, Expected("momentum", key="local.nesterov")),
-        ({"optimiser": "adamx"}, Expected('"sgd", "adam" or "adamw"', key="local.optimiser")),
-        ({"optimiser": "adam", "betas": [0.9, 1.0]}, Expected("[local] betas #2", key="local.betas.1")),
-        ({"optimiser": "adam", "eps": 0.0}, Expected("[local] eps", 0, key="local.eps")),
+        ({"optimizer": "adamx"}, Expected('"sgd", "adam" or "adamw"', key="local.optimizer")),
+        ({"optimizer": "adam", "betas": [0.9, 1.0]}, Expected("[local] betas #2", key="local.betas.1")),
+        ({"optimizer": "adam", "eps": 0.0}, Expected("[local] eps", 0, key="local.eps")),
         ({"schedule_in_round": "step"}, Expected('"constant" or "cosine"', key="local.schedule_in_round")),
         ({"check_every": 0}, Expected("[local] check_every", 1, 0, key="local.check_every")),
     ],
 )
-def test_foreign_optimiser_keys_are_refused(section: dict[str, Any], expected: Expected) -> None:
+def test_foreign_optimizer_keys_are_refused(section: dict[str, Any], expected: Expected) -> None:
     with raises(ConfigError, expected):
         load_experiment({"local": section})
 
@@ -137,44 +137,44 @@ def test_foreign_optimiser_keys_are_refused(section: dict[str, Any], expected: E
         ({"model": {"name": "vim"}, "local": {"lr": 5e-4}}, ("adamw", 5e-4)),
         ({"model": {"name": "char_lstm"}}, ("adamw", 1e-2)),
         ({"model": {"name": "word_lstm"}, "local": {"lr": 0.1}}, ("adamw", 0.1)),
-        ({"model": {"name": "bert"}, "local": {"optimiser": "sgd"}}, ("sgd", 0.1)),
+        ({"model": {"name": "bert"}, "local": {"optimizer": "sgd"}}, ("sgd", 0.1)),
         ({"model": {"name": "char_lstm"}, "local": {"lr": 1.5, "momentum": 0.0}}, ("sgd", 1.5)),
         ({"data": {"name": "ag_news"}}, ("adamw", 1e-3)),
         ({"data": {"name": "shakespeare"}}, ("adamw", 1e-2)),
     ],
 )
-def test_the_default_optimiser_follows_the_model(tables: dict[str, Any], expected: tuple[str, float]) -> None:
+def test_the_default_optimizer_follows_the_model(tables: dict[str, Any], expected: tuple[str, float]) -> None:
     experiment = load_experiment(tables)
-    assert (experiment.local.optimiser, experiment.local.lr) == expected
+    assert (experiment.local.optimizer, experiment.local.lr) == expected
     again = load_experiment(experiment, ["model.name=cnn"])
-    assert again.local.optimiser == "sgd"
+    assert again.local.optimizer == "sgd"
 
 
-def test_override_of_optimiser_drops_its_keys() -> None:
-    """As those of a method or a data set do; what any optimiser has stays."""
+def test_override_of_optimizer_drops_its_keys() -> None:
+    """As those of a method or a data set do; what any optimizer has stays."""
     base = {"local": {"lr": 0.3, "momentum": 0.5, "weight_decay": 0.1, "epochs": 2, "schedule": {"kind": "cosine"}}}
     gone: list[str] = []
     section = complete_experiment(
-        merge_tables(base, parse_overrides(["local.optimiser=adamw", "local.eps=1e-6"]), dropped=gone)
+        merge_tables(base, parse_overrides(["local.optimizer=adamw", "local.eps=1e-6"]), dropped=gone)
     ).local
     assert (section.lr, section.weight_decay, section.eps, section.epochs) == (1e-3, 1e-2, 1e-6, 2)
     assert section.schedule.kind == "cosine" and gone == ["local.lr", "local.momentum", "local.weight_decay"]
-    sgd_section = complete_experiment(merge_tables(base, parse_overrides(["local.optimiser=sgd"]))).local
+    sgd_section = complete_experiment(merge_tables(base, parse_overrides(["local.optimizer=sgd"]))).local
     assert (sgd_section.lr, sgd_section.momentum) == (0.3, 0.5)
 
 
 # ---- training ------------------------------------------------------------------------------------------------------
 
 CASES: list[dict[str, Any]] = [
-    {"optimiser": "adamw"},
-    {"optimiser": "adamw", "lr": 0.02, "weight_decay": 0.3, "betas": (0.7, 0.8), "eps": 1e-4},
-    {"optimiser": "adam"},
-    {"optimiser": "adam", "lr": 0.02, "weight_decay": 0.3, "betas": (0.7, 0.8), "eps": 1e-4},
+    {"optimizer": "adamw"},
+    {"optimizer": "adamw", "lr": 0.02, "weight_decay": 0.3, "betas": (0.7, 0.8), "eps": 1e-4},
+    {"optimizer": "adam"},
+    {"optimizer": "adam", "lr": 0.02, "weight_decay": 0.3, "betas": (0.7, 0.8), "eps": 1e-4},
 ]
 
 
 @pytest.mark.parametrize("settings", CASES, ids=str)
-def test_optimisers_equal_torch(settings: dict[str, Any]) -> None:
+def test_optimizers_equal_torch(settings: dict[str, Any]) -> None:
     """Over 12 steps of batches: the fused kernel on one tensor; to an ulp or two also its defaults, tensor by tensor.
 
     PyTorch's kernels round a few last bits otherwise, as do the ends of tensors; so the layout belongs to the bits.
@@ -191,8 +191,8 @@ def test_optimisers_equal_torch(settings: dict[str, Any]) -> None:
     for name, tensor in job.state.items():  # no buffers: there is no norm
         parameter, here = modules[0].get_parameter(name), slice(at, at := at + tensor.numel())
         parameter.data, parameter.grad = flat.data[here].view(tensor.shape), flat.grad[here].view(tensor.shape)
-    keys = {key: value for key, value in settings.items() if key != "optimiser"}
-    kind = KINDS[local.optimiser]
+    keys = {key: value for key, value in settings.items() if key != "optimizer"}
+    kind = KINDS[local.optimizer]
     fused, default = kind([flat], fused=True, **keys), kind(modules[1].parameters(), **keys)
     rng, steps = make_torch_rng(job.seed, "batches"), 0
     for batch, _ in iter_epochs(device.data.split("train"), local, rng):
@@ -236,10 +236,10 @@ def test_nesterov_equals_torch() -> None:
     assert not torch.allclose(states[0]["stem.weight"], states[1]["stem.weight"], atol=1e-5)
 
 
-def test_each_job_has_new_optimiser() -> None:
-    """The same job twice: what the first left in the optimiser would show in the second."""
+def test_each_job_has_new_optimizer() -> None:
+    """The same job twice: what the first left in the optimizer would show in the second."""
     federation, simulation = tiny_fleet()
-    job = make_job(federation, 5, 2, local=Local(optimiser="adamw", epochs=2, batch_size=8))
+    job = make_job(federation, 5, 2, local=Local(optimizer="adamw", epochs=2, batch_size=8))
     first, second = (train_job(job, simulation.device(5)).state for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -298,7 +298,7 @@ def test_planned_checks_equal_checks(every: int, most: int | None) -> None:
 def test_engines_agree_with_adamw_and_a_cosine() -> None:
     settings = Settings(
         2,
-        Local(optimiser="adamw", lr=0.01, epochs=2, batch_size=8, clip_norm=1.0, schedule_in_round="cosine"),
+        Local(optimizer="adamw", lr=0.01, epochs=2, batch_size=8, clip_norm=1.0, schedule_in_round="cosine"),
         scope=SETTINGS.scope,
     )
     federation, simulation = fleets({"name": "scalefl", "plus": {"fedprox": {"mu": 0.1}}})
@@ -314,13 +314,13 @@ def test_engines_agree_with_adamw_and_a_cosine() -> None:
 
 def test_a_transformer_with_lora_trains_with_adamw(tmp_path: Path) -> None:
     """From a run file, in two ways; what is frozen stays, and the loss falls."""
-    text = '[local]\noptimiser = "adamw"\nlr = 3e-3\nepochs = 1\nschedule_in_round = "cosine"\n'
+    text = '[local]\noptimizer = "adamw"\nlr = 3e-3\nepochs = 1\nschedule_in_round = "cosine"\n'
     (tmp_path / "run.toml").write_text(text)
     rest = {key: value for key, value in VIT.items() if key != "local"}
     run = ff.run(tmp_path / "run.toml", out=tmp_path / "here", **rest)
     losses = [line["train"]["loss"] for line in run.metrics]
     assert losses[-1] < losses[0]
-    assert 'optimiser = "adamw"' in (run.folder / "config.toml").read_text()
+    assert 'optimizer = "adamw"' in (run.folder / "config.toml").read_text()
     base = assemble(load_experiment(VIT)).federation.problem.base
     assert base and all(torch.equal(run.assembly.federation.problem.base[name], t) for name, t in base.items())
     again = ff.run(run.folder / "config.toml", out=tmp_path / "again")
@@ -328,7 +328,7 @@ def test_a_transformer_with_lora_trains_with_adamw(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "local", [{}, {"optimiser": "adamw"}, {"batch_size": 40}, {"optimiser": "adamw", "batch_size": "all"}], ids=str
+    "local", [{}, {"optimizer": "adamw"}, {"batch_size": 40}, {"optimizer": "adamw", "batch_size": "all"}], ids=str
 )
 def test_simulation_and_fleet_plan_equal_costs(local: dict[str, Any]) -> None:
     """The same levels cost the same, whoever takes part: what a key of the file does, it does for all three."""
@@ -355,9 +355,9 @@ def test_memory_counts_the_moments() -> None:
     problem = tiny_fleet(norm=False)[0].problem
     sizes, args = problem.layout.full_sizes, ((1, 2, 3), problem.input_shape, 8)
     one, two = (
-        training_memory(problem.architecture, sizes, *args, Local(optimiser=o).moments) for o in ("sgd", "adam")
+        training_memory(problem.architecture, sizes, *args, Local(optimizer=o).moments) for o in ("sgd", "adam")
     )
     assert two - one == 4 * sum(t.numel() for t in problem.architecture.build(sizes, (1, 2, 3)).parameters())
     described = {**VIT, "peft": "full", "fleet": {"cost": "memory_bytes", "groups": [{"budget": 1.0}]}}
-    plans = [assemble(load_experiment({**described, "local": {"optimiser": o}})).plan for o in ("sgd", "adamw")]
+    plans = [assemble(load_experiment({**described, "local": {"optimizer": o}})).plan for o in ("sgd", "adamw")]
     assert plans[0].levels[-1].further["memory_bytes"] < plans[1].levels[-1].further["memory_bytes"]
