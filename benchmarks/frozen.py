@@ -4,8 +4,8 @@ DeiT-S cut to six blocks, images of 96x96, batch 16. The naive side is the same 
 the same optimizer, which steps over what is trained only; but every parameter asks for its gradient. Memory is the
 most storages alive at once during a step, both sides counted by the same means.
 
-A whole round with features that are kept (`engine.features_bytes`) stands against a loop that trains the classifiers of
-the same clients on features that lie ready in memory.
+A whole round with features that are kept (`engine.feature_cache_bytes`) stands against a loop that trains the
+classifiers of the same clients on features that lie ready in memory.
 """
 
 import dataclasses

@@ -41,7 +41,7 @@ def figures(options: Options) -> Iterator[Figure]:
         plain = build({"name": "scalefl"})
         size = f"{name} ({full.numel() / 1e6:.2f}M parameters), {clients} clients of four levels"
         for option, keys in OPTIONS.items():
-            robust = build({"name": "scalefl", "plus": {option: keys}})
+            robust = build({"name": "scalefl", "options": {option: keys}})
             count = 1 if options.quick else min(often, options.repetitions)
             yield ratio(f"{size}: {option} against the plain mean", lambda m=robust: averaged(m),
                         lambda m=plain: averaged(m), count)  # fmt: skip

@@ -54,7 +54,14 @@ def _reports(place: Path, way: str) -> list[dict[str, Any]]:
     if not secure:
         del table["secure"]
     elif "privacy" in way:
-        table |= {"privacy": {"clip": 1.0, "noise": 1.0, "delta": 0.01, "key_file": str(place / "run.key")}}
+        table |= {
+            "privacy": {
+                "clipping_norm": 1.0,
+                "noise_multiplier": 1.0,
+                "delta": 0.01,
+                "key_file": str(place / "run.key"),
+            }
+        }
     with Deployment(place / "lab", members) as fleet:
         if secure:
             for name in members:

@@ -33,7 +33,7 @@ def fjord(lean: float = 0.0) -> Method:
     if lean < 0:
         raise ConfigError(f"fjord's lean must be at least 0, got {lean}.")
     return Method(
-        make_levels=partial(split_levels, mode="width"),
+        make_levels=partial(split_levels, scaling="width"),
         assign=partial(assign_random_level, lean=lean),
     )
 

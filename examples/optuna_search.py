@@ -14,7 +14,7 @@ import fleetfit as ff
 BASE = {
     "rounds": 12,
     "data": {"name": "digits", "partition": {"kind": "dirichlet", "alpha": 0.5, "clients": 20}},
-    "evaluate": {"every": 2, "split": "validation", "norms": ["static"]},
+    "evaluate": {"every": 2, "split": "validation", "batch_norm": ["static"]},
 }
 
 

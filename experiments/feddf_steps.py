@@ -42,7 +42,7 @@ def main(given: list[str] | None = None) -> None:
     start = finished({**table, "rounds": options.rounds, "method": {"name": "heterofl"}}, place / "heterofl")
     print(f"{'steps':>6} {'before':>8} {'after':>8} {'local':>6} {'global':>6}")
     local = {**table["local"], "lr": options.lr or table["local"]["lr"], "schedule": {"kind": "constant"}}
-    one = {**table, "rounds": 1, "start": str(start.folder.resolve()), "local": local}
+    one = {**table, "rounds": 1, "init_from": str(start.folder.resolve()), "local": local}
     for steps in options.steps:
         run = finished({**one, "method": distilling(steps)}, place / f"steps-{steps}")
         told = run.metrics[-1].get("server", {})

@@ -106,7 +106,7 @@ class PlanError(FleetFitError):
 
     Attributes:
         tolerance: The smallest tolerance with which levels fit; None if none helps, or none was tried.
-        mode: The mode that fits within the given tolerances, "width"; None likewise.
+        scaling: The scaling that fits within the given tolerances, "width"; None likewise.
         ceilings: Budgets with which levels fit, by further cost, as fractions of the full model; None likewise.
     """
 
@@ -114,14 +114,14 @@ class PlanError(FleetFitError):
         self,
         message: str = "",
         tolerance: float | None = None,
-        mode: str | None = None,
+        scaling: str | None = None,
         ceilings: Mapping[str, tuple[float, ...]] | None = None,
         *,
         key: str | None = None,
         path: str | Path | None = None,
     ) -> None:
         super().__init__(message, key=key, path=path)
-        self.tolerance, self.mode, self.ceilings = tolerance, mode, ceilings
+        self.tolerance, self.scaling, self.ceilings = tolerance, scaling, ceilings
 
 
 class RunError(FleetFitError):

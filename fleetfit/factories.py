@@ -32,7 +32,7 @@ from fleetfit.names import describe_failure, find_plug_in
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 _DECLARATIONS = "unused_parameters"  # the attribute of a factory
-_SECTION = re.compile(r"\[([\w.]+)\](?: (\w+))?")  # such as "[method]" and "[cohort] choose"
+_SECTION = re.compile(r"\[([\w.]+)\](?: (\w+))?")  # such as "[method]" and "[cohort] selection"
 
 
 # ---- calling ---------------------------------------------------------------------------------------------------------

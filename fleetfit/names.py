@@ -63,15 +63,15 @@ KINDS: Mapping[str, Kind] = {
     "methods": Kind(("method.name",), _list_modules("methods", (
         "adaptivefl all_large decoupled depthfl exclusivefl fedavg feddf feddropout fedrolex fedsgd fleetfit heterofl "
         "inclusivefl reefl scalefl"
-    )), shared=("plus", "hooks"), example="scalefl"),
-    "options": Kind(("method.plus",), _list_modules("options", (
+    )), shared=("options", "hooks"), example="scalefl"),
+    "options": Kind(("method.options",), _list_modules("options", (
         "class_prior fedadam fedavgm feddistill feddyn fednova fedprox fedyogi in_time krum lora_product outliers "
         "scaffold trimmed_mean"
     ))),
     "hooks": Kind(("method.hooks",)),
     "selection": Kind(
-        ("cohort.choose",), _list_modules("selection", "availability diversity loss rl size uniform"), example="loss",
-        noun="ways of client selection",
+        ("cohort.selection",), _list_modules("selection", "availability diversity loss rl size uniform"),
+        example="loss", noun="ways of client selection",
     ),
     "attacks": Kind(("attack.kind",), _list_modules("attacks", (
         "backdoor beyond_core false_budget false_level false_samples free_rider inner_product label_flip "
@@ -104,7 +104,7 @@ KINDS: Mapping[str, Kind] = {
     ),
     "engines": Kind(
         ("engine.name",), _list_modules("engines", "flower local processes ray"), context=("simulation",),
-        shared=("device", "speed", "precision", "memory_format", "compile", "features_bytes"),
+        shared=("device", "speed", "precision", "memory_format", "compile", "feature_cache_bytes"),
         example="local",
     ),
     "callbacks": Kind(("callbacks",), _list_modules("callbacks", "mlflow tensorboard wandb"), context=("report",),
@@ -185,7 +185,7 @@ def _import_built_in(kind: str, name: str) -> Callable[..., Any]:
     names = list_names(kind)
     if kind == "methods" and name in list_names("options"):
         raise ConfigError(
-            f'"{name}" is not a method but an option for any method: method.plus.{name} = {{}} beside method.name. '
+            f'"{name}" is not a method but an option for any method: method.options.{name} = {{}} beside method.name. '
             "`fleetfit list options` has all."
         )
     if name not in names:

@@ -36,17 +36,17 @@ DEEP = {"levels": [{"depth": 1, "budget": 0.5}, {"depth": 2, "budget": 0.8}, {"b
 VIT = {"data": {"name": "digits", "partition": {"kind": "iid", "clients": 6}},
        "model": {"name": "vit", "hidden": 32, "depth": 3, "attention_heads": 4, "patch": 2}}  # fmt: skip
 METHODS: dict[str, dict[str, Any]] = {
-    "scalefl, directions": {"cohort": {"count": 3, "choose": "diversity"}},
+    "scalefl, directions": {"cohort": {"count": 3, "selection": "diversity"}},
     "decoupled": {"method": {"name": "decoupled"}},
-    "decoupled with fedadam": {"method": {"name": "decoupled", "plus": {"fedadam": {}}}},
-    "inclusivefl with fedadam": {"method": {"name": "inclusivefl", "plus": {"fedadam": {}}}, "fleet": DEEP},
+    "decoupled with fedadam": {"method": {"name": "decoupled", "options": {"fedadam": {}}}},
+    "inclusivefl with fedadam": {"method": {"name": "inclusivefl", "options": {"fedadam": {}}}, "fleet": DEEP},
     "feddyn, lost by compression, losses": {
-        "method": {"name": "heterofl", "plus": {"feddyn": {}}},
+        "method": {"name": "heterofl", "options": {"feddyn": {}}},
         "local": {**TINY["local"], "compress": "int8"},
-        "cohort": {"count": 3, "choose": "loss"},
+        "cohort": {"count": 3, "selection": "loss"},
     },
     "fedavgm, learned choice": {
-        "method": {"name": "fedrolex", "plus": {"fedavgm": {}}}, "cohort": {"count": 3, "choose": "rl"}
+        "method": {"name": "fedrolex", "options": {"fedavgm": {}}}, "cohort": {"count": 3, "selection": "rl"}
     },
     "adaptivefl": {"method": {"name": "adaptivefl"}},
     "reefl": {"method": {"name": "reefl", "estimate": "kept"}, "fleet": DEEP, **VIT},

@@ -404,7 +404,7 @@ def decoupled_fleet(cohort: int, **options: Any) -> tuple[Federation, Simulation
     share = needs(fleet()[0])
     budgets = (share["S1"],) * 4 + (share["M1"],) * 3 + (1.0,) * 3
     federation, simulation = fleet(budgets=budgets, cohort=cohort)
-    spec = {"name": "decoupled", "split": "pool", "trained_by": "able", **options}
+    spec = {"name": "decoupled", "scaling": "pool", "trained_by": "able", **options}
     method, clients = build(spec), federation.clients
     levels = tuple(method.make_levels(federation.problem, Targets((1.0,), (0.1,))))
     reporting = replace(clients, budget=np.array(budgets), tolerance=np.zeros(len(budgets)))
@@ -438,7 +438,7 @@ def test_decoupled_models_have_their_own_clients() -> None:
 
 def test_selection_beside_cohorts_per_model_is_refused() -> None:
     spec = {"name": "decoupled", "trained_by": "able", "cohort": {"name": "size"}}
-    with raises(ConfigError, key="cohort.choose"):
+    with raises(ConfigError, key="cohort.selection"):
         build(spec)
 
 
@@ -546,7 +546,11 @@ RUN = {
     "rounds": 2,
     "data": {"name": "digits", "partition": {"kind": "iid", "clients": 9}},
     "fleet": {
-        "groups": [{"budget": 0.2345, "share": 0.4}, {"budget": 0.5678, "share": 0.3}, {"budget": 1.0, "share": 0.3}],
+        "groups": [
+            {"budget": 0.2345, "fraction": 0.4},
+            {"budget": 0.5678, "fraction": 0.3},
+            {"budget": 1.0, "fraction": 0.3},
+        ],
         "drift": {"sd": 0.2, "jump": 0.1},
     },
     "local": {"epochs": 1, "lr": 0.05},
@@ -574,9 +578,12 @@ def test_the_server_never_sees_a_budget() -> None:
     ("table", "expected"),
     [
         ({"fleet": {"reports_budget": True}}, Expected("[fleet] reports_budget")),
-        ({"method": {"name": "adaptivefl", "choose": "best"}}, Expected("choose", "best")),
+        ({"method": {"name": "adaptivefl", "selection": "best"}}, Expected("choose", "best")),
         (
-            {"method": {"name": "adaptivefl", "hooks": {"choose_clients": "uniform"}}, "cohort": {"choose": "uniform"}},
+            {
+                "method": {"name": "adaptivefl", "hooks": {"choose_clients": "uniform"}},
+                "cohort": {"selection": "uniform"},
+            },
             None,
         ),
     ],

@@ -28,7 +28,7 @@ SMALL: dict[str, Any] = {
     "data": {"partition": {"clients": 8}},
     "local": {"epochs": 1, "max_steps": 4},
     "cohort": {"count": 4},
-    "evaluate": {"every": 2, "statistics_samples": 200, "norms": ["static", "batch"]},
+    "evaluate": {"every": 2, "statistics_samples": 200, "batch_norm": ["static", "batch"]},
 }
 
 
@@ -436,10 +436,10 @@ cohort.count = 4
 [compare]
 columns = ["global", "full", "rounds"]
 target = [0.05, 0.999]
-differs = "8 clients"
+note = "8 clients"
 [[compare.row]]
 method.name = "fedavg"
-printed = [81.46, "-", 10, 100, 77.72, 77.0, 20, 200]
+paper = [81.46, "-", 10, 100, 77.72, 77.0, 20, 200]
 [[compare.row]]
 label = "ScaleFL"
 method.name = "scalefl"
@@ -484,7 +484,7 @@ def test_printed_numbers_belong_to_settings_of_the_file(tmp_path: Path) -> None:
 def test_the_whole_test_set_at_every_evaluation(tmp_path: Path) -> None:
     small = ["rounds=2", "data.partition.clients=8", "cohort.count=2", "local.epochs=1", "evaluate.every=1"]
     last, always = (
-        ff.run(load_experiment(overrides=[*small, f"evaluate.whole={text}"]), out=tmp_path / text)
+        ff.run(load_experiment(overrides=[*small, f"evaluate.whole_test_set={text}"]), out=tmp_path / text)
         for text in ("false", "true")
     )
     assert ["full" in m["evaluate"]["static"] for m in last.metrics] == [False, True]
@@ -510,15 +510,15 @@ def test_tuning_for_the_fewest_rounds(tmp_path: Path, file: Path) -> None:
         ("columns = ['rounds']", Expected('"rounds"', "target = 0.97", key="compare.columns")),
         ("target = 97", Expected("[compare] target")),
         ("target = 0.97\ntarget_on = 'ful'", Expected('"ful"', '"full"', key="compare.target_on")),
-        ("target = 0.97\ntarget_on = 'full'", Expected("evaluate.whole = true", key="compare.target_on")),
+        ("target = 0.97\ntarget_on = 'full'", Expected("evaluate.whole_test_set = true", key="compare.target_on")),
         ("tune_on = 'rounds'", Expected('"rounds"', "target = 0.97", key="compare.tune_on")),
         ("[[compare.setting]]\nrounds = 1", Expected("setting #1", key="compare.setting.0.label")),
         ("[[compare.setting]]\nlabel = 'a'\n" * 2, Expected('"a"', key="compare.setting")),
         ("[[compare.setting]]\nlabel = 'a'\nlocl.lr = 1", Expected("locl")),
         ("[[compare.setting]]\nlabel = 'a'\nprinted = [1]", Expected(key="compare.setting.0.printed")),
-        ("[[compare.row]]\nprinted = [1]", Expected('row "fleetfit"', 2, "local; global", key="compare.row.0.printed")),
-        ("[[compare.row]]\nprinted = 84.5", Expected(84.5, key="compare.row.0.printed")),
-        ("[[compare.row]]\nprinted = [1, 'x']", Expected("'x'", key="compare.row.0.printed")),
+        ("[[compare.row]]\nprinted = [1]", Expected('row "fleetfit"', 2, "local; global", key="compare.row.0.paper")),
+        ("[[compare.row]]\nprinted = 84.5", Expected(84.5, key="compare.row.0.paper")),
+        ("[[compare.row]]\nprinted = [1, 'x']", Expected("'x'", key="compare.row.0.paper")),
         ("difers = 'x'", Expected("[compare] difers", '"differs"')),
     ],
 )

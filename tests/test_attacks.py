@@ -238,7 +238,7 @@ def test_hostile_clients_are_drawn_by_share_and_level() -> None:
     assert set(levels[list(draw_hostile_clients(levels, 0.5, [1, 2], 0))]) == {0, 1}
     with raises(ConfigError, 4, 1, 2, 3, key="attack.among"):
         draw_hostile_clients(levels, 0.5, [4], 0)
-    with raises(ConfigError, 0.001, 30, key="attack.share"):
+    with raises(ConfigError, 0.001, 30, key="attack.fraction"):
         draw_hostile_clients(levels, 0.001, "all", 0)
 
 
@@ -250,7 +250,7 @@ def attacked(out: Path, **attack: Any) -> ff.Run:
 
 
 def test_attackers_leave_honest_clients_bits(tmp_path: Path) -> None:
-    run = attacked(tmp_path / "a", kind="free_rider", share=0.3)
+    run = attacked(tmp_path / "a", kind="free_rider", fraction=0.3)
     ids = json.loads((tmp_path / "a" / "fleet.json").read_text())["hostile"]
     assert len(ids) == 3 and any(note.startswith("3 ") and str(ids[0]) in note for note in run.summary["notes"])
     [first, *_] = run.metrics
@@ -265,10 +265,10 @@ def test_attackers_leave_honest_clients_bits(tmp_path: Path) -> None:
 
 
 def test_a_backdoor_works_and_its_success_is_a_column(tmp_path: Path) -> None:
-    run = attacked(tmp_path / "a", kind="backdoor", target=1, trigger=2, scale=4.0, share=0.3)
+    run = attacked(tmp_path / "a", kind="backdoor", target=1, trigger=2, scale=4.0, fraction=0.3)
     columns = run.columns["static"]
     assert columns["backdoor"] > 0.6 and columns["backdoor"] == columns["backdoor_levels"]["2"]
-    honest = attacked(tmp_path / "b", kind="backdoor", target=1, trigger=2, scale=1e-6, poisoned=1e-9, share=0.1)
+    honest = attacked(tmp_path / "b", kind="backdoor", target=1, trigger=2, scale=1e-6, poisoned=1e-9, fraction=0.1)
     assert honest.columns["static"]["backdoor"] < columns["backdoor"] - 0.3
     assert ff.load(tmp_path / "a").evaluate()["static"]["backdoor"] == columns["backdoor"]
 
@@ -277,7 +277,7 @@ def test_a_backdoor_works_and_its_success_is_a_column(tmp_path: Path) -> None:
 def test_an_attack_ruins_undefended_runs(kind: str, tmp_path: Path) -> None:
     clean = attacked(tmp_path / "clean").accuracy(kind="global")
     assert clean > 0.8
-    assert attacked(tmp_path / kind, kind=kind, share=0.4).accuracy(kind="global") < clean - 0.25
+    assert attacked(tmp_path / kind, kind=kind, fraction=0.4).accuracy(kind="global") < clean - 0.25
 
 
 def of_two_seeds(out: Path, **attack: Any) -> tuple[list[float], float]:
@@ -296,14 +296,14 @@ def clean_of_two_seeds(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[f
 def test_hidden_attacks_slow_training(kind: str, clean_of_two_seeds: tuple[list[float], float], tmp_path: Path) -> None:
     """All lose more in training by the third round, and the model is right less often."""
     clean, right = clean_of_two_seeds
-    hostile, less = of_two_seeds(tmp_path, kind=kind, share=0.4)
+    hostile, less = of_two_seeds(tmp_path, kind=kind, fraction=0.4)
     assert all(there > 1.15 * here for here, there in zip(clean, hostile, strict=True))
     assert less < right - 0.08
 
 
 def test_a_run_with_a_ruined_state_finishes(tmp_path: Path) -> None:
     """Nothing is finite in what clients train from it; the rest of a comparison does not stop for that."""
-    attack = {"kind": "sign_flip", "scale": 100.0, "share": 0.4}
+    attack = {"kind": "sign_flip", "scale": 100.0, "fraction": 0.4}
     run = ff.run({**TINY, "rounds": 10, "attack": attack}, out=tmp_path / "a")
     came = [report["train"]["clients"] for report in run.metrics]
     assert len(came) == 10 and came[0] == 10 and came[-6:] == [0] * 6
@@ -326,14 +326,14 @@ def test_the_same_bits_on_other_engines(engine: str, tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
-    whole = attacked(tmp_path / "whole", kind="noise", share=0.3)
+    whole = attacked(tmp_path / "whole", kind="noise", fraction=0.3)
 
     def stop(report: Mapping[str, Any]) -> None:
         if report["round"] == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ff.run({**TINY, "attack": {"kind": "noise", "share": 0.3}}, out=tmp_path / "cut", on_round=stop)
+        ff.run({**TINY, "attack": {"kind": "noise", "fraction": 0.3}}, out=tmp_path / "cut", on_round=stop)
     again = ff.resume(tmp_path / "cut")
     a, b = (run.checkpoint["server"].state for run in (whole, again))
     assert all(torch.equal(a[name], b[name]) for name in a)
@@ -355,7 +355,7 @@ def nothing() -> None:
 
 def test_an_attack_of_ones_own_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    run = attacked(tmp_path / "a", kind=f"{tmp_path / 'own.py'}:silent", share=1.0, loss=0.125)
+    run = attacked(tmp_path / "a", kind=f"{tmp_path / 'own.py'}:silent", fraction=1.0, loss=0.125)
     assert run.metrics[-1]["train"]["loss"] == 0.125
     with raises(ConfigError, "[attack] kind"):
         assemble(load_experiment({**TINY, "attack": {"kind": f"{tmp_path / 'own.py'}:nothing"}}))
@@ -365,7 +365,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], Expected]] = [
     ({"kind": "sign_flop"}, {}, Expected('"sign_flop"', '"sign_flip"')),
     ({"kind": "sign_flip", "z": 1.0}, {}, Expected("[attack] sign_flip", '"z"')),
     ({"kind": "sign_flip", "scale": -1.0}, {}, Expected(0, -1.0, key="attack.scale")),
-    ({"kind": "sign_flip", "share": 0.0}, {}, Expected("[attack] share")),
+    ({"kind": "sign_flip", "fraction": 0.0}, {}, Expected("[attack] fraction")),
     ({"kind": "sign_flip", "among": "some"}, {}, Expected("[attack] among")),
     ({"scale": 3.0}, {}, Expected("[attack] scale")),
     ({"kind": "label_flip", "target": 9}, {}, Expected(0, 3, 9, key="attack.target")),
@@ -383,8 +383,8 @@ def test_impossible_attacks_are_refused(attack: dict[str, Any], more: dict[str, 
 
 
 def test_other_keys_without_a_kind_are_named_as_unused() -> None:
-    assembly = assemble(load_experiment({**TINY, "attack": {"share": 0.5}}))
-    assert [one.key for one in assembly.unused] == ["attack.share"]
+    assembly = assemble(load_experiment({**TINY, "attack": {"fraction": 0.5}}))
+    assert [one.key for one in assembly.unused] == ["attack.fraction"]
 
 
 def test_a_fleet_of_real_nodes_refuses() -> None:
@@ -419,7 +419,7 @@ def test_attacks_pass_validation_or_are_rejected(method: str) -> None:
 def test_the_attacked_core_rolls_with_the_channels(tmp_path: Path) -> None:
     """Whoever is of the smallest level has nothing beyond the core, in whichever round, and so is honest."""
     table = {**TINY, "method": {"name": "fedrolex"}, "local": {"epochs": 1}}
-    hostile = {"attack": {"kind": "beyond_core", "share": 0.5, "among": [1]}}
+    hostile = {"attack": {"kind": "beyond_core", "fraction": 0.5, "among": [1]}}
     honest, attacked = (ff.run(table | more, out=tmp_path / str(len(more))) for more in ({}, hostile))
     a, b = (run.checkpoint["server"].state for run in (honest, attacked))
     torch.testing.assert_close(dict(a), dict(b), atol=1e-4, rtol=1e-3)  # sent + (trained - sent) is not quite trained

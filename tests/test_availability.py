@@ -130,7 +130,7 @@ def test_availability_survives_a_message() -> None:
 def test_leaving_clients_remember_nothing() -> None:
     """FedDyn's clients remember; bytes down count, bytes up do not."""
     there = Availability(6, leave=0.5, seed=0)
-    federation, simulation = coming({"name": "scalefl", "plus": {"feddyn": {}}}, there, cohort=6)
+    federation, simulation = coming({"name": "scalefl", "options": {"feddyn": {}}}, there, cohort=6)
     engine = local(simulation)
     server, report = run_round(federation, engine, SETTINGS, start(federation))
     left = [c for c in range(6) if there.leaves(c, 0)]
@@ -139,7 +139,7 @@ def test_leaving_clients_remember_nothing() -> None:
     assert all(f["absent"] and "away" in f["reason"] for f in report["failures"])
     memory = engine.dump_memories()
     assert sorted(map(int, memory)) == [c for c in range(6) if c not in left]
-    alone, alone_simulation = tiny_federation({"name": "scalefl", "plus": {"feddyn": {}}}, 6, 6)
+    alone, alone_simulation = tiny_federation({"name": "scalefl", "options": {"feddyn": {}}}, 6, 6)
     _, whole = run_round(alone, local(alone_simulation), SETTINGS, start(alone))
     assert report["bytes_down"] == whole["bytes_down"] and report["bytes_up"] < whole["bytes_up"]
     before = pack(memory)
@@ -161,7 +161,7 @@ def only(*rounds: int, clients: int = 6, length: int = 8) -> Availability:
 
 def test_empty_rounds_change_nothing() -> None:
     """Six of eight rounds are empty, more in a row than patience allows for failures."""
-    federation, simulation = coming({"name": "scalefl", "plus": {"fedavgm": {}}}, only(0, 7), cohort=3)
+    federation, simulation = coming({"name": "scalefl", "options": {"fedavgm": {}}}, only(0, 7), cohort=3)
     done = list(run(federation, local(simulation), replace(SETTINGS, rounds=8), start(federation)))
     assert [r.report["online"] for r in done] == [6, 0, 0, 0, 0, 0, 0, 6]
     assert [r.report["train"]["clients"] for r in done] == [3, 0, 0, 0, 0, 0, 0, 3]
@@ -231,7 +231,7 @@ def test_fewer_than_the_cohort_are_all_taken() -> None:
 @pytest.fixture(scope="module")
 def two() -> Iterator[Any]:
     there = Availability(7, 0.6, 0.5, 3.0, leave=0.3, seed=1)
-    federation, simulation = coming({"name": "scalefl", "plus": {"feddyn": {}}}, there, cohort=4, dropout=0.2)
+    federation, simulation = coming({"name": "scalefl", "options": {"feddyn": {}}}, there, cohort=4, dropout=0.2)
     engine = processes(simulation, workers=2)
     yield federation, simulation, engine
     engine.close()
@@ -337,7 +337,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_file_sets_availability(tmp_path: Path) -> None:
-    assembly = assemble(load_experiment({}, [*SMALL, "fleet.availability={share=0.5, rounds=4, leave=0.1, day=12}"]))
+    assembly = assemble(load_experiment({}, [*SMALL, "fleet.availability={online=0.5, rounds=4, leave=0.1, day=12}"]))
     there = assembly.simulation.resources.availability
     assert there is not None and assembly.federation.connected is not None
     assert (there.share, there.rounds, there.leave, there.day, there.clients) == (0.5, 4, 0.1, 12, 8)
@@ -353,13 +353,13 @@ def test_a_run_file_sets_availability(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "key", "mentions"),
     [
-        ("{share=0.8, rounds=3}", "rounds", [5, 3, 0.8]),
-        ("{rounds=3}", "rounds", ["share = 1"]),
-        ("{share=0}", "share", [0]),
+        ("{online=0.8, rounds=3}", "rounds", [5, 3, 0.8]),
+        ("{rounds=3}", "rounds", ["online = 1"]),
+        ("{online=0}", "online", [0]),
         ("{leave=1.5}", "leave", [1, 1.5]),
-        ("{trace='a.csv', share=0.5}", "share", ["trace", "share"]),
+        ("{trace='a.csv', online=0.5}", "online", ["trace", "online"]),
         ("{trace='a.csv', day=3}", "day", ["trace", "day"]),
-        ("{sher=0.5}", "sher", ["[fleet] availability.sher", '"share"']),
+        ("{onlin=0.5}", "onlin", ["[fleet] availability.onlin", '"online"']),
     ],
 )
 def test_wrong_keys_of_availability_are_refused(keys: str, key: str, mentions: list[object]) -> None:
@@ -401,11 +401,14 @@ def test_classes_are_told_where_clients_agree() -> None:
 
 
 def test_another_choice_drops_the_old_keys() -> None:
-    base = {"cohort": {"choose": {"name": "loss", "candidates": 20}}}
-    assert load_experiment(base, ["cohort.choose.candidates=5"]).cohort.choose == {"name": "loss", "candidates": 5}
-    assert load_experiment(base, ["cohort.choose={name='size'}"]).cohort.choose == {"name": "size"}
-    assert load_experiment(base, ["cohort.choose=rl"]).cohort.choose == "rl"
-    assert load_experiment({}, ["cohort.choose={name='size'}"]).cohort.choose == {"name": "size"}
+    base = {"cohort": {"selection": {"name": "loss", "candidates": 20}}}
+    assert load_experiment(base, ["cohort.selection.candidates=5"]).cohort.selection == {
+        "name": "loss",
+        "candidates": 5,
+    }
+    assert load_experiment(base, ["cohort.selection={name='size'}"]).cohort.selection == {"name": "size"}
+    assert load_experiment(base, ["cohort.selection=rl"]).cohort.selection == "rl"
+    assert load_experiment({}, ["cohort.selection={name='size'}"]).cohort.selection == {"name": "size"}
 
 
 def test_evaluation_ignores_availability() -> None:

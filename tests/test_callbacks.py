@@ -23,7 +23,7 @@ from fleetfit.config import load_experiment
 from fleetfit.config.components import check_keys
 from fleetfit.errors import ConfigError
 
-QUICK: dict[str, Any] = {**TINY, "evaluate": {"every": 2, "statistics_samples": 60, "norms": ["static"]}}
+QUICK: dict[str, Any] = {**TINY, "evaluate": {"every": 2, "statistics_samples": 60, "batch_norm": ["static"]}}
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +73,9 @@ def test_callbacks_get_the_folder_s_values_in_order(kind: str, tmp_path: Path) -
         pytest.importorskip("cryptography", reason="it is an extra: fleetfit[secure]")
     further = {
         "plain": {},
-        "private": {"privacy": {"clip": 0.5, "noise": 1.0, "delta": 0.01, "key_file": str(tmp_path / "key")}},
+        "private": {
+            "privacy": {"clipping_norm": 0.5, "noise_multiplier": 1.0, "delta": 0.01, "key_file": str(tmp_path / "key")}
+        },
         "secure": {"secure": {}, "cohort": {"fraction": 1.0}},
     }[kind]
     further |= {"model": {**TINY["model"], "norm": False}, "local": {"epochs": 1, "lr": 0.1}}

@@ -63,7 +63,9 @@ PRIOR = {"class_prior": {}}
 
 def skewed(name: str = "fedavg", tau: float = 1.0, **more: Any) -> tuple[Federation, Simulation]:
     """Six clients; client k has no training sample of class k mod 4, so that their classes differ."""
-    federation, simulation = tiny_federation({"name": name, "plus": {"class_prior": {"tau": tau}}}, norm=False, **more)
+    federation, simulation = tiny_federation(
+        {"name": name, "options": {"class_prior": {"tau": tau}}}, norm=False, **more
+    )
     y = simulation.data.y
     parts = [{**part, "train": part["train"][y[part["train"]] != k % 4]} for k, part in enumerate(simulation.parts)]
     samples = np.array([len(part["train"]) for part in parts])
@@ -196,7 +198,7 @@ def test_tau_0_changes_no_bit(name: str) -> None:
     federation, simulation = skewed(name, 0.0)
     job = replace(make_job(federation, 2, 2, local=LOCAL), prior=PRIOR_BY_HAND)
     without = replace(job, method={"name": name})
-    with_prior = replace(job, method={"name": name, "plus": PRIOR})
+    with_prior = replace(job, method={"name": name, "options": PRIOR})
     state, expected, other = (train_job(j, simulation.device(2)).state for j in (job, without, with_prior))
     assert all(torch.equal(state[n], expected[n]) for n in expected)
     assert not all(torch.equal(other[n], expected[n]) for n in expected)
@@ -259,7 +261,7 @@ def test_every_training_job_has_the_mean_prior() -> None:
     "spec",
     [
         {"name": "fedavg"}, {"name": "fleetfit", "tau": 0.0},
-        *({"name": name, "plus": {"class_prior": {"tau": 0.0}}} for name in ("fedavg", "fleetfit")),
+        *({"name": name, "options": {"class_prior": {"tau": 0.0}}} for name in ("fedavg", "fleetfit")),
     ],
 )  # fmt: skip
 def test_no_client_is_asked_in_vain(spec: Mapping[str, Any]) -> None:
@@ -275,7 +277,7 @@ def test_a_method_that_reads_frequencies_keeps_them() -> None:
         return Method(needs_prior=True)
 
     for tau in (0.0, 1.0):
-        assert build({"name": reads_prior, "plus": {"class_prior": {"tau": tau}}}).needs_prior
+        assert build({"name": reads_prior, "options": {"class_prior": {"tau": tau}}}).needs_prior
 
 
 def test_at_most_a_thousand_clients_are_asked() -> None:
@@ -379,7 +381,7 @@ def test_no_histogram_of_words_is_asked_for(data: Any, tmp_path: Path, monkeypat
     first = ff.run(data=section, **SHORT, out="first")
     assert "prior" not in first.metrics[0] and not first.server.prior
     assert 'name = "fleetfit"' in first.files.text("config.toml") and "tau = 0.0" in first.files.text("config.toml")
-    for index, method in enumerate(({"name": "fleetfit", "tau": 1.0}, {"name": "fleetfit", "plus": PRIOR})):
+    for index, method in enumerate(({"name": "fleetfit", "tau": 1.0}, {"name": "fleetfit", "options": PRIOR})):
         run = ff.run(data=section, method=method, **SHORT, out=f"asked-{index}")
         assert run.metrics[0]["prior"]["clients"] > 0 and len(run.server.prior) == run.assembly.data.classes
 
@@ -402,7 +404,11 @@ def test_a_resumed_run_keeps_its_prior_on_tokens(tmp_path: Path) -> None:
 
 SECURE: dict[str, Any] = merge_tables(
     SECURE_TINY,
-    {"secure": {"minimum": 3}, "method": {"plus": PRIOR}, "data": {"partition": {"kind": "dirichlet", "alpha": 0.5}}},
+    {
+        "secure": {"min_clients": 3},
+        "method": {"options": PRIOR},
+        "data": {"partition": {"kind": "dirichlet", "alpha": 0.5}},
+    },
 )
 
 
@@ -539,7 +545,7 @@ def test_a_job_for_labels_takes_no_tensors() -> None:
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
-TABLE: dict[str, Any] = {**TINY, "method": {"name": "scalefl", "plus": PRIOR}}
+TABLE: dict[str, Any] = {**TINY, "method": {"name": "scalefl", "options": PRIOR}}
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
@@ -571,7 +577,7 @@ def test_a_damaged_prior_in_a_checkpoint_is_found() -> None:
 
 def test_with_privacy_no_client_is_asked(tmp_path: Any) -> None:
     pytest.importorskip("opacus", reason="the accountant is an extra: fleetfit[privacy]")
-    privacy = {"clip": 0.3, "noise": 1.0, "key_file": str(tmp_path / "key")}
+    privacy = {"clipping_norm": 0.3, "noise_multiplier": 1.0, "key_file": str(tmp_path / "key")}
     table = {**TABLE, "model": {"name": "tiny:tiny", "norm": False}, "privacy": privacy, "rounds": 2}
     without = {**table, "method": {"name": "scalefl"}}
     assembly = assemble(load_experiment(table))
@@ -591,7 +597,7 @@ def test_without_classes_the_prior_is_off(task: str, tmp_path: Any) -> None:
         "data": {"name": data, "partition": {"kind": "iid", "clients": 4}},
     }  # fmt: skip
     off = ff.run(table, method={"name": "scalefl"}, out=tmp_path / "off")
-    run = ff.run(table, method={"name": "scalefl", "plus": PRIOR}, out=tmp_path / "on")
+    run = ff.run(table, method={"name": "scalefl", "options": PRIOR}, out=tmp_path / "on")
     assert have_same_state(off, run) and run.server.prior == ()
     assert len(set(run.notes) - set(off.notes)) == 1
 
@@ -599,9 +605,9 @@ def test_without_classes_the_prior_is_off(task: str, tmp_path: Any) -> None:
 def test_two_class_priors_are_refused() -> None:
     double = replace(build({"name": "fedavg"}), adapt_task=lambda job, device: device.problem.task)
     with raises(ConfigError, "class_prior", '"adapt_task"', key="method.hooks.adapt_task"):
-        build({"name": double, "plus": PRIOR})
+        build({"name": double, "options": PRIOR})
 
 
 def test_a_negative_tau_is_refused() -> None:
-    with raises(ConfigError, -1.0, key="method.plus.class_prior.tau"):
-        build({"name": "fedavg", "plus": {"class_prior": {"tau": -1}}})
+    with raises(ConfigError, -1.0, key="method.options.class_prior.tau"):
+        build({"name": "fedavg", "options": {"class_prior": {"tau": -1}}})

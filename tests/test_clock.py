@@ -246,7 +246,7 @@ def test_profiles_of_a_run_file_reach_the_devices() -> None:
     assembly = assemble(load_experiment({
         "data": {"partition": {"kind": "iid", "clients": 10}},
         "fleet": {"groups": [{"budget": 0.5, "profile": "phone"}, {"budget": 1.0, "profile": own}],
-                  "slow": {"share": 0.2, "factor": 4.0, "link": 2.0}},
+                  "slow": {"fraction": 0.2, "factor": 4.0, "link": 2.0}},
     }))  # fmt: skip
     speeds = [assembly.simulation.device(c).clock.speed for c in range(10)]
     expected = [Speed(**{name: getattr(PROFILES["phone"], name) for name in FIGURES}), Speed(**own)]
@@ -261,7 +261,7 @@ def test_profiles_of_a_run_file_reach_the_devices() -> None:
     assert assembly.federation.device is not None and assembly.federation.device.clock.speed is None
 
 
-@pytest.mark.parametrize("key", ["slow={share=0.3}", "jitter=0.1"])
+@pytest.mark.parametrize("key", ["slow={fraction=0.3}", "jitter=0.1"])
 def test_slow_clients_need_profiles(key: str) -> None:
     with raises(ConfigError, f"[fleet] {key.partition('=')[0]}"):
         assemble(load_experiment({}, [f"fleet.{key}"]))

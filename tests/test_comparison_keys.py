@@ -107,10 +107,10 @@ def test_an_override_of_the_comparison_itself(tmp_path: Path) -> None:
 def test_options_and_hooks_that_all_rows_share_reach_every_row(tmp_path: Path) -> None:
     """A row that names its method keeps the file's `plus` and `hooks`; they used to go with the file's method."""
     tables = configs(
-        run_comparison(tmp_path, "method.plus.fedprox.mu = 0.3\nmethod.hooks.choose_channels = 'rolling'\n" + ROWS)
+        run_comparison(tmp_path, "method.options.fedprox.mu = 0.3\nmethod.hooks.choose_channels = 'rolling'\n" + ROWS)
     )
     for table in tables.values():
-        assert table["method"]["plus"] == {"fedprox": {"mu": 0.3}}
+        assert table["method"]["options"] == {"fedprox": {"mu": 0.3}}
         assert table["method"]["hooks"] == {"choose_channels": "rolling"}
 
 
@@ -120,7 +120,7 @@ def test_options_and_hooks_that_all_rows_share_reach_every_row(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("override", "key", "mention"),
     [
-        ("evaluate.norms=['static']", "compare.columns", 'evaluate.norms = ["static", "batch"]'),
+        ("evaluate.batch_norm=['static']", "compare.columns", 'evaluate.batch_norm = ["static", "batch"]'),
         ("compare.target_on='global, batch'", "compare.columns", "global, batch"),
     ],
 )
@@ -138,10 +138,10 @@ def test_a_column_of_batch_statistics_needs_them(tmp_path: Path, override: str, 
         (ROWS, ["method.name=heterofl"], "method.name", "--set method.name"),
         (ROWS, ["method.beta=0.3"], "method.beta", "--set method.beta"),
         ("[[compare.row]]\nlabel='a'\nrounds = 1\n[[compare.row]]\nlabel='b'\nrounds = 2\n",
-         ["rounds=3", "compare.smallest=false"],
+         ["rounds=3", "compare.smallest_baseline=false"],
          "rounds", "--set rounds"),
         (SETTINGS, ["cohort.count=3"], "cohort.count", "--set cohort.count"),
-        (ROWS, ["cohort.late=drop"], "cohort.late", "deadline_s"),
+        (ROWS, ["cohort.on_deadline=drop"], "cohort.on_deadline", "deadline_s"),
         (ROWS.replace("rounds = 3", "seed = 3"), [], "compare.row.0.seed", "row #1 seed"),
         (ROWS.replace("rounds = 3", 'name = "x"'), [], "compare.row.0.name", "row #1 name"),
         (ROWS.replace("rounds = 3", "compare.target = 0.5"), [], "compare.row.0.compare", "row #1 compare"),
@@ -156,13 +156,16 @@ def test_a_column_of_batch_statistics_needs_them(tmp_path: Path, override: str, 
          "[compare.tune]"),
         (ROWS.replace("rounds = 3", "cohort.count = 3") + SETTINGS, [], "compare.row.0.cohort.count",
          "row #1 cohort.count"),
-        (ROWS.replace("rounds = 3", 'cohort.late = "drop"'), [], "compare.row.0.cohort.late", "deadline_s"),
+        (ROWS.replace("rounds = 3", 'cohort.on_deadline = "drop"'), [],
+         "compare.row.0.cohort.on_deadline", "deadline_s"),
         (ROWS.replace("method.beta = 0.2", "method.beta = 0\nmethod.temperature = 5"), [],
          "compare.row.0.method.temperature", "beta = 0"),
-        (ROWS + SETTINGS.replace("cohort.count = 4", 'cohort.late = "drop"'), [], "compare.setting.0.cohort.late",
-         "deadline_s"),
-        (ROWS + '[compare.grid]\ncohort.late = ["drop", "stop"]\n', [], "compare.grid.cohort.late", "deadline_s"),
-        (ROWS + '[compare.tune]\ncohort.late = ["drop", "stop"]\n', [], "compare.tune.cohort.late", "deadline_s"),
+        (ROWS + SETTINGS.replace("cohort.count = 4", 'cohort.on_deadline = "drop"'), [],
+         "compare.setting.0.cohort.on_deadline", "deadline_s"),
+        (ROWS + '[compare.grid]\ncohort.on_deadline = ["drop", "stop"]\n', [],
+         "compare.grid.cohort.on_deadline", "deadline_s"),
+        (ROWS + '[compare.tune]\ncohort.on_deadline = ["drop", "stop"]\n', [],
+         "compare.tune.cohort.on_deadline", "deadline_s"),
         ('[[compare.row]]\nmethod = { name = "adaptivefl", hooks = { choose_clients = "uniform" } }\n', [],
          "compare.row.0.method.hooks.choose_clients", "adaptivefl"),
     ],
@@ -176,9 +179,9 @@ def test_what_would_be_ignored_is_refused_before_anything_runs(
 def test_a_key_that_one_run_uses_is_used(tmp_path: Path) -> None:
     """`temperature` beside `beta = 0` in one row; the other has the distillation. What none uses is a note."""
     rows = "[[compare.row]]\nlabel = 'on'\n[[compare.row]]\nlabel = 'off'\nmethod.beta = 0.0\n"
-    comparison = run_comparison(tmp_path, "method.temperature = 5.0\ncohort.late = 'drop'\n" + rows)
+    comparison = run_comparison(tmp_path, "method.temperature = 5.0\ncohort.on_deadline = 'drop'\n" + rows)
     (note,) = (note for note in comparison.table.notes if note.startswith("["))
-    assert note.startswith("[cohort] late ") and "deadline_s" in note
+    assert note.startswith("[cohort] on_deadline ") and "deadline_s" in note
     for (row, _), (run,) in comparison.runs.items():
         assert note in run.summary["notes"], row
 
@@ -200,7 +203,7 @@ def test_another_comparison_in_the_same_folder_is_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("part", [ROWS, SETTINGS, "[compare.grid]\nseed = [0, 1]\n", "[compare.tune]\nlocal.lr = [1]\n",
-                                  "[compare]\ndiffers = 'x'\n"])  # fmt: skip
+                                  "[compare]\nnote = 'x'\n"])  # fmt: skip
 @pytest.mark.parametrize("verb", ["run", "profile"])
 def test_verbs_for_one_run_refuse_a_comparison(tmp_path: Path, part: str, verb: str) -> None:
     (tmp_path / "two.toml").write_text(HEAD + part)
@@ -231,11 +234,13 @@ def test_plan_shows_each_row_that_has_another_plan(tmp_path: Path) -> None:
 
 def test_a_run_says_what_it_does_not_use(tmp_path: Path) -> None:
     """In front of the rounds and in the summary; and what went with the file's method."""
-    (tmp_path / "run.toml").write_text(HEAD + 'cohort.late = "drop"\nmethod.beta = 0.3\n')
+    (tmp_path / "run.toml").write_text(HEAD + 'cohort.on_deadline = "drop"\nmethod.beta = 0.3\n')
     file, out = tmp_path / "run.toml", tmp_path / "out"
     output = run_verb("run", file, "--set", "method.name=heterofl", "--set", "rounds=1", "--out", out, code=0).out
-    assert "Note: [cohort] late " in output and "Note: [method] beta " in output
-    assert any(note.startswith("[cohort] late ") for note in json.loads((out / "summary.json").read_text())["notes"])
+    assert "Note: [cohort] on_deadline " in output and "Note: [method] beta " in output
+    assert any(
+        note.startswith("[cohort] on_deadline ") for note in json.loads((out / "summary.json").read_text())["notes"]
+    )
 
 
 def test_data_are_loaded_once_for_rows_that_have_the_same(tmp_path: Path) -> None:
@@ -396,7 +401,7 @@ def test_a_row_may_give_what_the_file_s_method_needs(tmp_path: Path) -> None:
     )
     table = {"data": "digits", "method": f"{tmp_path / 'own.py'}:mine"}
     rows = [{"label": "a", "method": {"beta": 0.1}}, {"label": "b", "method": {"beta": 0.2}}]
-    runs = plan_comparison({**table, "compare": {"smallest": False, "row": rows}}).runs
+    runs = plan_comparison({**table, "compare": {"smallest_baseline": False, "row": rows}}).runs
     assert [run.experiment.method.settings for run in runs] == [{"beta": 0.1}, {"beta": 0.2}]
     with raises(ConfigError, '"beta"', key="method.beta"):
-        plan_comparison({**table, "compare": {"smallest": False, "row": [rows[0], {"label": "c"}]}})
+        plan_comparison({**table, "compare": {"smallest_baseline": False, "row": [rows[0], {"label": "c"}]}})

@@ -31,7 +31,7 @@ seed = [0, 1]
 local.lr = [0.05, 0.1]
 [[compare.row]]
 method.name = "scalefl"
-printed = [70.0, 60.0, "-"]
+paper = [70.0, 60.0, "-"]
 [[compare.row]]
 method.name = "fedavg"
 """
@@ -105,7 +105,13 @@ def test_of_an_unfinished_one_there_is_what_is_finished(own: Path) -> None:
 
 
 def test_what_is_withheld_stays_withheld(own: Path) -> None:
-    private: dict[str, Any] = {"epsilon": 1.5, "delta": 1e-4, "noise": 1.0, "clip": 0.3, "rate": 0.1}
+    private: dict[str, Any] = {
+        "epsilon": 1.5,
+        "delta": 1e-4,
+        "noise_multiplier": 1.0,
+        "clipping_norm": 0.3,
+        "rate": 0.1,
+    }
     for folder in [path.parent for path in own.glob("*/**/summary.json")]:
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         (folder / "metrics.jsonl").write_text(

@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {
 
 
 def plan_rows(*rows: dict[str, Any], overrides: tuple[str, ...] = (), **compare: Any) -> dict[str, PlannedRun]:
-    compare = {"same_recipe": True, "smallest": False, "row": list(rows), **compare}
+    compare = {"same_recipe": True, "smallest_baseline": False, "row": list(rows), **compare}
     return {run.row: run for run in plan_comparison({**SMALL, "compare": compare}, overrides).first_runs}
 
 
@@ -75,7 +75,7 @@ def test_a_method_with_momentum_of_its_own_loses_it_where_the_first_has_none() -
     ("option", "keys"), [("fedadam", {"lr": 0.03}), ("fedyogi", {"beta1": 0.5}), ("fedavgm", {"lr": 0.7})]
 )
 def test_another_server_optimizer_is_given_too(option: str, keys: dict[str, float]) -> None:
-    first = {"label": "first", "method": {"name": "heterofl", "plus": {option: keys}}}
+    first = {"label": "first", "method": {"name": "heterofl", "options": {option: keys}}}
     rows = plan_rows(first, {"method": {"name": "fleetfit"}}, {"method": {"name": "scalefl"}})
     steps = [get_step(run) for run in rows.values()]
     assert (
@@ -85,9 +85,9 @@ def test_another_server_optimizer_is_given_too(option: str, keys: dict[str, floa
 
 
 def test_a_row_keeps_what_it_sets_itself_and_a_step_of_another_kind() -> None:
-    own = {"label": "own", "method": {"name": "heterofl", "plus": {"fedavgm": {"momentum": 0.3}}}}
+    own = {"label": "own", "method": {"name": "heterofl", "options": {"fedavgm": {"momentum": 0.3}}}}
     constant = {"label": "constant", "method": {"name": "heterofl"}, "local": {"schedule": {"kind": "constant"}}}
-    dyn = {"label": "dyn", "method": {"name": "scalefl", "plus": {"feddyn": {}}}}
+    dyn = {"label": "dyn", "method": {"name": "scalefl", "options": {"feddyn": {}}}}
     rows = plan_rows({"method": {"name": "fleetfit"}}, own, constant, dyn, {"method": {"name": "depthfl"}})
     assert get_step(rows["own"])[1]["momentum"] == 0.3 and get_factors(rows["own"]) == get_factors(rows["fleetfit"])
     assert get_step(rows["constant"]) == MOMENTUM and get_factors(rows["constant"]) == [1.0] * 4
@@ -100,7 +100,8 @@ def test_settings_and_overrides_of_the_first_row_count() -> None:
     settings = [{"label": "step", "local": {"schedule": {"kind": "exponential", "factor": 0.5}}}, {"label": "as is"}]
     compare = {"row": [{"method": {"name": "heterofl"}}, {"method": {"name": "scalefl"}}], "setting": settings}
     plan = plan_comparison(
-        {**SMALL, "compare": {**compare, "same_recipe": True, "smallest": False}}, ["method.plus.fedavgm.momentum=0.25"]
+        {**SMALL, "compare": {**compare, "same_recipe": True, "smallest_baseline": False}},
+        ["method.options.fedavgm.momentum=0.25"],
     )
     assert [get_factors(run) for run in plan.first_runs] == [[1, 0.5, 0.25, 0.125], [1, 1, 1, 1]] * 2
     assert {get_step(run)[1]["momentum"] for run in plan.first_runs} == {0.25}
@@ -116,7 +117,7 @@ method.name = "heterofl"
 local.lr = 0.07
 [[compare.row]]
 label = "dyn"
-method = { name = "scalefl", plus = { feddyn = {} } }
+method = { name = "scalefl", options = { feddyn = {} } }
 """
 HEAD = """
 rounds = 2
@@ -203,6 +204,6 @@ def test_the_terminal_prints_the_table_first_and_what_its_accuracies_are(tmp_pat
 
 def test_rows_with_different_classifiers_are_named() -> None:
     rows = [{"method": {"name": "scalefl"}}, {"label": "own", "method": {"name": "reefl"}, "model": {"head": "norm"}}]
-    plan = plan_comparison({"model": {"name": "bert_tiny"}, "compare": {"smallest": False, "row": rows}})
+    plan = plan_comparison({"model": {"name": "bert_tiny"}, "compare": {"smallest_baseline": False, "row": rows}})
     notes = describe_recipes([{run.row: run.experiment for run in plan.runs}])
     assert "model.head (pooler in scalefl; norm in own)" in notes

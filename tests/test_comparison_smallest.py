@@ -31,8 +31,8 @@ label = "B"
 method.name = "heterofl"
 local.lr = 0.01
 """
-WITHOUT = "compare.smallest = false\n"
-WITH = "compare.smallest = true\n"
+WITHOUT = "compare.smallest_baseline = false\n"
+WITH = "compare.smallest_baseline = true\n"
 
 
 def planned(folder: Path, text: str, **more: Any) -> Any:
@@ -63,26 +63,28 @@ def test_rows_of_one_data_set_and_model_have_it_unless_one_is_such_a_row(
 
 def test_it_is_plain_fedavg_with_the_sections_that_rows_share(tmp_path: Path) -> None:
     """Method keys of the file, of settings and overrides are for the other rows; all other keys are for all."""
-    base = HEAD + 'method = { name = "scalefl", plus.fedavgm.momentum = 0.5 }\n'
-    settings = '[[compare.setting]]\nlabel = "s"\nmethod.plus.fedprox.mu = 0.1\nlocal.momentum = 0.3\n'
-    plan = planned(tmp_path, base + ROWS + settings, overrides=["method.plus.fedavgm.momentum=0.4", "local.epochs=3"])
+    base = HEAD + 'method = { name = "scalefl", options.fedavgm.momentum = 0.5 }\n'
+    settings = '[[compare.setting]]\nlabel = "s"\nmethod.options.fedprox.mu = 0.1\nlocal.momentum = 0.3\n'
+    plan = planned(
+        tmp_path, base + ROWS + settings, overrides=["method.options.fedavgm.momentum=0.4", "local.epochs=3"]
+    )
     (run,) = (run for run in plan.runs if run.row == SMALLEST)
     method, local = run.experiment.method, run.experiment.local
-    assert (method.name, method.settings, method.plus) == ("fedavg", {}, {})
+    assert (method.name, method.settings, method.options) == ("fedavg", {}, {})
     assert (local.lr, local.momentum, local.epochs) == (0.05, 0.3, 3)
 
 
 @pytest.mark.parametrize("place", ["the file", "a setting", "an override"])
 def test_it_does_without_the_split_of_the_other_rows(place: str, tmp_path: Path) -> None:
-    """FedAvg refuses `fleet.split`; all other keys of the fleet are for all rows."""
+    """FedAvg refuses `fleet.scaling`; all other keys of the fleet are for all rows."""
     rows = ROWS.replace("heterofl", "fleetfit")
     text = HEAD.replace("tolerance", 'split = "both", tolerance') if place == "the file" else HEAD
-    setting = '[[compare.setting]]\nlabel = "s"\nfleet.split = "both"\n' if place == "a setting" else ""
+    setting = '[[compare.setting]]\nlabel = "s"\nfleet.scaling = "both"\n' if place == "a setting" else ""
     comparison = compare_text(
-        tmp_path, text + rows + setting, overrides=["fleet.split=both"] * (place == "an override")
+        tmp_path, text + rows + setting, overrides=["fleet.scaling=both"] * (place == "an override")
     )
     fleets = {row: run[0].experiment.fleet for (row, _), run in comparison.runs.items()}
-    assert {row: fleet.split for row, fleet in fleets.items()} == {"A": "both", "B": "both", SMALLEST: None}
+    assert {row: fleet.scaling for row, fleet in fleets.items()} == {"A": "both", "B": "both", SMALLEST: None}
     assert {fleet.tolerance for fleet in fleets.values()} == {0.5}
 
 
@@ -93,7 +95,7 @@ def test_the_folder_of_a_comparison_does_not_depend_on_it(tmp_path: Path) -> Non
 
 def test_a_row_of_its_label_and_the_key_contradict_each_other(tmp_path: Path) -> None:
     row = f'[[compare.row]]\nlabel = "{SMALLEST}"\nmethod.name = "depthfl"\n'
-    with raises(ff.errors.ConfigError, SMALLEST, key="compare.smallest"):
+    with raises(ff.errors.ConfigError, SMALLEST, key="compare.smallest_baseline"):
         planned(tmp_path, HEAD + WITH + row)
 
 

@@ -167,7 +167,7 @@ def test_compressed_updates_are_validated() -> None:
 @pytest.mark.parametrize(
     ("spec", "kind"),
     [
-        ({"name": "scalefl", "plus": {"feddyn": {}}}, "float16"),
+        ({"name": "scalefl", "options": {"feddyn": {}}}, "float16"),
         ({"name": "adaptivefl"}, "int8"),
         ({"name": "heterofl", "masked": True, "hooks": {"choose_channels": "rolling"}}, "int8"),
     ],

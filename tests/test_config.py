@@ -32,7 +32,7 @@ SMALL = ("data.partition.clients=8", "rounds=1")
     ("line", "quoted"),
     [
         (r'[data]path = "C:\Users\me\photos"', r"path = 'C:\Users\me\photos'"),
-        (r'start = "runs\first"', None),
+        (r'init_from = "runs\first"', None),
         (r'[data]path = "D:\train\new"', None),
         (r'[model]name = "D:\nets\xception.py:Net"', r"name = 'D:\nets\xception.py:Net'"),
         (r'[data]path = "\\\\nas\\backup\photos"', r"path = '\\\\nas\\backup\photos'"),
@@ -138,12 +138,15 @@ def test_the_empty_file_is_fleetfit_on_digits() -> None:
         ),
         (["fleet.drift={jump=2}"], Expected("[fleet] drift.jump", 1, 2, key="fleet.drift.jump")),
         (["cohort.deadline_s=0"], Expected("[cohort] deadline_s", 0, key="cohort.deadline_s")),
-        (["cohort.late=deeper"], Expected('"shallower", "stop" or "drop"', "'deeper'", key="cohort.late")),
+        (
+            ["cohort.on_deadline=deeper"],
+            Expected('"shallower", "stop" or "drop"', "'deeper'", key="cohort.on_deadline"),
+        ),
         (["cohort.fraction=0.1", "cohort.count=3"], Expected("fraction", "count", key="cohort.count")),
         (["cohort.fraction=2"], Expected("[cohort] fraction", 1, 2, key="cohort.fraction")),
         (
-            ["evaluate.norms=['batch','layer']"],
-            Expected("[evaluate] norms #2", '"static" or "batch"', "'layer'", key="evaluate.norms.1"),
+            ["evaluate.batch_norm=['batch','layer']"],
+            Expected("[evaluate] batch_norm #2", '"static" or "batch"', "'layer'", key="evaluate.batch_norm.1"),
         ),
         (["local.lr"], Expected("local.lr=0.03", '"local.lr"', key=None)),
         (["=3"], Expected("local.lr=0.03", '"=3"', key=None)),
@@ -164,13 +167,13 @@ def test_wrong_keys_and_values(overrides: list[str], expected: Expected) -> None
         (["method.beta=x"], Expected("[method] fleetfit: beta", key="method.beta")),
         (["method.hooks.choose_channels=roling"], Expected('"rolling"', key="method.hooks.choose_channels")),
         (["method.hooks.choose_chanels=rolling"], Expected('"choose_channels"', key="method.hooks.choose_chanels")),
-        (["method.plus.fedprx.mu=1"], Expected('"fedprx"', "fedprox")),
+        (["method.options.fedprx.mu=1"], Expected('"fedprx"', "fedprox")),
         (["fleet.reports_budget=false"], Expected("fleetfit", "adaptivefl", key="fleet.reports_budget")),
-        (["cohort.choose={candidates=3}"], Expected("[cohort] choose", key="cohort.choose.name")),
-        (["cohort.choose=sise"], Expected('"sise"', "size")),
+        (["cohort.selection={candidates=3}"], Expected("[cohort] selection", key="cohort.selection.name")),
+        (["cohort.selection=sise"], Expected('"sise"', "size")),
         (
-            ["cohort.choose=a:b", "method.hooks.choose_clients=a:b"],
-            Expected("method.hooks.choose_clients", key="cohort.choose"),
+            ["cohort.selection=a:b", "method.hooks.choose_clients=a:b"],
+            Expected("method.hooks.choose_clients", key="cohort.selection"),
         ),
         (["model.name=cnnn"], Expected('"cnn"', key="model.name")),
         (["model.norm=group-norm"], Expected('"batch" or "group"', "'group-norm'", '"group"?', key="model.norm")),
@@ -189,7 +192,8 @@ def test_wrong_keys_and_values(overrides: list[str], expected: Expected) -> None
         (
             ["engine.wrkers=2"],
             Expected(
-                '[engine] local has no "wrkers"; it takes speed, precision, memory_format, compile, features_bytes, '
+                '[engine] local has no "wrkers"; it takes speed, precision, memory_format, compile, '
+                "feature_cache_bytes, "
                 "device, threads.",
                 key="engine.wrkers",
             ),
@@ -203,10 +207,10 @@ def test_wrong_keys_and_values(overrides: list[str], expected: Expected) -> None
         (["data.partition.clients=4", "cohort.count=9"], Expected(9, 4, key="cohort.count")),
         (["fleet.cost=flops"], Expected('"flops"', key="fleet.cost")),
         (
-            ["fleet.groups=[{budget=1,share=0.5},{budget=0.5,share=0.4}]"],
+            ["fleet.groups=[{budget=1,fraction=0.5},{budget=0.5,fraction=0.4}]"],
             Expected("add up to 0.9;", key="fleet.groups"),
         ),
-        (["fleet.groups=[{budget=1,share=1.0},{budget=0.5}]"], Expected("add up to 1;", key="fleet.groups")),
+        (["fleet.groups=[{budget=1,fraction=1.0},{budget=0.5}]"], Expected("add up to 1;", key="fleet.groups")),
         (["fleet.levels=clustr"], Expected('"cluster", "halving"', '"clustr"', key="fleet.levels")),
         (
             ["fleet.levels=nowhere.toml"],
@@ -218,7 +222,7 @@ def test_wrong_keys_and_values(overrides: list[str], expected: Expected) -> None
             Expected("no client", key="fleet.groups", kind=PlanError),
         ),
         (["fleet.groups=[{budget=0.000001}]", "method.name=scalefl"], Expected("tolerance", kind=PlanError)),
-        (["fleet.groups=[{budget=0.000001}]"], Expected("fleet.split", kind=PlanError)),
+        (["fleet.groups=[{budget=0.000001}]"], Expected("fleet.scaling", kind=PlanError)),
         (
             ["fleet.groups=[{budget={size_bytes=0.5}}]"],
             Expected("budget #1", "size_bytes", "parameters", key="fleet.groups"),
@@ -329,14 +333,14 @@ def test_dump_has_every_default_and_loads() -> None:
 @pytest.mark.parametrize(("option", "values"), [("in_time", {}), ("fedadam", {"lr": 0.5}), ("fedprox", {})])
 def test_options_without_settings_are_dumped(option: str, values: dict[str, Any]) -> None:
     """Also one that has nothing to set; and the settings of all others are visible."""
-    experiment = load_experiment({"method": {"name": "fedavg", "plus": {option: values}}})
+    experiment = load_experiment({"method": {"name": "fedavg", "options": {option: values}}})
     again = load_experiment(tomllib.loads(to_toml(experiment)))
     settings = {
         "in_time": {},
         "fedadam": {"lr": 0.5, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3},
         "fedprox": {"mu": 0.01},
     }
-    assert again.method.plus == {option: settings[option]}
+    assert again.method.options == {option: settings[option]}
 
 
 def test_keys_may_have_names_of_methods() -> None:

@@ -26,7 +26,7 @@ from fleetfit.submodel import Submodel
 from fleetfit.training import clock, run_job
 from fleetfit.validation import find_update_error
 
-SHALLOWER = {"name": "scalefl", "plus": {"in_time": {}}}
+SHALLOWER = {"name": "scalefl", "options": {"in_time": {}}}
 LATENCY, DOWN, UP = 0.1, 1e5, 5e4
 
 
@@ -98,7 +98,7 @@ def test_shallower_update_is_in_time() -> None:
 @pytest.mark.parametrize("late", ["stop", "shallower"])
 def test_training_stops_in_time(late: Any) -> None:
     """Steps by hand: each costs 3 x forward x batch; the state is that of a training of so many steps."""
-    federation, simulation = tiny_federation({"name": "heterofl", "plus": {"in_time": {}}})
+    federation, simulation = tiny_federation({"name": "heterofl", "options": {"in_time": {}}})
     federation = replace(federation, levels=tuple(replace(v, submodel=replace(v.submodel, exits=(3,)))
                                                   for v in federation.levels))  # fmt: skip
     samples, speed = len(simulation.parts[2]["train"]), 1e6
@@ -213,7 +213,7 @@ def test_long_deadlines_change_no_bit() -> None:
     federation, simulation = tiny_federation(spec)
     expected, _ = run_round(federation, local(simulation), Settings(1, plain()), start(federation))
     for late in ("shallower", "stop", "drop"):
-        timed, _ = tiny_federation({**spec, "plus": {"in_time": {}}})
+        timed, _ = tiny_federation({**spec, "options": {"in_time": {}}})
         training = plain(deadline_s=1e6, late=late)  # type: ignore[arg-type]
         engine = local(set_speeds(simulation, 1e9, 1e6, 1e6, 0.1))
         after, report = run_round(timed, engine, Settings(1, training), start(timed))
@@ -255,7 +255,7 @@ def test_a_deadline_works_with_max_steps_and_patience() -> None:
 )
 def test_methods_take_shallower_and_stopped_updates(name: str, plus: Mapping[str, Any]) -> None:
     """Two rounds in which the deadline bites: everybody's update is accepted, and client memories move along."""
-    federation, simulation = tiny_federation({**spec_of(name), "plus": {**plus, "in_time": {}}}, clients=6, cohort=6)
+    federation, simulation = tiny_federation({**spec_of(name), "options": {**plus, "in_time": {}}}, clients=6, cohort=6)
     engine = local(set_speeds(simulation, 2e5, 1e6, 1e6, 0.1))
     settings = Settings(2, plain(lr=0.05, epochs=3, batch_size=8, deadline_s=0.4))
     server = start(federation)
@@ -378,7 +378,7 @@ def test_resumed_run_with_deadlines_has_equal_bits(tmp_path: Path) -> None:
         "rounds": 3,
         "data": {"partition": {"kind": "iid", "clients": 8}},
         "fleet": {"groups": [{"budget": 0.25, "profile": "raspberry-pi-4b"}, {"budget": 1.0, "profile": "phone"}],
-                  "slow": {"share": 0.5, "factor": 50.0}, "jitter": 0.1},
+                  "slow": {"fraction": 0.5, "factor": 50.0}, "jitter": 0.1},
         "method": {"name": "depthfl"},
         "local": {"epochs": 2},
         "cohort": {"count": 4, "deadline_s": 0.6},
@@ -401,14 +401,14 @@ def test_resumed_run_with_deadlines_has_equal_bits(tmp_path: Path) -> None:
 
 def test_deadline_key_adds_in_time() -> None:
     def assemble_cohort(**cohort: Any) -> Any:
-        return assemble(load_experiment({"cohort": cohort, "method": {"name": "scalefl", "plus": {"fedprox": {}}}}))
+        return assemble(load_experiment({"cohort": cohort, "method": {"name": "scalefl", "options": {"fedprox": {}}}}))
 
     with_it = assemble_cohort(deadline_s=3.0)
-    assert with_it.federation.method_spec["plus"].keys() == {"fedprox", "in_time"}
+    assert with_it.federation.method_spec["options"].keys() == {"fedprox", "in_time"}
     assert with_it.settings.local.deadline_s == 3.0 and with_it.settings.local.late == "shallower"
     assert any("real time" in note for note in with_it.notes)  # nobody has a profile
     stopping = assemble_cohort(deadline_s=3.0, late="stop")
-    assert stopping.federation.method_spec["plus"].keys() == {"fedprox"} and stopping.settings.local.late == "stop"
+    assert stopping.federation.method_spec["options"].keys() == {"fedprox"} and stopping.settings.local.late == "stop"
     off = assemble_cohort()
-    assert off.federation.method_spec["plus"].keys() == {"fedprox"} and off.settings.local.deadline_s is None
+    assert off.federation.method_spec["options"].keys() == {"fedprox"} and off.settings.local.deadline_s is None
     assert not any("real time" in note for note in off.notes)

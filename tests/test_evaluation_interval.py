@@ -86,7 +86,7 @@ def test_statistics_and_test_samples_are_reduced() -> None:
     between = choose(**cnn).between
     assert between is not None and between.statistics_samples == 100 and between.samples is None
     assert choose(**{**cnn, "model": {"name": "cnn", "norm": "group"}}).between.statistics_samples is None  # type: ignore[union-attr]
-    whole = choose(**cnn, evaluate={"whole": True}).between
+    whole = choose(**cnn, evaluate={"whole_test_set": True}).between
     assert whole is not None and whole.samples == 100
 
 

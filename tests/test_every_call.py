@@ -92,7 +92,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     np.savez(folder / "c.npz", x=X, y=Y)
     (folder / "run.toml").write_text(TOML)
     (folder / "compare.toml").write_text(
-        f"{TOML}compare.smallest = false\n"
+        f"{TOML}compare.smallest_baseline = false\n"
         '[[compare.row]]\nmethod.name = "scalefl"\n[[compare.row]]\nmethod.name = "heterofl"\n'
     )
     with pytest.MonkeyPatch.context() as patch:
@@ -315,7 +315,7 @@ def test_a_method_s_pieces(call: Calls, done: ff.Run) -> None:
     targets = Targets((0.5, 1.0), (0.4, 0.4))
     for mode in ("both", "width", "depth"):
         for exits in ("all", "last"):
-            assert len(call("split_levels", federation.problem, targets, mode=mode, exits=exits)) == 2
+            assert len(call("split_levels", federation.problem, targets, scaling=mode, exits=exits)) == 2
     assert len(call("split_levels", federation.problem, targets, default="auto")) == 2
     size = done.server.state
     aggregate = Aggregate(

@@ -97,7 +97,7 @@ def finished(federation: Federation, simulation: Simulation) -> Round:
 
 SPECS: list[dict[str, Any]] = [
     *(spec_of(name) for name in (*METHODS, OUTSIDE)),
-    *({"name": "fedavg", "plus": {option: {}}} for option in OPTIONS),
+    *({"name": "fedavg", "options": {option: {}}} for option in OPTIONS),
     *({"name": "scalefl", "cohort": {"name": choice}} for choice in CHOICES),
 ]
 
@@ -134,7 +134,7 @@ def test_another_seed_gives_another_state() -> None:
 def left_out(last: Round, spec: Mapping[str, Any]) -> int:
     """Return how many clients a defence left out; nobody else may fail."""
     failures = last.report["failures"]
-    assert not failures or spec.get("plus", {}).keys() & {"outliers", "krum"}, failures
+    assert not failures or spec.get("options", {}).keys() & {"outliers", "krum"}, failures
     assert all(failure["reason"] == LEFT_OUT for failure in failures)
     return len(failures)
 
@@ -156,7 +156,7 @@ def test_a_method_goes_with_every_option(name: str) -> None:
     """Or both set a hook that is set once, which is said."""
     for option in OPTIONS:
         alone = {"alpha": 0.0} if name == "depthfl" else {}  # else it brings FedDyn, and one server optimizer is enough
-        spec = {**spec_of(name), **alone, "plus": {option: {}}}
+        spec = {**spec_of(name), **alone, "options": {option: {}}}
         if (
             option in ("lora_product", "trimmed_mean")
             and build(spec_of(name)).make_aggregator is not FEDAVG.make_aggregator

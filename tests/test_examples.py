@@ -311,7 +311,8 @@ def test_ordered_dropout_is_a_method_like_any_other(tmp_path):
         ff.run(load_experiment(overrides=[f"method.name={FJORD}", "method.lean=-1.0"]), out=tmp_path / "no")
     short = ("rounds=1", "local.epochs=1", "evaluate.every=0")
     run = ff.run(
-        load_experiment(overrides=[f"method.name={FJORD}", "method.plus.fedprox.mu=0.1", *short]), out=tmp_path / "run"
+        load_experiment(overrides=[f"method.name={FJORD}", "method.options.fedprox.mu=0.1", *short]),
+        out=tmp_path / "run",
     )
     assert [level.depth for level in run.plan.levels] == [6] * 4
     assert run.experiment.method.settings == {"lean": 0.0}, "every default is visible"
@@ -327,7 +328,7 @@ def test_an_own_data_set_runs(tmp_path):
 def test_an_own_hook_leaves_each_level_its_own_exit(tmp_path):
     hook = f"method.hooks.make_levels={EXAMPLES / 'own_hook.py'}:own_exit_only"
     run = ff.run(load_experiment(overrides=[hook, "rounds=1", "local.epochs=1"]), out=tmp_path / "run")
-    with_exits = assemble(load_experiment(overrides=["fleet.split=both"])).plan.levels
+    with_exits = assemble(load_experiment(overrides=["fleet.scaling=both"])).plan.levels
     assert [len(level.exits) for level in run.plan.levels] == [1, 1, 1, 1]
     assert [level.exits[-1] for level in with_exits] == [level.exits[-1] for level in run.plan.levels]
 
@@ -399,7 +400,7 @@ def without_checkpoint(table):
     """Return the run without what it begins as, a checkpoint or another run, which nobody has here, nor frozen then."""
     lacks = {"data": "tokenizer", "model": "checkpoint"}
     cut = {part: {k: v for k, v in table[part].items() if k != key} for part, key in lacks.items() if part in table}
-    return {key: value for key, value in (table | cut).items() if key not in ("start", "peft")}
+    return {key: value for key, value in (table | cut).items() if key not in ("init_from", "peft")}
 
 
 @pytest.mark.parametrize("path", RUN_FILES, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -40,7 +40,7 @@ def by_round(federation: Federation, server: Server, rng: Any) -> list[int]:
 
 def fleet(option: str, *, equal: bool = False, hooks: Mapping[str, Any] = {}, **values: Any) -> tuple[Any, ...]:
     """Six clients of three levels, or all of the full one, and FedAvg with an option."""
-    spec = {"name": "fedavg", "plus": {option: values}, "hooks": {"choose_clients": by_round, **hooks}}
+    spec = {"name": "fedavg", "options": {option: values}, "hooks": {"choose_clients": by_round, **hooks}}
     federation, simulation = tiny_federation(spec, norm=False, shares=(3, 5, 7, 4, 6, 3))
     if equal:
         federation = replace(federation, levels=(replace(federation.levels[2], needs=0.0),))
@@ -126,7 +126,7 @@ def test_scaffold_is_algorithm_1(equal: bool, lr: float) -> None:
 def test_controls_of_other_channels_are_kept() -> None:
     """c stays the mean of all c_i while channels roll: what a client forgot would be counted again."""
     federation, simulation = tiny_federation(
-        {"name": "fedrolex", "plus": {"scaffold": {}}}, norm=False, clients=3, cohort=3
+        {"name": "fedrolex", "options": {"scaffold": {}}}, norm=False, clients=3, cohort=3
     )
     engine, server = local_engine(simulation), start(federation)
     for _ in range(9):
@@ -146,7 +146,7 @@ def test_controls_of_other_channels_are_kept() -> None:
 
 def test_workers_have_the_bits_of_local() -> None:
     """Also what a client stored beside its state, on the second visit."""
-    spec = {"name": "heterofl", "plus": {"scaffold": {}}}
+    spec = {"name": "heterofl", "options": {"scaffold": {}}}
     federation, simulation = tiny_federation(spec, norm=False)
     servers = []
     for engine in (local_engine(simulation), processes(simulation, workers=2)):
@@ -172,7 +172,7 @@ def test_an_optimizer_that_does_not_fit_is_refused_before_a_round(
     option: str, local: dict[str, Any], key: str, tmp_path: Path
 ) -> None:
     with raises(ConfigError, key=key):
-        ff.run(method={"name": "fedavg", "plus": {option: {}}}, local=local, rounds=1, out=tmp_path / "run")
+        ff.run(method={"name": "fedavg", "options": {option: {}}}, local=local, rounds=1, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -350,7 +350,7 @@ def test_only_training_jobs_have_extra_tensors() -> None:
 
 
 def test_they_travel_and_count_in_bytes() -> None:
-    federation, simulation = tiny_federation({"name": "fedavg", "plus": {"scaffold": {}}})
+    federation, simulation = tiny_federation({"name": "fedavg", "options": {"scaffold": {}}})
     layout = federation.problem.layout
     size = sum(
         tensor.numel() for tensor in extract(layout, start(federation).state, federation.levels[1].submodel).values()
@@ -370,7 +370,7 @@ def test_they_travel_and_count_in_bytes() -> None:
 
 def test_a_number_for_each_element_may_go_down_alone() -> None:
     """As in FedCM: the server's momentum, for what the client trains; nothing comes back."""
-    federation, _ = tiny_federation({"name": "fedavg", "plus": {downwards: {}}})
+    federation, _ = tiny_federation({"name": "fedavg", "options": {downwards: {}}})
     layout, level = federation.problem.layout, federation.levels[0].submodel
     shapes = federation.method.declare_extra(federation.problem, level)
     memory = {name: torch.randn_like(tensor) for name, tensor in start(federation).state.items()}
@@ -401,7 +401,7 @@ def second_part() -> Method:
 
 
 def test_parts_add_up() -> None:
-    spec = {"name": first_part(), "plus": {f"{__name__}:second_part": {}}}
+    spec = {"name": first_part(), "options": {f"{__name__}:second_part": {}}}
     federation, simulation = tiny_federation(spec)
     assert build(spec).declare_extra(federation.problem, federation.levels[0].submodel) == (
         {"d": (3,), "e": (1,)}, {"u": (3,), "e": (1,)},

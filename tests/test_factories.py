@@ -119,8 +119,8 @@ def test_an_error_of_a_factory_names_its_key() -> None:
         check_range("beta", beta, 0, 1)
         return beta
 
-    for where, key in (("[method]", "method.beta"), ("[method.plus.own]", "method.plus.own.beta"),
-                       ("[cohort] choose", "cohort.choose.beta"), ("--data", "beta")):  # fmt: skip
+    for where, key in (("[method]", "method.beta"), ("[method.options.own]", "method.options.own.beta"),
+                       ("[cohort] selection", "cohort.selection.beta"), ("--data", "beta")):  # fmt: skip
         with raises(ConfigError, "beta", 2.0, key=key):
             call_factory(factory, "factory", where, {"beta": 2.0})
     with raises(ConfigError, "beta", key="method.beta"):

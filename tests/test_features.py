@@ -35,7 +35,7 @@ RUN: dict[str, Any] = {
     "method": {"name": "depthfl"},
     "local": {"epochs": 2, "lr": 0.05},
     "cohort": {"count": 4},
-    "evaluate": {"every": 0, "whole": False},
+    "evaluate": {"every": 0, "whole_test_set": False},
 }
 CLOSE = 1e-4
 """Largest difference of a weight after three rounds, as a share of the largest: the rounding of another batch shape."""
@@ -76,7 +76,7 @@ def finished(folder: Path, *changes: Mapping[str, Any]) -> tuple[dict[str, Tenso
 
 
 def cache_features(bytes_: float) -> dict[str, Any]:
-    return {"engine": {"features_bytes": bytes_}}
+    return {"engine": {"feature_cache_bytes": bytes_}}
 
 
 def close(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
@@ -90,7 +90,7 @@ SOUND = [
     {"method": {"name": "scalefl"}},
     {"method": {"name": "reefl", "ree": False}},
     {"peft": {"name": "serial_adapter", "rank": 2, "targets": ["blocks.3.*"]}},
-    {"method": {"plus": {"fedprox": {"mu": 0.1}}}, "local": {"optimizer": "adamw"}},
+    {"method": {"options": {"fedprox": {"mu": 0.1}}}, "local": {"optimizer": "adamw"}},
 ]
 
 
@@ -110,7 +110,7 @@ def test_backbone_runs_once_per_sample(peft: dict[str, Any], embedded: Counter[b
     Beside that, some 64 samples are tried to see what is constant, and the last batch of a client's samples is filled
     up with its first.
     """
-    one = {"fleet": {"groups": [{"budget": 1.0}]}, "peft": peft, "evaluate": {"whole": False}}
+    one = {"fleet": {"groups": [{"budget": 1.0}]}, "peft": peft, "evaluate": {"whole_test_set": False}}
     ff.run(merged(RUN, one, cache_features(1e9)), out=tmp_path / "kept")
     tried = 64 + 32
     assert sum(count > 1 for count in embedded.values()) <= tried + 32 * 8

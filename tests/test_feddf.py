@@ -214,18 +214,18 @@ def test_the_server_trains_as_a_plain_loop_does(temperature: float, every: int) 
 
 
 def test_the_settings_are_the_paper_s() -> None:
-    """Adam at 1e-3 along a cosine of 10,000 steps, gradients cut at norm 5, a look every 100, patience 1,000."""
+    """Adam at 1e-3 along a cosine of 10,000 steps, gradients cut at norm 5, a look every 100, patience of 10 looks."""
     aggregate: Any = build({"name": "feddf"}).make_aggregator
     assert aggregate.keywords["temperature"] == 1.0
     assert aggregate.keywords["local"] == Local(
-        lr=1e-3, epochs=10_000, batch_size=64, clip_norm=5.0, max_steps=10_000, patience=1000, check_every=100,
+        lr=1e-3, epochs=10_000, batch_size=64, clip_norm=5.0, max_steps=10_000, patience=10, check_every=100,
         optimizer="adam", schedule_in_round="cosine",
     )  # fmt: skip
 
 
 def test_patience_keeps_the_best_state() -> None:
     """A learning rate that overshoots; the plain run says which check was the best, and when patience was over."""
-    lr, every, patience, steps = 0.2, 2, 4, 60
+    lr, every, patience, steps = 0.2, 2, 2, 60
     spec = whole_batches(steps=steps, check_every=every, patience=patience, lr=lr)
     federation, _ = by_width(spec, norm=False)
     updates = received(federation)
@@ -236,7 +236,7 @@ def test_patience_keeps_the_best_state() -> None:
     best, stopped = 0, len(checks) - 1
     for i, (divergence, _) in enumerate(checks):
         best = i if divergence < checks[best][0] else best
-        if (i - best) * every >= patience:
+        if i - best >= patience:
             stopped = i
             break
     assert stopped < len(checks) - 1 and 0 <= best < stopped, "the learning rate was to overshoot"
@@ -323,15 +323,15 @@ def test_interrupted_and_taken_up_again() -> None:
 def test_server_options_start_from_the_distilled_state() -> None:
     """FedAvgM without momentum changes nothing, bit for bit."""
     plain = rounds_of(*by_width(spec_of("feddf")))
-    still = rounds_of(*by_width({**spec_of("feddf"), "plus": {"fedavgm": {"momentum": 0.0}}}))
-    moved = rounds_of(*by_width({**spec_of("feddf"), "plus": {"fedavgm": {}}}))
+    still = rounds_of(*by_width({**spec_of("feddf"), "options": {"fedavgm": {"momentum": 0.0}}}))
+    moved = rounds_of(*by_width({**spec_of("feddf"), "options": {"fedavgm": {}}}))
     assert has_same_bits(plain.state, still.state) and not has_same_bits(plain.state, moved.state)
 
 
 def test_options_of_the_clients_do_not_reach_the_server() -> None:
     """A penalty on the clients' loss is none on the server's: with an engine that answers the same, the same bits."""
     federation, _ = by_width(spec_of("feddf"))
-    other, _ = by_width({**spec_of("feddf"), "plus": {"fedprox": {"mu": 10.0}}})
+    other, _ = by_width({**spec_of("feddf"), "options": {"fedprox": {"mu": 10.0}}})
     updates, server = received(federation), start(federation)
     assert_same_bits(merged(federation, updates, server)[0].mean, merged(other, updates, server)[0].mean)
 

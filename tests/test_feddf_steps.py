@@ -61,7 +61,7 @@ def test_more_steps_begin_where_fewer_did(tmp_path: Path, capsys: pytest.Capture
     folder = out / "seed-3-after-1"
     runs = {name: ff.load(folder / name) for name in ("heterofl", "steps-0", "steps-10")}
     assert [len(run.metrics) for run in runs.values()] == [1, 1, 1]
-    assert Path(runs["steps-10"].experiment.start) == (folder / "heterofl").resolve()
+    assert Path(runs["steps-10"].experiment.init_from) == (folder / "heterofl").resolve()
     assert {run.experiment.seed for run in runs.values()} == {3}
     before = (folder / "steps-10" / "metrics.jsonl").stat().st_mtime_ns
     assert lines("10") == [few]

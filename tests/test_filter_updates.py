@@ -295,7 +295,7 @@ def test_foreign_updates_are_named(give: Callable[[Any], Any], expected: Expecte
 
 def test_two_parts_receive_one_after_the_other() -> None:
     """The method leaves client 4 out; the option halves what the others moved."""
-    spec = {"name": f"{HERE}:leaving_four_out", "plus": {f"{HERE}:halving": {}}}
+    spec = {"name": f"{HERE}:leaving_four_out", "options": {f"{HERE}:halving": {}}}
     method = build(spec)
     seen = []
     federation, simulation = make_fleet("fedavg")

@@ -13,7 +13,7 @@ HEAVY = (
     "fleetfit.api.profiling", "fleetfit.data.files.table", "fleetfit.inference.export", "fleetfit.report.figures",
     "fleetfit.report.page",
 )  # fmt: skip
-KEYS = ("rounds=1", "local.epochs=1", "evaluate.every=0", "data.partition.clients=4", "evaluate.norms=['static']")
+KEYS = ("rounds=1", "local.epochs=1", "evaluate.every=0", "data.partition.clients=4", "evaluate.batch_norm=['static']")
 SMALL = [word for key in KEYS for word in ("--set", key)]
 HOOK = f"""
 import sys

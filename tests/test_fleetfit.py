@@ -160,20 +160,20 @@ def finish(spec: Mapping[str, Any]) -> State:
 def test_momentum_is_that_of_fedavgm(momentum: float) -> None:
     own = finish({"name": "fleetfit", "momentum": momentum})
     option = {"fedavgm": {"momentum": momentum}}
-    assert_same_bits(own, finish({"name": "fleetfit", "momentum": 0.0, "plus": option}))
+    assert_same_bits(own, finish({"name": "fleetfit", "momentum": 0.0, "options": option}))
     without = finish({"name": "fleetfit", "momentum": 0.0})
     assert not all(torch.equal(own[name], without[name]) for name in own)
 
 
 @pytest.mark.parametrize("option", ["fedadam", "fedavgm", "fedyogi", "feddyn"])
 def test_another_server_optimizer_takes_the_place_of_the_momentum(option: str) -> None:
-    spec = {"name": "fleetfit", "plus": {option: {}}}
+    spec = {"name": "fleetfit", "options": {option: {}}}
     assert_same_bits(finish(spec), finish({**spec, "momentum": 0.0}))
 
 
 def test_the_class_prior_is_that_of_the_option() -> None:
     own = finish({"name": "fleetfit", "tau": 0.7})
-    option = {"plus": {"class_prior": {"tau": 0.7}}}
+    option = {"options": {"class_prior": {"tau": 0.7}}}
     assert_same_bits(own, finish({"name": "fleetfit", **option}))
     assert_same_bits(own, finish({"name": "fleetfit", "tau": 0.0, **option}))
     without = finish({"name": "fleetfit", "tau": 0.0})
@@ -188,15 +188,15 @@ def test_the_class_prior_is_that_of_the_option() -> None:
 def test_both_at_once_are_refused(key: str, values: Sequence[float], option: str) -> None:
     """With the default of the key written out, too."""
     for value in values:
-        table = {"method": {"name": "fleetfit", key: value, "plus": {option: {}}}}
+        table = {"method": {"name": "fleetfit", key: value, "options": {option: {}}}}
         with raises(ConfigError, key, option, key=f"method.{key}"):
             assemble(load_experiment(merge_tables(TINY, table)))
-    assert build({"name": "fleetfit", key: 0.3, "plus": {"fedprox": {"mu": 0.1}}}).step is not FEDAVG.step
+    assert build({"name": "fleetfit", key: 0.3, "options": {"fedprox": {"mu": 0.1}}}).step is not FEDAVG.step
 
 
 def test_two_options_never_take_the_same_place() -> None:
     with raises(ConfigError, key="method.hooks.step"):
-        build({"name": "fleetfit", "plus": {"fedadam": {}, "fedavgm": {}}})
+        build({"name": "fleetfit", "options": {"fedadam": {}, "fedavgm": {}}})
 
 
 # ---- defaults and switches, in a run file --------------------------------------------------------------------------
@@ -223,10 +223,11 @@ def test_a_schedule_of_one_s_own_wins(schedule: dict[str, Any]) -> None:
 
 def test_a_record_with_options_in_their_place_has_no_momentum_and_no_tau() -> None:
     """Written out, both would be set; without them a resumed run is the same."""
-    complete = load_experiment(merge_tables(TINY, {"method": {"name": "fleetfit", "plus": PLUS}}))
+    complete = load_experiment(merge_tables(TINY, {"method": {"name": "fleetfit", "options": PLUS}}))
     assert "tau" not in to_table(complete)["method"]
     assert (
-        "momentum" not in to_table(complete)["method"] and to_table(complete)["method"]["plus"]["fedadam"]["lr"] == 0.1
+        "momentum" not in to_table(complete)["method"]
+        and to_table(complete)["method"]["options"]["fedadam"]["lr"] == 0.1
     )
     assert assemble(complete).federation.method.step.func is fedadam.step  # type: ignore[attr-defined]
 
@@ -261,15 +262,16 @@ def test_a_run_says_what_is_left_with_one_exit() -> None:
 # ---- what it goes with ---------------------------------------------------------------------------------------------
 
 COMBINATIONS: dict[str, dict[str, Any]] = {
-    "outliers": {"method": {"plus": {"outliers": {}}}},
-    "krum": {"method": {"plus": {"krum": {}}}},
-    "trimmed mean": {"method": {"plus": {"trimmed_mean": {}}}},
-    "AdaptiveFL's selection": {"cohort": {"choose": "rl", "fraction": 0.5}},
-    "privacy": {"privacy": {"clip": 0.5, "noise": 1.0}},
-    "secure": {"secure": {"minimum": 3}},
-    "both": {"privacy": {"clip": 0.5, "noise": 1.0}, "secure": {"minimum": 3, "range": 0.5}},
+    "outliers": {"method": {"options": {"outliers": {}}}},
+    "krum": {"method": {"options": {"krum": {}}}},
+    "trimmed mean": {"method": {"options": {"trimmed_mean": {}}}},
+    "AdaptiveFL's selection": {"cohort": {"selection": "rl", "fraction": 0.5}},
+    "privacy": {"privacy": {"clipping_norm": 0.5, "noise_multiplier": 1.0}},
+    "secure": {"secure": {"min_clients": 3}},
+    "both": {"privacy": {"clipping_norm": 0.5, "noise_multiplier": 1.0},
+             "secure": {"min_clients": 3, "clipping_range": 0.5}},
     "deadlines": {
-        "cohort": {"deadline_s": 1.0, "late": "shallower"},
+        "cohort": {"deadline_s": 1.0, "on_deadline": "shallower"},
         "fleet": {"groups": [
             {"budget": b, "profile": {"multiply_adds_per_s": 2e5, "down_bytes_per_s": 1e6, "up_bytes_per_s": 1e6}}
             for b in (0.3, 0.55, 1.0)

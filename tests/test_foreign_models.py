@@ -86,7 +86,7 @@ def test_foreign_models_are_checked_and_trained(name: str, tmp_path: Path) -> No
     arguments = [f"--set=model.vocabulary={n}" for key, n in foreign.arguments.items() if key == "vocabulary"]
     shape = ",".join(map(str, foreign.input_shape))
     run_verb("check-model", model, "--input-shape", shape, "--task", foreign.task, *arguments, code=0)
-    split = ["method.split=width"] if len(foreign.build_architecture().positions) == 1 else []
+    split = ["method.scaling=width"] if len(foreign.build_architecture().positions) == 1 else []
     values = [
         f"model.name={model}",
         f"rounds={ROUNDS}",

@@ -36,7 +36,7 @@ SPECS: list[Mapping[str, Any]] = [
     {"name": "scalefl", "hooks": {"choose_channels": "random"}},
     {"name": "heterofl", "scaler": True, "masked": True},
     {"name": "decoupled"},
-    {"name": "fedavg", "plus": {"fedprox": {"mu": 0.1}}},
+    {"name": "fedavg", "options": {"fedprox": {"mu": 0.1}}},
     {"name": "plugin_method:counting"},
     spec_of("feddf"),
 ]

@@ -86,7 +86,7 @@ VERBS: dict[str, list[str]] = {
     "plan": ["plan", "FOLDER/config.toml"],
     "plan again": ["plan", "FOLDER/config.toml", "--set", "fleet.levels=FOLDER/plan.toml"],
     "profile": ["profile", "FOLDER/config.toml", "--step-s", "100", "--memory", "4 GB", "--out", "OUT/budget.toml"],
-    "start": ["run", "FOLDER/config.toml", "--set", "start=FOLDER", "--set", "rounds=1", "--out", "OUT/begun"],
+    "start": ["run", "FOLDER/config.toml", "--set", "init_from=FOLDER", "--set", "rounds=1", "--out", "OUT/begun"],
     "debug": ["--log", "debug", "--traceback", "eval", "FOLDER"],
 }
 COMPARED: dict[str, list[str]] = {

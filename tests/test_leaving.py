@@ -39,7 +39,7 @@ def read_fields(reply: Update, federation: Federation) -> set[str]:
 
 SPECS: list[dict[str, Any]] = [
     *(spec_of(name) for name in names.list_names("methods")),
-    *({"name": "scalefl", "plus": {option: {}}} for option in ("class_prior", "feddyn", "fedprox", "outliers")),
+    *({"name": "scalefl", "options": {option: {}}} for option in ("class_prior", "feddyn", "fedprox", "outliers")),
     {"name": "heterofl", "masked": True},
     {"name": "fedavg", "cohort": {"name": "diversity"}},
     {"name": "fedavg", "cohort": {"name": "loss"}},

@@ -94,7 +94,7 @@ def test_check_every_third_step() -> None:
     """It stops where the validation loss of a third, sixth, ... step has not been the lowest for so many steps."""
     federation, simulation = tiny_fleet(norm=False)
     device, local = simulation.device(5), at_once(30, momentum=0.9)
-    job = make_job(federation, 5, 2, local=local.replace(patience=6, check_every=3))
+    job = make_job(federation, 5, 2, local=local.replace(patience=2, check_every=3))
     x, y = device.data.batch(device.data.split("validation"))
     steps = range(0, 31, 3)
     states = [plain_sgd(job.state, (1, 2, 3), [whole_batch(device)] * n, last_exit_loss, local) for n in steps]

@@ -27,7 +27,7 @@ from fleetfit.rounds.links import AFTER_QUORUM, LinkFaults
 
 SCOPE = EvaluationScope(Evaluation(batch_size=64), statistics_samples=60)
 SETTINGS = Settings(1, plain(lr=0.1, batch_size=8), scope=SCOPE)
-REMEMBERING = {"name": "scalefl", "plus": {"feddyn": {}}}
+REMEMBERING = {"name": "scalefl", "options": {"feddyn": {}}}
 DOWN, UP = "what it was sent was lost on the way", "what it sent back was lost on the way"
 
 
@@ -323,7 +323,7 @@ def test_secure_rounds_refuse_links(more: dict[str, Any]) -> None:
         "method": {"name": "fedavg", "hooks": {"weigh": "by_count"}},
         **plain_one,
         "secure": {},
-        "evaluate": {"norms": ["batch"]},
+        "evaluate": {"batch_norm": ["batch"]},
     }
     assemble(load_experiment(table))
     table[section] = {**table[section], **keys}

@@ -65,7 +65,7 @@ def updates(kind: str) -> list[Update]:
 
 
 def merged(received: Sequence[Update], old: State, factors: str = "nearest") -> Aggregate:
-    method = build({"name": "fedavg", "plus": {"lora_product": {"factors": factors}}})
+    method = build({"name": "fedavg", "options": {"lora_product": {"factors": factors}}})
     return aggregate_updates(FEDERATION, Server(old), received, method.make_aggregator, weigh_by_samples)
 
 
@@ -233,7 +233,7 @@ def test_any_shapes_and_ranks(out: int, into: int, rank: int, columns: int) -> N
 def test_server_optimizers_move_a_matrix_as_a_whole(option: str) -> None:
     """What nobody trained moves with the factors; FedDyn's h, which is what clients did, does not."""
     old, received = make_state(0), updates("width")
-    spec: dict[str, Any] = {"name": "fedavg", "plus": {"lora_product": {}, option: {}}}
+    spec: dict[str, Any] = {"name": "fedavg", "options": {"lora_product": {}, option: {}}}
     federation = cast(Federation, SimpleNamespace(problem=FEDERATION.problem, clients=range(9)))
     aggregate = merged(received, old)
     after = build(spec).step(federation, Server(old), aggregate, ())
@@ -256,7 +256,7 @@ def test_a_round_without_updates_is_the_plain_mean() -> None:
 
 @pytest.mark.parametrize("tuning", ["full", "serial_adapter"])
 def test_a_run_without_lora_is_refused(tuning: str) -> None:
-    described = {**RUN, "method": {"name": "depthfl", "alpha": 0.0, "plus": {"lora_product": {}}}}
+    described = {**RUN, "method": {"name": "depthfl", "alpha": 0.0, "options": {"lora_product": {}}}}
     with raises(ConfigError, "lora_B", "[peft] name", '"lora"'):
         assemble(load_experiment({**described, "peft": {"name": tuning}}))
 
@@ -269,13 +269,13 @@ RUN: dict[str, Any] = {
     "fleet": {"groups": [{"budget": 0.5}, {"budget": 1.0}], "tolerance": 0.5},
     "local": {"epochs": 1, "lr": 0.1, "clip_value": 1.0},
     "cohort": {"count": 4},
-    "evaluate": {"norms": ["static"], "every": 0},
+    "evaluate": {"batch_norm": ["static"], "every": 0},
 }
 
 
 def ran(name: str, out: Path, engine: str = "local", plus: bool = True) -> ff.Run:
     alone = {"depthfl": {"alpha": 0.0}}.get(name, {})
-    method = {"name": name, **alone, "plus": {"lora_product": {}} if plus else {}}
+    method = {"name": name, **alone, "options": {"lora_product": {}} if plus else {}}
     workers = {"workers": 2} if engine == "processes" else {}
     return ff.run({**RUN, "method": method, "engine": {"name": engine, **workers}}, out=out)
 

@@ -137,21 +137,21 @@ def test_the_empty_spec_is_fedavg() -> None:
         ({"name": "scalefl", "beta": "much"}, Expected("[method] scalefl: beta", "'much'", key="method.beta")),
         ({"name": "scalefl", "beta": True}, Expected("[method] scalefl: beta", "True", key="method.beta")),
         ({"name": "scalefl", "printed": "yes"}, Expected("[method] scalefl: printed", "'yes'", key="method.printed")),
-        ({"name": "scalefl", "split": "depht"}, Expected("[method] scalefl: split", '"depth"?', key="method.split")),
+        ({"name": "scalefl", "split": "depht"}, Expected("[method] scalefl: split", '"depth"?', key="method.scaling")),
         ({"name": "scalefl", "temprature": 2.0}, Expected('"temprature"', '"temperature"?', key="method.temprature")),
         ({"name": "fedavg", "beta": 0.1}, Expected("fedavg", '"beta"', "nothing", key="method.beta")),
         ({"name": "scalfl"}, Expected('"scalefl"?', key="method.name")),
         ({"name": 3}, Expected("methods", 3, key="method.name")),
         ({"name": f"{HERE}:no_method"}, Expected(f"{HERE}:no_method", "Method", "int", key="method")),
         ({"name": f"{HERE}:no_such"}, Expected('"no_such"', key="method.name")),
-        ({"name": "fedavg", "plus": {"fedprocks": {}}}, Expected('"fedprocks"', '"fedprox"?', key="method.plus")),
+        ({"name": "fedavg", "options": {"fedprocks": {}}}, Expected('"fedprocks"', '"fedprox"?', key="method.options")),
         (
-            {"name": "fedavg", "plus": {"fedprox": {"my": 1.0}}},
-            Expected("[method.plus.fedprox]", '"my"', '"mu"?', key="method.plus.fedprox.my"),
+            {"name": "fedavg", "options": {"fedprox": {"my": 1.0}}},
+            Expected("[method.options.fedprox]", '"my"', '"mu"?', key="method.options.fedprox.my"),
         ),
         (
-            {"name": "fedavg", "plus": {"fedprox": {"mu": "a lot"}}},
-            Expected("[method.plus.fedprox] fedprox: mu", "'a lot'", key="method.plus.fedprox.mu"),
+            {"name": "fedavg", "options": {"fedprox": {"mu": "a lot"}}},
+            Expected("[method.options.fedprox] fedprox: mu", "'a lot'", key="method.options.fedprox.mu"),
         ),
         (
             {"name": "fedavg", "hooks": {"choose_chanels": "rolling"}},
@@ -179,10 +179,10 @@ def test_wrong_updates_are_named(spec: dict[str, Any], expected: Expected) -> No
 @pytest.mark.parametrize(
     ("bad", "key"),
     [
-        ({"plus": ["fedprox"]}, "method.plus"),
-        ({"plus": {"fedprox": 0.1}}, "method.plus.fedprox"),
+        ({"options": ["fedprox"]}, "method.options"),
+        ({"options": {"fedprox": 0.1}}, "method.options.fedprox"),
         ({"hooks": ["rolling"]}, "method.hooks"),
-        ({"plus": "fedprox"}, "method.plus"),
+        ({"options": "fedprox"}, "method.options"),
     ],
     ids=str,
 )
@@ -229,7 +229,7 @@ def test_a_hook_from_a_file(tmp_path: Path) -> None:
 
 
 def with_options(*options: str, name: str = "fedavg", **hooks: Any) -> dict[str, Any]:
-    return {"name": name, "plus": {f"{HERE}:{o}": {} for o in options}} | ({"hooks": hooks} if hooks else {})
+    return {"name": name, "options": {f"{HERE}:{o}": {} for o in options}} | ({"hooks": hooks} if hooks else {})
 
 
 def test_options_fill_free_hooks() -> None:
@@ -322,7 +322,7 @@ def costing_300() -> Method:
 
 def test_notes_of_two_parts_are_both_in_the_report() -> None:
     """The later part has the last word on a key that both have."""
-    method = build({"name": "test_method_spec:noting_a", "plus": {"test_method_spec:noting_b": {}}})
+    method = build({"name": "test_method_spec:noting_a", "options": {"test_method_spec:noting_b": {}}})
     piece = Submodel({}, (1,))
     update = Update(0, 0, 7, 2, piece, piece, {}, 5, {})
     federation, _ = tiny_federation({"name": "fedavg"})
@@ -330,7 +330,7 @@ def test_notes_of_two_parts_are_both_in_the_report() -> None:
 
 
 def test_both_parts_remember_and_find_their_own_again() -> None:
-    spec = {"name": "test_method_spec:remembering_a", "plus": {"test_method_spec:remembering_b": {}}}
+    spec = {"name": "test_method_spec:remembering_a", "options": {"test_method_spec:remembering_b": {}}}
     federation, simulation = tiny_federation(spec, clients=3, cohort=3)
     engine = local_engine(simulation)
     *_, _ = run(federation, engine, Settings(3, plain(lr=0.1, batch_size=8)), start(federation))
@@ -340,7 +340,7 @@ def test_both_parts_remember_and_find_their_own_again() -> None:
 
 def test_feddyn_and_reefl_remember_side_by_side() -> None:
     """Two built-in parts keep something at the client, each under its own name, and none loses the other's."""
-    spec = {"name": "reefl", "estimate": "kept", "plus": {"feddyn": {}}}
+    spec = {"name": "reefl", "estimate": "kept", "options": {"feddyn": {}}}
     federation, simulation = tiny_federation(spec, clients=3, cohort=3)
     engine, settings = local_engine(simulation), Settings(2, plain(lr=0.1, batch_size=8))
     stored = []
@@ -361,7 +361,7 @@ def test_penalties_add_up() -> None:
 
     def total(*options: str, **plus: Any) -> float | None:
         spec = with_options(*options)
-        spec["plus"] |= plus
+        spec["options"] |= plus
         penalty = build(spec).make_penalty(job, device)
         return None if penalty is None else float(penalty(nn.Linear(1, 1)))
 
@@ -381,7 +381,7 @@ def test_is_portable() -> None:
     assert is_portable({"name": "scalefl", "beta": 0.1, "hooks": {"choose_channels": "rolling"}})
     assert not is_portable({"name": scalefl})
     assert not is_portable({"name": "fedavg", "hooks": {"weigh": weigh_equally}})
-    assert not is_portable({"name": "fedavg", "plus": {"fedprox": {"mu": torch.ones(1)}}})
+    assert not is_portable({"name": "fedavg", "options": {"fedprox": {"mu": torch.ones(1)}}})
 
 
 def test_objects_stand_in_for_names() -> None:
@@ -424,7 +424,7 @@ def test_they_are_refused_where_they_cannot_be_rebuilt() -> None:
 
 def with_defaults() -> Method:
     return Method(
-        defaults={"local.optimizer": "adam", "local.lr": 0.5, "cohort.fraction": 0.5, "evaluate.norms": ["batch"]}
+        defaults={"local.optimizer": "adam", "local.lr": 0.5, "cohort.fraction": 0.5, "evaluate.batch_norm": ["batch"]}
     )
 
 
@@ -436,8 +436,8 @@ def test_given_keys_override_a_method_s_defaults() -> None:
     own = {"method": f"{HERE}:with_defaults"}
     experiment = load_experiment(own)
     assert (experiment.local.optimizer, experiment.local.lr, experiment.local.eps) == ("adam", 0.5, 1e-8)
-    assert experiment.cohort.fraction == 0.5 and experiment.evaluate.norms == ["batch"]
-    assert load_experiment({**own, "local": {"lr": 0.25}}, ["evaluate.norms=['static']"]).local.lr == 0.25
+    assert experiment.cohort.fraction == 0.5 and experiment.evaluate.batch_norm == ["batch"]
+    assert load_experiment({**own, "local": {"lr": 0.25}}, ["evaluate.batch_norm=['static']"]).local.lr == 0.25
     assert load_experiment(own, ["local.optimizer=sgd"]).local.momentum == 0.9
     assert load_experiment(own, cohort={"count": 3}).cohort.fraction is None, "a run takes one of the two"
     assert load_experiment({"method": "fedavg"}).local.optimizer == "sgd"

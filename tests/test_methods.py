@@ -214,13 +214,13 @@ REFUSED: list[tuple[dict[str, Any], Expected]] = [
     ({"name": "scalefl", "beta": 1.0}, Expected(0, 1, key="method.beta")),
     ({"name": "scalefl", "temperature": 0.0}, Expected(key="method.temperature")),
     ({"name": "scalefl", "warmup": 1.5}, Expected(0, 1, 1.5, key="method.warmup")),
-    ({"plus": {"fedadam": {"tau": 0.0}}}, Expected(0, key="method.plus.fedadam.tau")),
-    ({"plus": {"fedavgm": {"lr": 0.0}}}, Expected(0, 0.0, key="method.plus.fedavgm.lr")),
-    ({"plus": {"fedavgm": {"momentum": 1.0}}}, Expected(0, 1, 1.0, key="method.plus.fedavgm.momentum")),
-    ({"plus": {"feddyn": {"alpha": 0.0}}}, Expected(0, key="method.plus.feddyn.alpha")),
-    ({"plus": {"fedprox": {"mu": -1.0}}}, Expected(0, key="method.plus.fedprox.mu")),
-    ({"plus": {"fedyogi": {"begins": -1.0}}}, Expected(0, key="method.plus.fedyogi.begins")),
-    ({"plus": {"fedyogi": {"beta2": -0.1}}}, Expected(0, 1, key="method.plus.fedyogi.beta2")),
+    ({"options": {"fedadam": {"tau": 0.0}}}, Expected(0, key="method.options.fedadam.tau")),
+    ({"options": {"fedavgm": {"lr": 0.0}}}, Expected(0, 0.0, key="method.options.fedavgm.lr")),
+    ({"options": {"fedavgm": {"momentum": 1.0}}}, Expected(0, 1, 1.0, key="method.options.fedavgm.momentum")),
+    ({"options": {"feddyn": {"alpha": 0.0}}}, Expected(0, key="method.options.feddyn.alpha")),
+    ({"options": {"fedprox": {"mu": -1.0}}}, Expected(0, key="method.options.fedprox.mu")),
+    ({"options": {"fedyogi": {"v0": -1.0}}}, Expected(0, key="method.options.fedyogi.v0")),
+    ({"options": {"fedyogi": {"beta2": -0.1}}}, Expected(0, 1, key="method.options.fedyogi.beta2")),
 ]
 
 
@@ -392,7 +392,7 @@ def test_masked_training_zeroes_absent_classes() -> None:
 
 def test_fedprox_penalty_and_gradient() -> None:
     """mu / 2 * sum (w - w_received)^2 with gradient mu (w - w_received), on moved weights; zero where nothing moved."""
-    spec = {"name": "fedavg", "plus": {"fedprox": {"mu": 0.3}}}
+    spec = {"name": "fedavg", "options": {"fedprox": {"mu": 0.3}}}
     federation, simulation = tiny_federation(spec)
     job = make_job(federation, 5, 2)
     penalty = build(spec).make_penalty(job, simulation.device(5))
@@ -415,7 +415,7 @@ def test_fedprox_penalty_and_gradient() -> None:
 
 
 def test_fedprox_training_is_plain_sgd_with_the_penalty() -> None:
-    spec = {"name": "fedavg", "plus": {"fedprox": {"mu": 2.0}}}
+    spec = {"name": "fedavg", "options": {"fedprox": {"mu": 2.0}}}
     federation, simulation = tiny_federation(spec)
     job, device = make_job(federation, 5, 2, local=AT_ONCE), simulation.device(5)
 
@@ -604,7 +604,7 @@ def test_exclusivefl_trains_all_exits() -> None:
     federation, simulation = tiny_federation(spec, clients=9, cohort=4)
     needs, exits = (0.25, 0.5, 1.0), [(1,), (1, 2), (1, 2, 3)]
     splits = tuple(LevelShape(e[-1], 1.0, e, s, needs=s) for e, s in zip(exits, needs, strict=True))
-    targets = Targets(needs, (0.0,) * 3, splits=splits, mode="depth")
+    targets = Targets(needs, (0.0,) * 3, splits=splits, fixed="depth")
     federation = replace(federation, levels=tuple(build(spec).make_levels(federation.problem, targets)))
     assert [level.submodel.exits for level in federation.levels] == exits
     assert federation.able.tolist() == [2, 5, 8]
@@ -659,7 +659,7 @@ def test_clients_without_data_are_never_chosen() -> None:
         *(("feddf", key, [1, 9], [0]) for key in ("batch_size", "check_every", "patience")),
         ("reefl", "zeta", [0.01, 0.99], [0.0, 1.0]),
         *((method, "ramp", [0, 9], [-1]) for method in ("depthfl", "reefl")),
-        *((method, "share", [0.0, 3.0], [-0.1]) for method in ("depthfl", "reefl")),
+        *((method, "weight", [0.0, 3.0], [-0.1]) for method in ("depthfl", "reefl")),
         *((method, "temperature", [0.1, 9.0], [0.0, -1.0]) for method in ("depthfl", "feddf", "reefl", "scalefl")),
         ("scalefl", "beta", [0.0, 0.99], [-0.1, 1.0]),
         ("inclusivefl", "beta", [0.0, 1.0], [-0.1, 1.1]),

@@ -17,7 +17,7 @@ from fleetfit.hooks import Method, build
 from fleetfit.methods.fedrolex import fedrolex
 from fleetfit.models.resnet import resnet20
 
-KEYS = {"methods": "method.name", "models": "model.name", "options": "method.plus", "engines": "engine.name",
+KEYS = {"methods": "method.name", "models": "model.name", "options": "method.options", "engines": "engine.name",
         "data": "data.name"}  # fmt: skip
 KINDS = ["methods", "options", "selection", "attacks", "models", "data", "engines"]
 
@@ -331,7 +331,7 @@ def test_guarded_scripts_run_on_workers(guarded: bool, tmp_path: Path) -> None:
 
 
 def test_an_option_in_the_place_of_a_method_is_named() -> None:
-    with raises(ConfigError, "method.plus.fedprox", key="method.name"):
+    with raises(ConfigError, "method.options.fedprox", key="method.name"):
         names.resolve("methods", "fedprox")
 
 

@@ -96,7 +96,7 @@ def test_clients_that_all_go_away_teach_nothing(tmp_path: Path) -> None:
 
 def test_private_runs_say_that_and_not_why(tmp_path: Path) -> None:
     pytest.importorskip("opacus")
-    privacy = {"clip": 1.0, "noise": 1.0, "key_file": str(tmp_path / "key")}
+    privacy = {"clipping_norm": 1.0, "noise_multiplier": 1.0, "key_file": str(tmp_path / "key")}
     with pytest.raises(NoUsableUpdates) as caught:
         ff.run({**DIVERGES, "privacy": privacy, "cohort": {"fraction": 1.0}}, out=tmp_path / "run")
     message = str(caught.value)
@@ -106,7 +106,7 @@ def test_private_runs_say_that_and_not_why(tmp_path: Path) -> None:
 def test_secure_runs_say_why(tmp_path: Path) -> None:
     """Their rounds are undone, for nobody sent an update; the reasons of the clients are known."""
     with raises(NoUsableUpdates, 12, DIVERGED):
-        ff.run({**DIVERGES, "secure": {"minimum": 3}}, out=tmp_path / "run")
+        ff.run({**DIVERGES, "secure": {"min_clients": 3}}, out=tmp_path / "run")
 
 
 # ---- in a comparison -------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def compared(tmp_path: Path) -> Callable[..., Any]:
         path.write_text(
             'rounds = 2\ndata = { name = "digits", partition = { clients = 6 } }\n'
             'model = { name = "mlp", hidden = 16 }\nfleet = { tolerance = 0.3 }\nlocal.epochs = 2\n'
-            "compare.smallest = false\n" + rows
+            "compare.smallest_baseline = false\n" + rows
         )
         return ff.compare(path, out=tmp_path / "compared", jobs=jobs, **more)
 

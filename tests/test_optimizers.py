@@ -101,7 +101,9 @@ def test_all_keys_reach_local() -> None:
     keys = {"optimizer": "adam", "epochs": 2, "batch_size": 7, "lr": 0.02, "betas": [0.8, 0.95], "eps": 1e-5,
              "weight_decay": 0.3, "clip_norm": 1.5, "clip_value": 0.5, "max_steps": 9, "patience": 4, "check_every": 2,
              "compress": "int8", "schedule_in_round": "cosine"}  # fmt: skip
-    made_local = build_settings(load_experiment({"local": keys, "cohort": {"deadline_s": 3.0, "late": "stop"}})).local
+    made_local = build_settings(
+        load_experiment({"local": keys, "cohort": {"deadline_s": 3.0, "on_deadline": "stop"}})
+    ).local
     assert made_local.at_round(1, 0) == Local(**{**keys, "betas": (0.8, 0.95)}, deadline_s=3.0, late="stop")
     sgd = {"momentum": 0.3, "nesterov": True}
     made_local = build_settings(load_experiment({"local": sgd})).local
@@ -301,7 +303,7 @@ def test_engines_agree_with_adamw_and_a_cosine() -> None:
         Local(optimizer="adamw", lr=0.01, epochs=2, batch_size=8, clip_norm=1.0, schedule_in_round="cosine"),
         scope=SETTINGS.scope,
     )
-    federation, simulation = fleets({"name": "scalefl", "plus": {"fedprox": {"mu": 0.1}}})
+    federation, simulation = fleets({"name": "scalefl", "options": {"fedprox": {"mu": 0.1}}})
     expected = finished(federation, local_engine(simulation), settings)
     engine = processes(simulation, workers=2)
     try:

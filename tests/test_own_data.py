@@ -265,7 +265,8 @@ def test_damaged_facts_on_data_give_no_note(tmp_path: Path) -> None:
 def test_nothing_is_written_of_data_that_are_withheld(tmp_path: Path) -> None:
     table = write_iris(tmp_path / "t.csv", range(150))
     withheld: dict[str, dict[str, Any]] = {
-        "private": {"privacy": {"clip": 0.5, "noise": 1.0, "delta": 0.01, "key_file": str(tmp_path / "keys" / "key")},
+        "private": {"privacy": {"clipping_norm": 0.5, "noise_multiplier": 1.0, "delta": 0.01,
+                                "key_file": str(tmp_path / "keys" / "key")},
                     "method": {"name": "fedavg"}},
         "secure": {"secure": {}, "method": {"name": "fedavg", "hooks": {"weigh": "by_count"}}},
         "open": {"method": {"name": "fedavg"}},
@@ -537,9 +538,9 @@ def test_unknown_formats(name: str, mention: str, tmp_path: Path) -> None:
 
 def test_a_name_with_hyphens_stands_for_the_same_run() -> None:
     experiment = load_experiment(
-        overrides=["data.name=CIFAR-10", "model.name=ResNet-20", "method.plus.fed-prox.mu=0.1"]
+        overrides=["data.name=CIFAR-10", "model.name=ResNet-20", "method.options.fed-prox.mu=0.1"]
     )
-    assert (experiment.data.name, experiment.model.name, list(experiment.method.plus)) == (
+    assert (experiment.data.name, experiment.model.name, list(experiment.method.options)) == (
         "cifar10",
         "resnet20",
         ["fedprox"],

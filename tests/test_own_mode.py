@@ -45,7 +45,7 @@ ONE_EACH = some_quick(list(STATES), ["everything", "inference_mode"])
 GIVEN: dict[str, Any] = {
     "rounds": 2, "data": {"name": "digits", "partition": {"clients": 6}}, "local": {"max_steps": 3},
     "cohort": {"count": 3}, "fleet": {"tolerance": 0.3},
-    "evaluate": {"norms": ["static", "batch"], "statistics_samples": 100},
+    "evaluate": {"batch_norm": ["static", "batch"], "statistics_samples": 100},
 }  # fmt: skip
 
 

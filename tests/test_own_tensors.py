@@ -246,7 +246,7 @@ def verbs(path: Path, out: Path) -> list[list[str]]:
     few = ["--set=rounds=1", "--set=data.partition.clients=4", "--set=local.max_steps=2"]
     return [
         ["check-model", f"{path}:Family", "--input-shape", "1,8,8"],
-        ["plan", "--model", f"{path}:Family", "--input-shape", "1,8,8", "--mode", "width"],
+        ["plan", "--model", f"{path}:Family", "--input-shape", "1,8,8", "--scaling", "width"],
         ["run", "--out", str(out), *run, *few],
     ]
 

@@ -244,7 +244,7 @@ RUN: dict[str, Any] = {
     },
     "local": {"epochs": 1, "max_steps": 3, "lr": 0.1, "clip_value": 1.0},
     "cohort": {"count": 4},
-    "evaluate": {"norms": ["static"], "every": 0, "statistics_samples": 100},
+    "evaluate": {"batch_norm": ["static"], "every": 0, "statistics_samples": 100},
 }
 METHODS = ("depthfl", "inclusivefl", "exclusivefl", "scalefl", "reefl", "fedavg", "heterofl", "decoupled", "fedrolex")
 OTHERS = [name for name in names.list_names("methods") if name not in METHODS]
@@ -271,7 +271,7 @@ def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("name", "tuning"), some_quick(CASES, one_of_each(CASES)))
 def test_every_method_trains_in_every_mode(name: str, tuning: str, pretrained: Path, tmp_path: Path) -> None:
     """Two rounds; what is frozen stays as it began, and only the rest travels and is in the checkpoint."""
-    run = ff.run({**settings(name, tuning), "start": str(pretrained)}, out=tmp_path / "run")
+    run = ff.run({**settings(name, tuning), "init_from": str(pretrained)}, out=tmp_path / "run")
     assert not [f for m in run.metrics for f in m["failures"]]
     assert all(m["train"]["clients"] for m in run.metrics)
     layout, base = run.assembly.federation.problem.layout, run.assembly.federation.problem.base
@@ -299,7 +299,7 @@ def test_every_method_trains_in_every_mode(name: str, tuning: str, pretrained: P
     ],
 )
 def test_engines_agree_on_tuned_models(name: str, tuning: str, pretrained: Path, tmp_path: Path) -> None:
-    described = {**settings(name, tuning), "start": str(pretrained)}
+    described = {**settings(name, tuning), "init_from": str(pretrained)}
     here = ff.run(described, out=tmp_path / "local")
     there = ff.run({**described, "engine": {"name": "processes", "workers": 2}}, out=tmp_path / "processes")
     assert here.server.state.keys() == there.server.state.keys()
@@ -313,7 +313,7 @@ def test_resume_does_not_need_the_start(pretrained: Path, tmp_path: Path) -> Non
     for part in ("config.toml", "checkpoints", "summary.json", "metrics.jsonl", "plan.toml", "environment.json"):
         source = pretrained / part
         (start / part).symlink_to(source)
-    described = {**settings("reefl", "lora"), "start": str(start)}
+    described = {**settings("reefl", "lora"), "init_from": str(start)}
     whole = ff.run(described, out=tmp_path / "whole")
 
     class Stop(Exception):
@@ -335,8 +335,8 @@ def test_resume_does_not_need_the_start(pretrained: Path, tmp_path: Path) -> Non
 
 def test_a_tuned_run_can_be_started_from(pretrained: Path, tmp_path: Path) -> None:
     """Another run takes both what was frozen and what was trained."""
-    first = ff.run({**settings("depthfl", "ssf"), "start": str(pretrained)}, out=tmp_path / "first")
-    second = ff.run({**settings("depthfl", "ssf"), "start": str(first.folder), "local": {"lr": 1e-12, "momentum": 0.0}},
+    first = ff.run({**settings("depthfl", "ssf"), "init_from": str(pretrained)}, out=tmp_path / "first")
+    second = ff.run({**settings("depthfl", "ssf"), "init_from": str(first.folder), "local": {"lr": 1e-12, "momentum": 0.0}},
                     out=tmp_path / "second")  # fmt: skip
     assert all(torch.allclose(t, first.server.state[n], atol=1e-6) for n, t in second.server.state.items())
     problem = second.assembly.federation.problem

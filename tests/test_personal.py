@@ -130,7 +130,7 @@ def test_next_tokens_get_the_offset_at_each_position(tmp_path: Path) -> None:
     data = Data("tokens", x, x.roll(-1, 1), splits, 5, task="next_token", vocabulary=5)
     outcome = ff.run(
         rounds=1, data={"name": data, "partition": {"kind": "iid", "clients": 4}}, model={"name": "word_lstm"},
-        fleet={"groups": [{"budget": 1.0}]}, method="fedavg", evaluate={"prior": "own"}, out=tmp_path / "run",
+        fleet={"groups": [{"budget": 1.0}]}, method="fedavg", evaluate={"personal": True}, out=tmp_path / "run",
     )  # fmt: skip
     prior, module, shares = outcome.server.prior, outcome.model(), []
     for client in range(4):
@@ -219,7 +219,7 @@ def test_priors_of_other_classes_fail() -> None:
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 PLAIN_TABLE: dict[str, Any] = {**TINY, "method": {"name": "scalefl"}, "rounds": 2}
-TABLE: dict[str, Any] = {**PLAIN_TABLE, "evaluate": {**TINY["evaluate"], "prior": "own"}}
+TABLE: dict[str, Any] = {**PLAIN_TABLE, "evaluate": {**TINY["evaluate"], "personal": True}}
 
 
 def read_records(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -262,15 +262,17 @@ def test_a_resumed_run_has_equal_records(after: int, tmp_path: Path) -> None:
 
 def test_privacy_withholds_it(tmp_path: Path) -> None:
     pytest.importorskip("opacus", reason="the accountant is an extra: fleetfit[privacy]")
-    privacy = {"clip": 0.3, "noise": 1.0, "key_file": str(tmp_path / "key")}
+    privacy = {"clipping_norm": 0.3, "noise_multiplier": 1.0, "key_file": str(tmp_path / "key")}
     table = {**TABLE, "model": {"name": "tiny:tiny", "norm": False}, "privacy": privacy}
     assembly = assemble(load_experiment(table))
-    assert [one.key for one in assembly.unused] == ["evaluate.prior"]
+    assert [one.key for one in assembly.unused] == ["evaluate.personal"]
     outcome = ff.run(table, out=tmp_path / "run")
     assert outcome.server.prior == () and outcome.columns["static"]["personal"] is None
     assert not any(line["evaluate"]["static"]["personal"] for line in outcome.metrics if "evaluate" in line)
-    with raises(ConfigError, key="evaluate.prior"):
-        ff.run(load_experiment({**table, "evaluate": TINY["evaluate"]}, ["evaluate.prior=own"]), out=tmp_path / "other")
+    with raises(ConfigError, key="evaluate.personal"):
+        ff.run(
+            load_experiment({**table, "evaluate": TINY["evaluate"]}, ["evaluate.personal=own"]), out=tmp_path / "other"
+        )
 
 
 @pytest.mark.parametrize("task", ["regression", "multi_label"])
@@ -281,8 +283,8 @@ def test_without_classes_it_is_refused(task: str) -> None:
     table: Mapping[str, Any] = {
         "model": {"name": "mlp"}, "data": {"name": data, "partition": {"kind": "iid", "clients": 4}},
     }  # fmt: skip
-    with raises(ConfigError, task, key="evaluate.prior"):
-        assemble(load_experiment(table, evaluate={"prior": "own"}))
+    with raises(ConfigError, task, key="evaluate.personal"):
+        assemble(load_experiment(table, evaluate={"personal": True}))
 
 
 # ---- comparisons -----------------------------------------------------------------------------------------------------
@@ -293,9 +295,9 @@ data = { name = "tiny:tiny_data", partition = { kind = "dirichlet", alpha = 0.5,
 model.name = "tiny:tiny"
 fleet = { groups = [{ budget = 0.4 }, { budget = 1.0 }], tolerance = 0.5 }
 local.epochs = 1
-evaluate = { every = 0, prior = "own" }
+evaluate = { every = 0, personal = true }
 [compare]
-smallest = false
+smallest_baseline = false
 columns = ["local", "personal"]
 [[compare.row]]
 method.name = "scalefl"
@@ -330,5 +332,5 @@ def test_a_comparison_has_it_as_a_column(tmp_path: Path) -> None:
 def test_the_column_needs_the_key(change: str, key: str, tmp_path: Path) -> None:
     text = COMPARED.replace(', prior = "own"', "").replace('columns = ["local", "personal"]', change)
     (tmp_path / "file.toml").write_text(text)
-    with raises(ConfigError, "evaluate.prior", key=key):
+    with raises(ConfigError, "evaluate.personal", key=key):
         plan_comparison(tmp_path / "file.toml")

@@ -47,7 +47,7 @@ def test_levels_that_miss_their_budgets_are_named() -> None:
         """Convolutions with biases, norms, and the classifier of four classes."""
         return 9 * n + n + 3 * (9 * n * n + n) + 4 * 2 * n + 4 * n + 4
 
-    assembly = plan(GROUPED, (1, 8, 8), {"split": "auto"}, "fleetfit")
+    assembly = plan(GROUPED, (1, 8, 8), {"scaling": "auto"}, "fleetfit")
     parameters = [count(n) for n in (6, 6, 12, 24)]
     assert [level.parameters for level in assembly.plan.levels] == parameters
     shares = [n / count(24) for n in parameters]
@@ -64,12 +64,12 @@ def test_levels_within_their_tolerance_are_not_named() -> None:
 @pytest.mark.parametrize(
     ("model", "shape", "fleet", "key"),
     [
-        ({"name": "cnn"}, (3, 48, 64), {}, "split"),
+        ({"name": "cnn"}, (3, 48, 64), {}, "scaling"),
         (POOLED, (3, 16, 16), {}, "cost"),
         (POOLED, (3, 16, 16), {"groups": [{"budget": 2000}, {"budget": 1.0}]}, ""),
         (GROUPED, (1, 8, 8), {}, ""),
-        (GROUPED, (1, 8, 8), TWO | {"split": "both"}, "tolerance"),
-        (GROUPED, (1, 8, 8), TWO, "tolerance split"),
+        (GROUPED, (1, 8, 8), TWO | {"scaling": "both"}, "tolerance"),
+        (GROUPED, (1, 8, 8), TWO, "tolerance scaling"),
     ],
 )
 def test_keys_that_are_named_for_early_exits_give_them(
@@ -94,7 +94,7 @@ def write_run_file(folder: Path, text: str = "") -> Path:
         model.width = 8
         fleet.groups = [{{ budget = 0.3 }}, {{ budget = 0.31 }}, {{ budget = 1.0 }}]
         fleet.tolerance = 0.001
-        fleet.split = "depth"
+        fleet.scaling = "depth"
         {text}
     """)
     return file

@@ -58,8 +58,8 @@ def test_the_remedies_of_a_refusal_work(name: str, mode: str) -> None:
             assert error.tolerance < tolerance + 0.02 or refusal(
                 architecture, shape, replace(targets, tolerances=less), mode
             )
-        if error.mode is not None:
-            assert refusal(architecture, shape, targets, error.mode) is None
+        if error.scaling is not None:
+            assert refusal(architecture, shape, targets, error.scaling) is None
         assert error.ceilings is None
     assert refused  # so that the cases are hard enough
 
@@ -68,9 +68,9 @@ def test_some_refusals_have_either_remedy() -> None:
     """Of mlp_2nn, which has too few depths: the width. Of a residual network: a tolerance, and the width."""
     quarters = Targets(*(t for t in ((0.125, 0.25, 0.5, 1.0), (0.1,) * 4)))
     few = refusal(*MODELS["mlp_2nn"], quarters, "both")
-    assert few is not None and few.mode == "width" and few.tolerance is None
+    assert few is not None and few.scaling == "width" and few.tolerance is None
     residual = refusal(*MODELS["resnet18"], quarters, "both")
-    assert residual is not None and residual.mode == "width" and residual.tolerance == 0.16
+    assert residual is not None and residual.scaling == "width" and residual.tolerance == 0.16
 
 
 @pytest.mark.parametrize("cost", ["size_bytes", "memory_bytes", "multiply_adds"])
@@ -86,12 +86,12 @@ def test_raised_budgets_of_another_cost_work(name: str, cost: str) -> None:
 @pytest.mark.parametrize("name", ["mlp_2nn", "fedavg_cnn", "char_lstm"])
 def test_auto_falls_back_to_width(name: str) -> None:
     shown = plan_model(PlanOptions(model=name, cost="multiply_adds"), ())
-    assert shown.plan.mode == "width" and not shown.notes
+    assert shown.plan.scaling == "width" and not shown.notes
 
 
 @pytest.mark.parametrize("name", ["mlp_2nn", "fedavg_cnn", "char_lstm"])
 def test_an_explicit_mode_is_kept(name: str) -> None:
     with pytest.raises(PlanError) as caught:
-        plan_model(PlanOptions(model=name, mode="both"), ())
-    assert caught.value.mode is not None
-    assert plan_model(PlanOptions(model=name, mode=caught.value.mode), ()).plan.mode == "width"
+        plan_model(PlanOptions(model=name, scaling="both"), ())
+    assert caught.value.scaling is not None
+    assert plan_model(PlanOptions(model=name, scaling=caught.value.scaling), ()).plan.scaling == "width"

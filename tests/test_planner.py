@@ -84,21 +84,21 @@ def grids(draw: st.DrawFn) -> Grid:
     grid=grids(),
     count=st.integers(1, 3),
     seed=st.integers(0, 10**6),
-    mode=st.sampled_from(["both", "depth"]),
+    scaling=st.sampled_from(["both", "depth"]),
     strict=st.booleans(),
 )
 @settings(deadline=None, max_examples=300)
-def test_search_equals_plain_loops(grid: Grid, count: int, seed: int, mode: str, strict: bool) -> None:
+def test_search_equals_plain_loops(grid: Grid, count: int, seed: int, scaling: str, strict: bool) -> None:
     rng = np.random.default_rng(seed)
     ratios = tuple(sorted(set(rng.uniform(0.05, 0.95, count).round(2).tolist())))
     tolerances = tuple(rng.choice([0.1, 0.3, 0.6], len(ratios) + 1).tolist())
     targets = Targets((*ratios, 1.0), tolerances, strict=strict)
-    expected = by_loops(grid, targets, mode)
+    expected = by_loops(grid, targets, scaling)
     if expected is None:
         with raises(PlanError, f"{targets.ratios[0]:.3g}"):
-            search(grid, targets, mode)
+            search(grid, targets, scaling)
         return
-    solution = search(grid, targets, mode)
+    solution = search(grid, targets, scaling)
     assert pairs(solution) == expected
     for level, split in enumerate(solution[:-1]):
         assert split.exits == tuple(d for d, _ in expected[: level + 1])
@@ -110,11 +110,11 @@ def test_search_equals_plain_loops(grid: Grid, count: int, seed: int, mode: str,
     grid=grids(),
     count=st.integers(1, 3),
     seed=st.integers(0, 10**6),
-    mode=st.sampled_from(["both", "depth"]),
+    scaling=st.sampled_from(["both", "depth"]),
     strict=st.booleans(),
 )
 @settings(deadline=None, max_examples=300)
-def test_search_respects_further_costs(grid: Grid, count: int, seed: int, mode: str, strict: bool) -> None:
+def test_search_respects_further_costs(grid: Grid, count: int, seed: int, scaling: str, strict: bool) -> None:
     """The further cost is another grid of the same shape; its ceilings shut out some pairs, and sometimes all."""
     rng = np.random.default_rng(seed)
     shape = grid.trunk.shape
@@ -124,12 +124,12 @@ def test_search_respects_further_costs(grid: Grid, count: int, seed: int, mode: 
     tolerances = tuple(rng.choice([0.1, 0.3, 0.6], len(ratios) + 1).tolist())
     ceilings = {"size_bytes": (*rng.choice([0.2, 0.5, 0.8, np.inf], len(ratios)).tolist(), np.inf)}
     targets = Targets((*ratios, 1.0), tolerances, strict=strict, ceilings=ceilings)
-    expected = by_loops(grid, targets, mode, further)
+    expected = by_loops(grid, targets, scaling, further)
     if expected is None:
         with raises(PlanError, "size_bytes"):
-            search(grid, targets, mode, further={"size_bytes": further})
+            search(grid, targets, scaling, further={"size_bytes": further})
         return
-    solution = search(grid, targets, mode, further={"size_bytes": further})
+    solution = search(grid, targets, scaling, further={"size_bytes": further})
     assert pairs(solution) == expected
     for split in solution[:-1]:
         assert split.further["size_bytes"] == pytest.approx(further.estimate(split.width, split.exits) / further.full)
@@ -291,7 +291,7 @@ def test_more_levels_than_depths() -> None:
         ({"depths": (2, 3, 6)}, Expected("[1, 2, 3, 4, 5]", key="depths")),
         ({"widths": (0.5, 0.4, 0.6)}, Expected(key="widths")),
         ({"widths": (0.5, 0.505, 0.6)}, Expected(0.01, key="widths")),
-        ({"mode": "height"}, Expected('"both"', '"width"', '"depth"', key="split")),
+        ({"scaling": "height"}, Expected('"both"', '"width"', '"depth"', key="scaling")),
     ],
 )
 def test_given_depths_and_widths_are_checked(options: dict, expected: Expected) -> None:

@@ -123,7 +123,7 @@ def private(clip: float = 1.0, noise: float = 0.0, rate: float = 0.5, salt: byte
 @pytest.fixture(scope="module")
 def assembly(tmp_path_factory: pytest.TempPathFactory) -> Any:
     key = tmp_path_factory.mktemp("key") / "run.key"
-    table = {**QUIET, "privacy": {"clip": 0.5, "noise": 1.0, "key_file": str(key)}}
+    table = {**QUIET, "privacy": {"clipping_norm": 0.5, "noise_multiplier": 1.0, "key_file": str(key)}}
     return assemble(load_experiment(table))
 
 
@@ -237,7 +237,12 @@ def test_clients_are_drawn_independently_of_connections(assembly: Any) -> None:
 
 
 def table(tmp_path: Path, **changes: Any) -> dict[str, Any]:
-    privacy = {"clip": 0.5, "noise": 1.0, "delta": 0.01, "key_file": str(tmp_path / "keys" / "run.key")}
+    privacy = {
+        "clipping_norm": 0.5,
+        "noise_multiplier": 1.0,
+        "delta": 0.01,
+        "key_file": str(tmp_path / "keys" / "run.key"),
+    }
     local = {"epochs": 2, "batch_size": 8, "lr": 0.1}
     settings = {**QUIET, "rounds": 4, "local": local, "privacy": privacy}
     return {**settings, **changes, "privacy": {**privacy, **changes.get("privacy", {})}}
@@ -251,7 +256,13 @@ def test_a_folder_has_the_cost_and_no_participants(tmp_path: Path) -> None:
         allowed = {"round", "lr", "privacy", "seconds", "seconds_of", "evaluate"}
         assert report.keys() <= WITHHELD.keys() | allowed
         epsilon = compute_epsilon(1.0, 0.5, number, 0.01)
-        assert report["privacy"] == {"epsilon": epsilon, "delta": 0.01, "noise": 1.0, "clip": 0.5, "rate": 0.5}
+        assert report["privacy"] == {
+            "epsilon": epsilon,
+            "delta": 0.01,
+            "noise_multiplier": 1.0,
+            "clipping_norm": 0.5,
+            "rate": 0.5,
+        }
     columns = run.columns["static"]
     assert columns["avg"] is not None and columns["full"] is not None
     assert (
@@ -269,7 +280,7 @@ def test_reports_show_the_cost_and_no_withheld_values(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], runs_draw: None
 ) -> None:
     """What is shown of one run, what a comparison keeps in files, and the run beside it that promises nothing."""
-    settings = table(tmp_path, rounds=2, evaluate={"every": 1, "norms": ["static"], "statistics_samples": 60})
+    settings = table(tmp_path, rounds=2, evaluate={"every": 1, "batch_norm": ["static"], "statistics_samples": 60})
     privacy = settings.pop("privacy")
     (tmp_path / "one.toml").write_text(tomli_w.dumps({**settings, "privacy": privacy}))
     with pytest.raises(SystemExit, match="0"):
@@ -359,17 +370,17 @@ def test_a_run_ends_with_its_budget(tmp_path: Path) -> None:
 
 def test_a_resumed_run_keeps_the_noise_of_its_budget(tmp_path: Path) -> None:
     settings = table(tmp_path)
-    del settings["privacy"]["noise"]
+    del settings["privacy"]["noise_multiplier"]
     settings["privacy"]["epsilon"] = 5.0
     run = prepare(load_experiment(settings), tmp_path / "run")
     run._take_engine().close()
-    noise = json.loads((tmp_path / "run" / "privacy.json").read_text())["noise"]
+    noise = json.loads((tmp_path / "run" / "privacy.json").read_text())["noise_multiplier"]
     assert compute_epsilon(noise, 0.5, 4, 0.01) <= 5.0 < compute_epsilon(0.99 * noise, 0.5, 4, 0.01)
     broken_off(tmp_path / "run", 1)
     config = tmp_path / "run" / "config.toml"
     config.write_text(config.read_text().replace("rounds = 4", "rounds = 40", 1))
     resumed = ff.resume(tmp_path / "run")
-    assert {report["privacy"]["noise"] for report in resumed.metrics} == {noise}
+    assert {report["privacy"]["noise_multiplier"] for report in resumed.metrics} == {noise}
     assert len(resumed.metrics) == max_rounds(noise, 0.5, 0.01, 5.0, 40)
 
 
@@ -423,8 +434,8 @@ def test_a_private_failing_run_names_no_client(tmp_path: Path) -> None:
 def test_hostile_clients_are_bounded_by_the_clip(secure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three of ten, a million times as far the other way: all that they can is to be of the clipping norm."""
     monkeypatch.setattr(Privacy, "_add_noise", lambda self, total, round: None)
-    attack, distances = {"kind": "sign_flip", "scale": 1e6, "share": 0.3}, []
-    arguments = table(tmp_path, cohort={"fraction": 1.0}, **({"secure": {"minimum": 2}} if secure else {}))
+    attack, distances = {"kind": "sign_flip", "scale": 1e6, "fraction": 0.3}, []
+    arguments = table(tmp_path, cohort={"fraction": 1.0}, **({"secure": {"min_clients": 2}} if secure else {}))
     for further in ({}, {"attack": attack}):
         assembly = assemble(load_experiment({**arguments, **further}))
         assert assembly.settings.privacy is not None
@@ -439,7 +450,7 @@ def test_hostile_clients_are_bounded_by_the_clip(secure: bool, tmp_path: Path, m
 
 
 def test_a_private_run_hides_participants_under_attack(tmp_path: Path) -> None:
-    attack = {"kind": "backdoor", "target": 1, "trigger": 2, "share": 0.3}
+    attack = {"kind": "backdoor", "target": 1, "trigger": 2, "fraction": 0.3}
     run = ff.run(table(tmp_path, rounds=2, attack=attack), out=tmp_path / "run")
     assert len(json.loads((tmp_path / "run" / "fleet.json").read_text())["hostile"]) == 3
     for report in run.metrics:
@@ -481,7 +492,7 @@ def no_ledger(folder: Path, key: Path) -> None:
 
 def less_noise(folder: Path, key: Path) -> None:
     config = folder / "config.toml"
-    config.write_text(config.read_text().replace("noise = 1.0", "noise = 0.1"))
+    config.write_text(config.read_text().replace("noise_multiplier = 1.0", "noise_multiplier = 0.1"))
 
 
 def torn(folder: Path, key: Path) -> None:
@@ -545,16 +556,16 @@ def heavier(update: Any) -> float:
 
 
 REFUSED: list[tuple[dict[str, Any], Expected]] = [
-    ({"privacy": {"clip": None}}, Expected("[privacy] clip")),
-    ({"privacy": {"noise": None}}, Expected("[privacy]", "noise = 1.0", "epsilon = 3.0")),
+    ({"privacy": {"clipping_norm": None}}, Expected("[privacy] clipping_norm")),
+    ({"privacy": {"noise_multiplier": None}}, Expected("[privacy]", "noise_multiplier = 1.0", "epsilon = 3.0")),
     ({"privacy": {"key_file": ""}}, Expected("[privacy] key_file")),
     ({"privacy": {"delta": 0.2}}, Expected("[privacy] delta", 0.2)),
     ({"privacy": {"epsilon": 0.01}}, Expected("[privacy] epsilon", 0.01)),
     ({"method": {"name": "adaptivefl"}}, Expected("adaptivefl", "'assign'")),
-    ({"method": {"name": "scalefl", "plus": {"feddyn": {}}}}, Expected("method.plus.feddyn")),
-    ({"method": {"name": "scalefl", "plus": {"scaffold": {}}}}, Expected("method.plus.scaffold", "control")),
-    ({"method": {"name": "scalefl", "plus": {"outliers": {}}}}, Expected("method.plus.outliers")),
-    ({"method": {"name": "scalefl", "plus": {"trimmed_mean": {}}}}, Expected("method.plus.trimmed_mean")),
+    ({"method": {"name": "scalefl", "options": {"feddyn": {}}}}, Expected("method.options.feddyn")),
+    ({"method": {"name": "scalefl", "options": {"scaffold": {}}}}, Expected("method.options.scaffold", "control")),
+    ({"method": {"name": "scalefl", "options": {"outliers": {}}}}, Expected("method.options.outliers")),
+    ({"method": {"name": "scalefl", "options": {"trimmed_mean": {}}}}, Expected("method.options.trimmed_mean")),
     ({"method": {"name": "decoupled"}}, Expected("decoupled", "'dispatch'")),
     (
         {"method": {"name": "scalefl", "hooks": {"choose_channels": "random"}}},
@@ -562,7 +573,7 @@ REFUSED: list[tuple[dict[str, Any], Expected]] = [
     ),
     ({"method": {"name": "scalefl", "hooks": {"weigh": "by_samples"}}}, Expected("method.hooks.weigh")),
     ({"method": {"name": "scalefl", "hooks": {"weigh": "test_privacy:heavier"}}}, Expected("method.hooks.weigh")),
-    ({"cohort": {"choose": "size"}}, Expected("cohort.choose")),
+    ({"cohort": {"selection": "size"}}, Expected("cohort.selection")),
     ({"cohort": {"quorum": 0.8}}, Expected("over_selection")),
     ({"cohort": {"over_selection": 0.2}}, Expected("over_selection")),
     ({"model": {"name": "tiny:tiny"}}, Expected('norm = "group"')),
@@ -582,7 +593,7 @@ def test_settings_without_a_guarantee_are_refused(change: dict[str, Any], expect
 def test_an_empty_section_names_what_is_missing(tmp_path: Path) -> None:
     """As `[secure]` is on when it is empty: a header without keys must not run without privacy."""
     (tmp_path / "a.toml").write_text("rounds = 1\n[privacy]\n")
-    with raises(ConfigError, key="privacy.clip"):
+    with raises(ConfigError, key="privacy.clipping_norm"):
         ff.run(tmp_path / "a.toml", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     plain = load_experiment({"rounds": 1})
@@ -593,7 +604,7 @@ def test_an_empty_section_names_what_is_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["fedavg", "heterofl", "fedrolex"])
 @pytest.mark.parametrize("plus", [{}, {"fedadam": {"lr": 0.01}}, {"fedprox": {}}])
 def test_what_averages_plainly_runs(method: str, plus: dict[str, Any], tmp_path: Path) -> None:
-    run = ff.run(table(tmp_path, rounds=2, method={"name": method, "plus": plus}), out=tmp_path / "run")
+    run = ff.run(table(tmp_path, rounds=2, method={"name": method, "options": plus}), out=tmp_path / "run")
     assert run.summary["rounds"] == 2 and run.columns["static"]["full"] is not None
 
 

@@ -32,8 +32,8 @@ from fleetfit.submodel import concat_state, full_submodel, get_slice_plan
 
 accountants = pytest.importorskip("opacus.accountants", reason="the accountant is an extra: fleetfit[privacy]")
 
-PRIVATE: dict[str, Any] = {"clip": 0.05, "noise": 1.0, "delta": 0.01, "key_file": "never made"}
-BOTH = merge_tables(TINY, {"secure": {"minimum": 3, "range": 0.05}, "privacy": PRIVATE})
+PRIVATE: dict[str, Any] = {"clipping_norm": 0.05, "noise_multiplier": 1.0, "delta": 0.01, "key_file": "never made"}
+BOTH = merge_tables(TINY, {"secure": {"min_clients": 3, "clipping_range": 0.05}, "privacy": PRIVATE})
 
 
 def table(tmp_path: Path, *changes: dict[str, Any]) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def test_every_element_of_a_sum_gets_the_promised_noise() -> None:
         released = privacy.release_sums(assembly.federation, replace(server, round=round), summed)
         seen.append(concat_state(released.mean) - concat_state(server.state))
     members = count_registered(assembly.federation, 0)
-    ratios = torch.stack(seen) / (privacy.noise * privacy.clip / (privacy.rate * members))
+    ratios = torch.stack(seen) / (privacy.noise_multiplier * privacy.clipping_norm / (privacy.rate * members))
     assert ((ratios.std(0) - 1).abs() < 0.25).all() and 0.97 < float(ratios.std()) < 1.03
     server, after, report, _ = round_of(assembly, lambda phase, round, client: phase == "update" and client in top)
     assert report["secure"]["hidden"] > 0 and bool((concat_state(after.state) != concat_state(server.state)).all())
@@ -462,9 +462,9 @@ def test_files_and_lines_hide_updates_and_sums(
 
 
 REFUSED: list[tuple[dict[str, Any], Expected]] = [
-    ({"secure": {"range": 0.01}}, Expected(0.01, "[privacy] clip", 0.05)),
-    ({"secure": {"range": 5.0, "bits": 8}}, Expected("range = 0.05")),
-    ({"method": {"plus": {"outliers": {}}}}, Expected("[method.plus.outliers]")),
+    ({"secure": {"clipping_range": 0.01}}, Expected(0.01, "[privacy] clipping_norm", 0.05)),
+    ({"secure": {"clipping_range": 5.0, "bits": 8}}, Expected("range = 0.05")),
+    ({"method": {"options": {"outliers": {}}}}, Expected("[method.options.outliers]")),
     ({"cohort": {"quorum": 0.5}}, Expected("[cohort] quorum")),
     ({"local": {"compress": "int8"}}, Expected("[secure]", "[local]", "compress")),
     ({"method": {"name": "adaptivefl"}}, Expected("adaptivefl", "'assign'")),

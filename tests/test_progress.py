@@ -32,7 +32,7 @@ from fleetfit.markup import html_table
 from fleetfit.runs.comparison import list_planned_runs
 from fleetfit.runs.folder import RunFolder
 
-QUICK: dict[str, Any] = {**TINY, "evaluate": {"every": 2, "statistics_samples": 60, "norms": ["static"]}}
+QUICK: dict[str, Any] = {**TINY, "evaluate": {"every": 2, "statistics_samples": 60, "batch_norm": ["static"]}}
 
 
 def report(number: int, **changes: Any) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def test_a_script_on_a_terminal_has_a_bar(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_comparison_of_a_script_has_its_runs_and_rounds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    table = {**QUICK, "rounds": 1, "compare": {"row": [{"label": "a"}, {"label": "b"}], "smallest": False}}
+    table = {**QUICK, "rounds": 1, "compare": {"row": [{"label": "a"}, {"label": "b"}], "smallest_baseline": False}}
     ff.compare(table, out=tmp_path / "quiet", progress=False)
     assert capfd.readouterr() == ("", "")
     ff.compare(table, out=tmp_path / "shown")
@@ -264,7 +264,7 @@ def test_ctrl_c_before_the_first_round_and_in_a_comparison(tmp_path: Path, capfd
         with pytest.raises(SystemExit):
             ff.run(QUICK, out=tmp_path / "run")
     assert "ff." not in capfd.readouterr().err and not (tmp_path / "run").exists()
-    table = {**QUICK, "rounds": 1, "compare": {"row": [{"label": "a"}, {"label": "b"}], "smallest": False}}
+    table = {**QUICK, "rounds": 1, "compare": {"row": [{"label": "a"}, {"label": "b"}], "smallest_baseline": False}}
     with pytest.raises(SystemExit):
         ff.compare(table, out=tmp_path / "both", on_run=interrupt)
     assert capfd.readouterr().err.splitlines()[-1].strip() == f'ff.compare(..., out="{tmp_path / "both"}")'
@@ -355,7 +355,7 @@ def test_a_notebook_updates_one_output(cell: Cell, tmp_path: Path, capfd: pytest
 def test_a_notebook_shows_the_runs_of_a_comparison_in_one_output(cell: Cell, tmp_path: Path) -> None:
     file = tmp_path / "both.toml"
     rows = [{"label": "<b>a</b>"}, {"label": "c"}]
-    file.write_text(tomli_w.dumps({**QUICK, "rounds": 1, "compare": {"row": rows, "smallest": False}}))
+    file.write_text(tomli_w.dumps({**QUICK, "rounds": 1, "compare": {"row": rows, "smallest_baseline": False}}))
     comparison = ff.compare(file, out=tmp_path / "both")
     assert cell.handles == 1
     assert "[1/2] &lt;b&gt;a&lt;/b&gt;, seed 3 · round 1/1" in cell.shown[1] and "[2/2] c" in cell.shown[-1]
@@ -448,7 +448,9 @@ def test_ctrl_c_leaves_the_run_alone_and_once_looks_once(tmp_path: Path, monkeyp
 
 def test_a_comparison_is_watched_with_the_runs_that_are_to_come(tmp_path: Path) -> None:
     file = tmp_path / "both.toml"
-    file.write_text(tomli_w.dumps({**QUICK, "compare": {"row": [{"label": "a"}, {"label": "c"}], "smallest": False}}))
+    file.write_text(
+        tomli_w.dumps({**QUICK, "compare": {"row": [{"label": "a"}, {"label": "c"}], "smallest_baseline": False}})
+    )
 
     def stops(title: str, number: int, count: int, run: ff.Run) -> Any:
         assert is_running(tmp_path / "both")

@@ -335,7 +335,7 @@ def test_the_method_on_the_page_is_that_in_the_repository():
 def test_the_whole_method_on_the_page_is_the_package_s(tmp_path):
     write_files(ADD_A_METHOD, tmp_path)
     states = []
-    for spec in ({"name": f"{tmp_path / 'drift.py'}:drift"}, {"name": "fedavg", "plus": {"scaffold": {}}}):
+    for spec in ({"name": f"{tmp_path / 'drift.py'}:drift"}, {"name": "fedavg", "options": {"scaffold": {}}}):
         federation, simulation = tiny_federation(spec)
         *_, last = run(federation, local_engine(simulation), Settings(3, plain(lr=0.1)), start(federation))
         assert not last.report["failures"]

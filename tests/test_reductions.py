@@ -45,30 +45,30 @@ REDUCES = [
     Case({"name": "exclusivefl"}),
     Case({"name": "fedsgd"}, {"epochs": 1, "batch_size": "all"}),
     Case({"name": "decoupled"}, under="level1/"),
-    Case({"name": "decoupled", "split": "both"}, under="level1/"),
+    Case({"name": "decoupled", "scaling": "both"}, under="level1/"),
     Case({"name": "heterofl"}),
     Case({"name": "heterofl", "scaler": True}),  # the kept fraction is 1
     Case({"name": "heterofl", "masked": True}),  # every client has every class
     Case({"name": "fedrolex"}),  # a window of all channels
     Case({"name": "scalefl", "beta": 0.0}),
     Case({"name": "scalefl", "beta": 0.5}),  # one exit: it has no divergence from itself
-    Case({"name": "scalefl", "split": "width"}),
-    Case({"name": "scalefl", "split": "depth", "warmup": 0.5}),
+    Case({"name": "scalefl", "scaling": "width"}),
+    Case({"name": "scalefl", "scaling": "depth", "warmup": 0.5}),
     Case({"name": "scalefl", "hooks": {"choose_channels": "random"}}),
     Case({"name": "scalefl", "hooks": {"choose_channels": "window"}}),
     Case({"name": "fleetfit", "tau": 0.0, "beta": 0.0, "momentum": 0.0}),
     Case({"name": "fleetfit", "tau": 0.0, "momentum": 0.0}),  # one exit: nothing to distil
-    Case({"name": "fleetfit", "plus": {"class_prior": {"tau": 0.0}, "fedavgm": {"momentum": 0.0}}}),
-    Case({"name": "fedavg", "plus": {"fedprox": {"mu": 0.0}}}),
-    Case({"name": "fedavg", "plus": {"class_prior": {"tau": 0.0}}}),
-    Case({"name": "fedavg", "plus": {"in_time": {}}}),  # no deadline
-    Case({"name": "fedavg", "plus": {"lora_product": {}}}),  # no LoRA
+    Case({"name": "fleetfit", "options": {"class_prior": {"tau": 0.0}, "fedavgm": {"momentum": 0.0}}}),
+    Case({"name": "fedavg", "options": {"fedprox": {"mu": 0.0}}}),
+    Case({"name": "fedavg", "options": {"class_prior": {"tau": 0.0}}}),
+    Case({"name": "fedavg", "options": {"in_time": {}}}),  # no deadline
+    Case({"name": "fedavg", "options": {"lora_product": {}}}),  # no LoRA
     Case({"name": "depthfl", "alpha": 0.0}),  # one exit: nothing to distil; no FedDyn
-    Case({"name": "depthfl", "alpha": 0.0, "share": 0.0}),
+    Case({"name": "depthfl", "alpha": 0.0, "weight": 0.0}),
     Case({"name": "feddropout", "drop": 0.0}),  # all channels
     Case({"name": "inclusivefl", "beta": 0.0}),
     Case({"name": "inclusivefl", "damped": True}),  # one level: nobody deeper to learn from
-    Case({"name": "fedavg", "plus": {"fedavgm": {"momentum": 0.0}}}),
+    Case({"name": "fedavg", "options": {"fedavgm": {"momentum": 0.0}}}),
     Case({"name": "feddf", "steps": 0}),  # no distillation
 ]
 CANNOT = {
@@ -122,7 +122,7 @@ def test_equals_fedavg_bit_for_bit(case: Case) -> None:
 
 
 def test_every_method_and_option_is_in_the_table() -> None:
-    listed = {str(c.spec["name"]) for c in REDUCES} | {o for c in REDUCES for o in c.spec.get("plus", {})}
+    listed = {str(c.spec["name"]) for c in REDUCES} | {o for c in REDUCES for o in c.spec.get("options", {})}
     unequal = {name.strip() for key in CANNOT for name in key.split(",")} - listed
     assert listed | unequal >= {*names.list_names("methods"), *names.list_names("options")}
     assert listed <= {*names.list_names("methods"), *names.list_names("options")}

@@ -531,8 +531,8 @@ def test_estimate_and_feddyn_are_both_remembered() -> None:
     memories = {}
     for name, spec in {
         "reefl": {"name": "reefl", "share": 0.0, "estimate": "kept"},
-        "both": {"name": "reefl", "share": 0.0, "estimate": "kept", "plus": {"feddyn": {}}},
-        "feddyn": {"name": "reefl", "share": 0.0, "plus": {"feddyn": {}}},
+        "both": {"name": "reefl", "share": 0.0, "estimate": "kept", "options": {"feddyn": {}}},
+        "feddyn": {"name": "reefl", "share": 0.0, "options": {"feddyn": {}}},
     }.items():
         job, device, _ = job_and_device(spec)
         for round in (0, 1):

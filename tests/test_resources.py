@@ -82,9 +82,9 @@ def noting(name: str) -> Method:
 
 def test_observations_chain_beside_an_optimizer() -> None:
     """Two parts note each update while its state is there, and observe after FedAdam's step, whose memory stays."""
-    spec = {"name": "scalefl", "plus": {"fedadam": {}}}
+    spec = {"name": "scalefl", "options": {"fedadam": {}}}
     federation, simulation = tiny_federation(spec, norm=False)
-    both = build({"name": "fedavg", "plus": {}})
+    both = build({"name": "fedavg", "options": {}})
     from fleetfit.hooks.build import _add_option  # the spec names functions by path, and these have none
 
     both = _add_option(_add_option(federation.method, noting("a"), "a", set()), noting("b"), "b", set())

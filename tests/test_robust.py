@@ -109,7 +109,7 @@ def test_norms_are_those_of_the_movements() -> None:
 
 
 def given_on(option: dict[str, Any], updates: list[Update]) -> dict[int | None, Update]:
-    method = build({"name": "scalefl", "plus": option})
+    method = build({"name": "scalefl", "options": option})
     return {u.client: u for u in method.filter_updates(FEDERATION, SERVER, updates)}
 
 
@@ -187,7 +187,7 @@ def test_blocks_of_few_clients_are_not_judged() -> None:
             state[name][at] += 50.0
     updates[8] = replace(updates[8], state=extract_like(state, FULL))
     assert 8 in given_on({"outliers": {}}, updates)
-    assert 8 not in given_on({"outliers": {"least": 3}}, updates)
+    assert 8 not in given_on({"outliers": {"min_clients": 3}}, updates)
 
 
 def liar(index: int, tensor: str, by: float) -> Update:
@@ -260,7 +260,7 @@ def test_a_moving_client_among_unmoved_ones_stays() -> None:
 
 
 def merged(share: float, updates: list[Update]) -> Aggregate:
-    method = build({"name": "scalefl", "plus": {"trimmed_mean": {"share": share}}})
+    method = build({"name": "scalefl", "options": {"trimmed_mean": {"fraction": share}}})
     return aggregate_updates(FEDERATION, SERVER, updates, method.make_aggregator, method.weigh)
 
 
@@ -299,8 +299,8 @@ def test_krum_keeps_near_neighbors() -> None:
     if len(updates) - 3 - 2 == 4:
         four = {i: sum(sorted(apart[i][:i] + apart[i][i + 1 :])[:4]) for i in range(9)}
         order = set(sorted(four, key=lambda i: four[i])[:6])
-    assert set(given_on({"krum": {"share": 0.3}}, updates)) == order
-    assert len(given_on({"krum": {"share": 0.4}}, updates[:4])) == 4, "too few to judge"
+    assert set(given_on({"krum": {"fraction": 0.3}}, updates)) == order
+    assert len(given_on({"krum": {"fraction": 0.4}}, updates[:4])) == 4, "too few to judge"
 
 
 # ---- against real attacks --------------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ TINY: dict[str, Any] = {**ATTACKED, "rounds": 4}
 
 
 def accuracy(out: Path, attack: dict[str, Any], plus: dict[str, Any]) -> ff.Run:
-    table = {**TINY, "method": {"name": "scalefl", "plus": plus}, **({"attack": attack} if attack else {})}
+    table = {**TINY, "method": {"name": "scalefl", "options": plus}, **({"attack": attack} if attack else {})}
     return ff.run(table, out=out)
 
 
@@ -320,7 +320,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> float:
 
 @pytest.mark.parametrize("kind", ["sign_flip", "noise", "beyond_core"])
 def test_outliers_keeps_the_accuracy(kind: str, clean: float, tmp_path: Path) -> None:
-    attack = {"kind": kind, "share": 0.2, "among": [2] if kind == "beyond_core" else "each"}
+    attack = {"kind": kind, "fraction": 0.2, "among": [2] if kind == "beyond_core" else "each"}
     run = accuracy(tmp_path / "a", attack, {"outliers": {}})
     assert clean > 0.8
     assert run.accuracy(kind="global") > clean - 0.15
@@ -332,14 +332,14 @@ def test_outliers_keeps_the_accuracy(kind: str, clean: float, tmp_path: Path) ->
 
 def test_krum_and_trimmed_mean_bound_an_attack(clean: float, tmp_path: Path) -> None:
     for name in ("krum", "trimmed_mean"):
-        plus = {name: {"share": 0.3}}
-        run = accuracy(tmp_path / name, {"kind": "sign_flip", "share": 0.2, "among": "each"}, plus)
+        plus = {name: {"fraction": 0.3}}
+        run = accuracy(tmp_path / name, {"kind": "sign_flip", "fraction": 0.2, "among": "each"}, plus)
         assert run.accuracy(kind="global") > clean - 0.25, name
 
 
 @pytest.mark.parametrize("option", ["outliers", "krum", "trimmed_mean"])
 def test_the_same_bits_on_other_engines(option: str, tmp_path: Path) -> None:
-    table = {**TINY, "rounds": 1, "local": {"epochs": 1}, "method": {"name": "fedrolex", "plus": {option: {}}}}
+    table = {**TINY, "rounds": 1, "local": {"epochs": 1}, "method": {"name": "fedrolex", "options": {option: {}}}}
     here = ff.run(table, out=tmp_path / "local")
     there = ff.run(table, engine={"name": "processes", "workers": 1}, out=tmp_path / "processes")
     a, b = (run.checkpoint["server"].state for run in (here, there))
@@ -348,31 +348,40 @@ def test_the_same_bits_on_other_engines(option: str, tmp_path: Path) -> None:
 
 REFUSED: list[tuple[dict[str, Any], Expected]] = [
     (
-        {"method": {"name": "feddropout", "plus": {"outliers": {}}}},
-        Expected("method.plus.outliers", 'channels = "prefix"', '"rolling"'),
+        {"method": {"name": "feddropout", "options": {"outliers": {}}}},
+        Expected("method.options.outliers", 'channels = "prefix"', '"rolling"'),
     ),
     (
-        {"method": {"name": "scalefl", "hooks": {"choose_channels": "window"}, "plus": {"krum": {}}}},
-        Expected("method.plus.krum"),
+        {"method": {"name": "scalefl", "hooks": {"choose_channels": "window"}, "options": {"krum": {}}}},
+        Expected("method.options.krum"),
     ),
-    ({"method": {"name": "decoupled", "plus": {"outliers": {}}}}, Expected("method.plus.outliers")),
+    ({"method": {"name": "decoupled", "options": {"outliers": {}}}}, Expected("method.options.outliers")),
     (
-        {"method": {"name": "decoupled", "plus": {"trimmed_mean": {}}}},
+        {"method": {"name": "decoupled", "options": {"trimmed_mean": {}}}},
         Expected('"make_aggregator"', key="method.hooks.make_aggregator"),
     ),
-    ({"cohort": {"count": 3}, "method": {"plus": {"outliers": {}}}}, Expected("method.plus.outliers", 3)),
-    ({"cohort": {"count": 3}, "method": {"plus": {"krum": {}}}}, Expected("method.plus.krum", 3)),
+    ({"cohort": {"count": 3}, "method": {"options": {"outliers": {}}}}, Expected("method.options.outliers", 3)),
+    ({"cohort": {"count": 3}, "method": {"options": {"krum": {}}}}, Expected("method.options.krum", 3)),
     (
-        {"cohort": {"count": 5}, "method": {"plus": {"outliers": {"least": 10}}}},
-        Expected("method.plus.outliers", 5, 10),
+        {"cohort": {"count": 5}, "method": {"options": {"outliers": {"min_clients": 10}}}},
+        Expected("method.options.outliers", 5, 10),
     ),
-    ({"cohort": {"count": 8}, "method": {"plus": {"krum": {"share": 0.4}}}}, Expected("method.plus.krum", 8, 15)),
-    ({"cohort": {"count": 4}, "method": {"plus": {"trimmed_mean": {}}}}, Expected("method.plus.trimmed_mean", 4, 5)),
     (
-        {"method": {"plus": {"outliers": {"threshold": 0.5}}}},
-        Expected(1, key="method.plus.outliers.threshold"),
+        {"cohort": {"count": 8}, "method": {"options": {"krum": {"fraction": 0.4}}}},
+        Expected("method.options.krum", 8, 15),
     ),
-    ({"method": {"plus": {"trimmed_mean": {"share": 0.6}}}}, Expected(0, key="method.plus.trimmed_mean.share")),
+    (
+        {"cohort": {"count": 4}, "method": {"options": {"trimmed_mean": {}}}},
+        Expected("method.options.trimmed_mean", 4, 5),
+    ),
+    (
+        {"method": {"options": {"outliers": {"threshold": 0.5}}}},
+        Expected(1, key="method.options.outliers.threshold"),
+    ),
+    (
+        {"method": {"options": {"trimmed_mean": {"fraction": 0.6}}}},
+        Expected(0, key="method.options.trimmed_mean.fraction"),
+    ),
 ]
 
 
@@ -382,18 +391,18 @@ def test_incomparable_updates_are_refused(change: dict[str, Any], expected: Expe
         assemble(load_experiment({**TINY, **change}))
 
 
-@pytest.mark.parametrize(("count", "plus"), [(3, {"outliers": {"least": 3}}), (3, {"trimmed_mean": {"share": 0.5}}),
-                                             (5, {"krum": {}})])  # fmt: skip
+@pytest.mark.parametrize(("count", "plus"), [(3, {"outliers": {"min_clients": 3}}),
+                                             (3, {"trimmed_mean": {"fraction": 0.5}}), (5, {"krum": {}})])  # fmt: skip
 def test_as_few_as_the_keys_allow_are_enough(count: int, plus: dict[str, Any]) -> None:
     assert (
-        assemble(load_experiment({**TINY, "cohort": {"count": count}, "method": {"plus": plus}})).federation.cohort
+        assemble(load_experiment({**TINY, "cohort": {"count": count}, "method": {"options": plus}})).federation.cohort
         == count
     )
 
 
 def test_untold_levels_of_adaptivefl_are_compared_too(tmp_path: Path) -> None:
-    table = {**TINY, "rounds": 2, "method": {"name": "adaptivefl", "plus": {"outliers": {}}},
-             "attack": {"kind": "sign_flip", "share": 0.2}}  # fmt: skip
+    table = {**TINY, "rounds": 2, "method": {"name": "adaptivefl", "options": {"outliers": {}}},
+             "attack": {"kind": "sign_flip", "fraction": 0.2}}  # fmt: skip
     run = ff.run(table, out=tmp_path / "a")
     assert len({level for report in run.metrics for level in report["received"]["sent"]["honest"]}) > 1
     assert run.summary["hostile_excluded"] == 1.0 and run.summary["honest_excluded"] < 0.2
@@ -404,7 +413,7 @@ def test_the_start_is_not_written_to() -> None:
     before = concat_state(server.state).clone()
 
     for option in ("outliers", "krum", "trimmed_mean"):
-        method = build({"name": "scalefl", "plus": {option: {}}})
+        method = build({"name": "scalefl", "options": {option: {}}})
         if option == "trimmed_mean":
             aggregate_updates(federation, server, mixed(), method.make_aggregator, method.weigh)
         else:

@@ -44,19 +44,19 @@ SMALL = ["data.name=tiny:tiny_data", "model.name=tiny:tiny", "data.partition.cli
         ("fleet.levels = []", Expected('"cluster", "halving"', "[]", key="fleet.levels")),
         (
             "fleet.groups = [{ budget = 1.0, share = nan }]",
-            Expected("[fleet] groups #1.share", "nan", key="fleet.groups.0.share"),
+            Expected("[fleet] groups #1.fraction", "nan", key="fleet.groups.0.fraction"),
         ),
         ("fleet.availability.leave = nan", Expected("[fleet] availability.leave", key="fleet.availability.leave")),
-        ("method = { name = 'depthfl', share = nan }", Expected("[method] share", "nan", key="method.share")),
+        ("method = { name = 'depthfl', share = nan }", Expected("[method] share", "nan", key="method.weight")),
         ("method.temperature = inf", Expected("[method] temperature", "inf", key="method.temperature")),
-        ("method.plus.fedprox.mu = nan", Expected("[method] plus.fedprox.mu", key="method.plus.fedprox.mu")),
+        ("method.options.fedprox.mu = nan", Expected("[method] options.fedprox.mu", key="method.options.fedprox.mu")),
         (
-            "cohort.choose = { name = 'loss', candidates = nan }",
-            Expected("[cohort] choose.candidates", key="cohort.choose.candidates"),
+            "cohort.selection = { name = 'loss', candidates = nan }",
+            Expected("[cohort] selection.candidates", key="cohort.selection.candidates"),
         ),
         ("recorded.latencies = { zzyzx = [1.0] }", Expected("zzyzx", key="recorded.latencies.zzyzx")),
         ('name = "a\\u0000b"', Expected("name", 200, key="name")),
-        ('start = "a\\u0000b"', Expected("start", "NUL", key="start")),
+        ('init_from = "a\\u0000b"', Expected("init_from", "NUL", key="init_from")),
         ('fleet.levels = "a\\u0000b.toml"', Expected("[fleet] levels", "NUL", key="fleet.levels")),
         (f"start = '{'x' * 5000}'", Expected("xxxx", kind=RunError)),
         (
@@ -149,8 +149,8 @@ def test_an_override_is_one_key(text: str) -> None:
 def test_an_override_takes_quoted_keys_and_section_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own.py").write_text("from fleetfit.method import Method\ndef option(x=1):\n    return Method()\n")
     monkeypatch.chdir(tmp_path)
-    experiment = load_experiment({}, ['method.plus."own.py:option".x=3', "model=resnet20"])
-    assert experiment.method.plus == {f"{Path.cwd() / 'own.py'}:option": {"x": 3}}
+    experiment = load_experiment({}, ['method.options."own.py:option".x=3', "model=resnet20"])
+    assert experiment.method.options == {f"{Path.cwd() / 'own.py'}:option": {"x": 3}}
     assert experiment.model.name == "resnet20"
 
 

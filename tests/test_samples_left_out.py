@@ -83,7 +83,8 @@ def test_a_comparison_notes_the_range_over_seeds(tmp_path: Path) -> None:
     path.write_text(
         f'rounds = 1\ndata = {{ path = "{place}", partition = {{ clients = 2 }} }}\n'
         'model = { name = "mlp", hidden = 16 }\nevaluate.clients = 1\n'
-        "local = { max_steps = 2 }\nfleet = { tolerance = 0.3 }\n[compare]\ngrid.seed = [0, 1, 2]\nsmallest = false\n"
+        "local = { max_steps = 2 }\nfleet = { tolerance = 0.3 }\n[compare]\ngrid.seed = [0, 1, "
+        "2]\nsmallest_baseline = false\n"
         '[[compare.row]]\nmethod.name = "scalefl"\n'
     )
     comparison = ff.compare(path, out=tmp_path / "compared")

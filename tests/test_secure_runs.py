@@ -142,7 +142,7 @@ def test_elements_that_too_few_cover_keep_their_bits() -> None:
 
 
 def test_clipped_movements_are_counted() -> None:
-    _, _, _, report, _ = round_of({"secure": {"range": 1e-4}})
+    _, _, _, report, _ = round_of({"secure": {"clipping_range": 1e-4}})
     assert report["secure"]["clipped"] == 12
 
 
@@ -228,25 +228,25 @@ def own_note(federation: Any, server: Any, update: Any) -> dict[str, Any]:
 
 REFUSED: dict[str, tuple[dict[str, Any], Expected]] = {
     "weights by samples": ({"method": {"name": "fedavg"}}, Expected("method.hooks.weigh", '"by_count"')),
-    "robust": ({"method": {"plus": {"outliers": {}}}}, Expected("method.plus.outliers")),
-    "own merge": ({"method": {"plus": {"trimmed_mean": {}}}}, Expected("trimmed_mean")),
+    "robust": ({"method": {"options": {"outliers": {}}}}, Expected("method.options.outliers")),
+    "own merge": ({"method": {"options": {"trimmed_mean": {}}}}, Expected("trimmed_mean")),
     "own levels' tensors": ({"method": {"name": "decoupled"}}, Expected("decoupled", "'dispatch'")),
     "shrinks": ({"method": {"name": "adaptivefl"}}, Expected("adaptivefl", "'adapt_job'")),
     "shallower": ({"fleet": {"groups": [{"budget": 1.0, "profile": PROFILE}]}, "cohort": {"deadline_s": 60}},
-                  Expected("cohort.late", '"shallower"')),
+                  Expected("cohort.on_deadline", '"shallower"')),
     "rows out": ({"method": {"name": "heterofl", "masked": True}}, Expected("heterofl", "'reply'")),
     "own note": ({"method": {"hooks": {"annotate": f"{__file__}:own_note"}}}, Expected("method.hooks.annotate")),
-    "chosen by loss": ({"cohort": {"choose": "loss"}}, Expected("cohort.choose")),
+    "chosen by loss": ({"cohort": {"selection": "loss"}}, Expected("cohort.selection")),
     "random channels": ({"method": {"hooks": {"choose_channels": "random"}}}, Expected('= "prefix"', '"rolling"')),
     "compression": ({"local": {"compress": "int8"}}, Expected("[secure]", "[local]", "compress")),
     "tensors beside the state": (
-        {"method": {"name": "scalefl", "plus": {"scaffold": {}}}}, Expected("method.plus.scaffold", "control"),
+        {"method": {"name": "scalefl", "options": {"scaffold": {}}}}, Expected("method.options.scaffold", "control"),
     ),
-    "clients that remember": ({"method": {"plus": {"feddyn": {}}}}, Expected("method.plus.feddyn")),
+    "clients that remember": ({"method": {"options": {"feddyn": {}}}}, Expected("method.options.feddyn")),
     "batch norm": ({"model": {"norm": True}}, Expected('norm = "group"', '"batch"')),
-    "small cohort": ({"cohort": {"fraction": 0.1}}, Expected("[secure] minimum", 3, 1)),
-    "half": ({"secure": {"threshold": 0.5}}, Expected("[secure] threshold", 0.5)),
-    "one": ({"secure": {"minimum": 1}}, Expected("[secure] minimum", 2, 1)),
+    "small cohort": ({"cohort": {"fraction": 0.1}}, Expected("[secure] min_clients", 3, 1)),
+    "half": ({"secure": {"reconstruction_threshold": 0.5}}, Expected("[secure] reconstruction_threshold", 0.5)),
+    "one": ({"secure": {"min_clients": 1}}, Expected("[secure] min_clients", 2, 1)),
 }  # fmt: skip
 
 
@@ -265,7 +265,7 @@ def test_a_cohort_that_sums_cannot_hold_is_refused() -> None:
 
 
 def test_batch_norm_with_batch_statistics_is_allowed() -> None:
-    _, _, _, report, _ = round_of({"model": {"norm": True}, "evaluate": {"norms": ["batch"]}})
+    _, _, _, report, _ = round_of({"model": {"norm": True}, "evaluate": {"batch_norm": ["batch"]}})
     assert report["train"]["clients"] == 12
 
 
@@ -276,7 +276,11 @@ def test_an_empty_section_is_enough_and_none_is_none() -> None:
 
 
 def test_hostile_clients_stay_within_the_range(tmp_path: Path) -> None:
-    change = {"attack": {"kind": "sign_flip", "scale": 1e6, "share": 0.25}, "secure": {"range": 0.01}, "rounds": 1}
+    change = {
+        "attack": {"kind": "sign_flip", "scale": 1e6, "fraction": 0.25},
+        "secure": {"clipping_range": 0.01},
+        "rounds": 1,
+    }
     assembly, server, after, report, _ = round_of(change)
     hostile = assembly.settings.hostile
     assert report["received"]["sent"]["hostile"] == len(hostile) == 3

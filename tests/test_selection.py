@@ -411,9 +411,9 @@ def test_a_method_that_chooses_refuses_another_choice() -> None:
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ({"name": "loss", "candidates": -1}, Expected(0, -1, key="cohort.choose.candidates")),
-        ({"name": "diversity", "buckets": 0}, Expected(1, 0, key="cohort.choose.buckets")),
-        ({"name": "diversity", "kept": 1}, Expected(2, 1, key="cohort.choose.kept")),
+        ({"name": "loss", "candidates": -1}, Expected(0, -1, key="cohort.selection.candidates")),
+        ({"name": "diversity", "buckets": 0}, Expected(1, 0, key="cohort.selection.buckets")),
+        ({"name": "diversity", "kept": 1}, Expected(2, 1, key="cohort.selection.kept")),
         ({"name": "diversity", "target": "some"}, Expected('"uniform"', '"all"')),
         ({"name": "size", "candidates": 3}, Expected('"candidates"')),
     ],

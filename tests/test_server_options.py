@@ -27,7 +27,7 @@ START = [1.0, 2.0, -0.5]
 
 def moved(option: str, **values: Any) -> list[tuple[list[float], Mapping[str, Any]]]:
     """Step through the two rounds and return state and memory after each."""
-    step = build({"name": "fedavg", "plus": {option: values}}).step
+    step = build({"name": "fedavg", "options": {option: values}}).step
     federation, _ = tiny_federation({"name": "fedavg"})
     server, states = Server({"w": torch.tensor(START)}), []
     for means in ROUNDS:
@@ -60,7 +60,7 @@ def test_fedadam_and_fedyogi_are_algorithm_2(option: str, begins: float | None) 
     """
     lr, b1, b2, tau = 0.1, 0.9, 0.99, 1e-3
     x, m, v = list(START), [0.0] * 3, [tau**2 if begins is None else begins] * 3
-    states = moved(option) if begins is None else moved(option, begins=begins)
+    states = moved(option) if begins is None else moved(option, v0=begins)
     for means, (state, memory) in zip(ROUNDS, states, strict=True):
         for i, mean in enumerate(means):
             if mean is None:
@@ -148,7 +148,7 @@ def plain_feddyn(federation: Federation, simulation: Simulation, alpha: float) -
 
 
 def test_feddyn_is_algorithm_1() -> None:
-    federation, simulation = alike({"name": "fedavg", "plus": {"feddyn": {"alpha": 0.2}}})
+    federation, simulation = alike({"name": "fedavg", "options": {"feddyn": {"alpha": 0.2}}})
     engine, server = local_engine(simulation), start(federation)
     for _ in CHOSEN:
         server, report = run_round(federation, engine, Settings(3, LOCAL), server)
@@ -160,7 +160,7 @@ def test_feddyn_by_samples_keeps_the_size_of_h() -> None:
     """Six clients of 28 samples each: weights by samples say what weights by count say, and so must h."""
     states = []
     for weight in ("by_count", "by_samples"):
-        federation, simulation = alike({"name": "fedavg", "plus": {"feddyn": {"alpha": 0.2}}})
+        federation, simulation = alike({"name": "fedavg", "options": {"feddyn": {"alpha": 0.2}}})
         spec = {**federation.method_spec, "hooks": {**federation.method_spec["hooks"], "weigh": weight}}
         federation = replace(federation, method=build(spec), method_spec=spec)
         engine, server = local_engine(simulation), start(federation)
@@ -173,7 +173,7 @@ def test_feddyn_by_samples_keeps_the_size_of_h() -> None:
 
 def test_feddyn_works_with_moving_channels() -> None:
     """A gradient kept for other channels is moved to the new ones; and two parts that both count clients agree."""
-    spec = {"name": "scalefl", "hooks": {"choose_channels": "rolling"}, "plus": {"feddyn": {}}}
+    spec = {"name": "scalefl", "hooks": {"choose_channels": "rolling"}, "options": {"feddyn": {}}}
     federation, simulation = tiny_federation(spec)
     assert federation.method.weigh is weigh_equally
     engine, server = local_engine(simulation), start(federation)
@@ -186,7 +186,7 @@ def test_feddyn_works_with_moving_channels() -> None:
 @pytest.mark.parametrize("option", ["fedavgm", "fedadam", "fedyogi", "feddyn"])
 def test_each_level_of_decoupled_has_its_own_moments(option: str) -> None:
     """A level alone in the fleet moves as it does beside others; and one that nobody trained in a round stays."""
-    spec = {"name": "decoupled", "plus": {option: {}}}
+    spec = {"name": "decoupled", "options": {option: {}}}
 
     def finished(chosen: Mapping[int, list[int]]) -> Server:
         hooks = {"choose_clients": lambda federation, server, rng: chosen[server.round]}
@@ -211,18 +211,18 @@ def test_each_level_of_decoupled_has_its_own_moments(option: str) -> None:
         ("fedavgm", "lr", [1e-6, 3.0], [0.0, -1.0]),
         *((option, key, [0.0, 0.99], [-0.1, 1.0]) for option in ("fedadam", "fedyogi") for key in ("beta1", "beta2")),
         *((option, key, [1e-6, 3.0], [0.0, -1.0]) for option in ("fedadam", "fedyogi") for key in ("lr", "tau")),
-        *((option, "begins", [0.0, 3.0], [-1e-6]) for option in ("fedadam", "fedyogi")),
+        *((option, "v0", [0.0, 3.0], [-1e-6]) for option in ("fedadam", "fedyogi")),
         ("feddyn", "alpha", [1e-6, 3.0], [0.0, -1.0]),
         ("fedprox", "mu", [0.0, 3.0], [-1e-6]),
-        ("krum", "share", [1e-6, 0.49], [0.0, 0.5]),
+        ("krum", "fraction", [1e-6, 0.49], [0.0, 0.5]),
         ("outliers", "threshold", [1.01, 9.0], [1.0, -1.0]),
-        ("outliers", "least", [3, 9], [2]),
-        ("trimmed_mean", "share", [1e-6, 0.5], [0.0, 0.51]),
+        ("outliers", "min_clients", [3, 9], [2]),
+        ("trimmed_mean", "fraction", [1e-6, 0.5], [0.0, 0.51]),
     ],
 )
 def test_settings_of_options_have_ranges(option: str, key: str, allowed: list[float], refused: list[float]) -> None:
     for value in allowed:
-        build({"name": "fedavg", "plus": {option: {key: value}}})
+        build({"name": "fedavg", "options": {option: {key: value}}})
     for value in refused:
-        with raises(ConfigError, value, key=f"method.plus.{option}.{key}"):
-            build({"name": "fedavg", "plus": {option: {key: value}}})
+        with raises(ConfigError, value, key=f"method.options.{option}.{key}"):
+            build({"name": "fedavg", "options": {option: {key: value}}})

@@ -120,7 +120,7 @@ FAST = (
     HEAD.replace('"tiny:tiny"', '"cnn"').replace("rounds = 3", "rounds = 2")
     + """
 engine = { speed = "fast" }
-compare.smallest = false
+compare.smallest_baseline = false
 [[compare.row]]
 method.name = "scalefl"
 [[compare.row]]

@@ -91,7 +91,7 @@ def test_resumed_run_has_equal_bits(speed: tuple[Mapping[str, Any], ff.Run], tmp
 
 def test_workers_have_equal_bits_with_other_shapes(tmp_path: Path) -> None:
     """AdaptiveFL's clients cut what they are sent, to shapes that are no level's."""
-    table = laid(TABLE, method={"name": "adaptivefl"}, rounds=1, evaluate={"clients": 1, "norms": ["batch"]})
+    table = laid(TABLE, method={"name": "adaptivefl"}, rounds=1, evaluate={"clients": 1, "batch_norm": ["batch"]})
     run = ff.run(table, out=tmp_path / "here")
     workers = ff.run(laid(table, engine={**BOTH, "name": "processes", "workers": 2}), out=tmp_path / "there")
     assert_same_bits(trained(run), trained(workers))

@@ -26,7 +26,7 @@ from fleetfit.models.lstm import char_lstm
 from fleetfit.models.mlp import mlp
 from fleetfit.models.resnet import resnet
 from fleetfit.models.vit import vit
-from fleetfit.planner import LevelShape, Plan, Targets, choose_split, find_shapes, get_sizes, make_plan
+from fleetfit.planner import LevelShape, Plan, Targets, choose_scaling, find_shapes, get_sizes, make_plan
 from fleetfit.planner.receptive_field import find_first_seeing_exit, iter_receptive_fields
 from fleetfit.planner.split import find_stage_start, has_stages
 
@@ -244,8 +244,8 @@ def test_a_module_of_stages_keeps_early_blocks_first() -> None:
     axes = [(axis.size, axis.block) for axis in model.axes.values() if axis.scaled]
     assert axes == [(16, 0), (16, 1), (32, 2), (32, 3), (64, 4), (64, 5)]
     assert has_stages(model) and find_first_seeing_exit(model, (1, 8, 8)) == 3
-    plan = make_plan(model, (1, 8, 8), QUARTERS.ratios, mode="auto")
-    assert plan.mode == "depth_first"
+    plan = make_plan(model, (1, 8, 8), QUARTERS.ratios, scaling="auto")
+    assert plan.scaling == "depth_first"
     assert [level.depth for level in plan.levels] == [4, 4, 5, 6]
     assert [level.width for level in plan.levels[1:]] == [1.0, 1.0, 1.0]
 
@@ -314,23 +314,29 @@ def test_further_budgets_limit_levels() -> None:
 
 
 def test_a_budget_below_every_width_is_refused() -> None:
-    with raises(PlanError, key="split"):
+    with raises(PlanError, key="scaling"):
         find_shapes(cnn(), (1, 28, 28), Targets((1e-4, 1.0), (0.1, 0.1)), "depth_first")
 
 
 def test_auto_is_both_for_multiply_adds_of_stages() -> None:
-    assert choose_split(resnet(depth=20), "parameters") == choose_split(resnet(depth=20), "size_bytes") == "depth_first"
-    assert choose_split(resnet(depth=20), "multiply_adds") == choose_split(cnn(), "latency_s") == "both"
-    assert choose_split(vit(input_shape=IMAGE), "multiply_adds") == "depth_first"
+    assert (
+        choose_scaling(resnet(depth=20), "parameters")
+        == choose_scaling(resnet(depth=20), "size_bytes")
+        == "depth_first"
+    )
+    assert choose_scaling(resnet(depth=20), "multiply_adds") == choose_scaling(cnn(), "latency_s") == "both"
+    assert choose_scaling(vit(input_shape=IMAGE), "multiply_adds") == "depth_first"
 
 
 def test_auto_cuts_width_of_shallow_models() -> None:
     model, targets = mlp_2nn(), Targets((0.125, 0.25, 0.5, 1.0), (0.1,) * 4, "multiply_adds")
-    assert choose_split(model, "multiply_adds") == "both"
+    assert choose_scaling(model, "multiply_adds") == "both"
     with raises(PlanError):
         find_shapes(model, (1, 28, 28), targets, "both")
     assert find_shapes(model, (1, 28, 28), targets, "auto") == find_shapes(model, (1, 28, 28), targets, "width")
-    assert make_plan(model, (1, 28, 28), [0.125, 0.25, 0.5, 1.0], cost="multiply_adds", mode="auto").mode == "width"
+    assert (
+        make_plan(model, (1, 28, 28), [0.125, 0.25, 0.5, 1.0], cost="multiply_adds", scaling="auto").scaling == "width"
+    )
 
 
 # ---- plans and run files ---------------------------------------------------------------------------------------------
@@ -338,8 +344,8 @@ def test_auto_cuts_width_of_shallow_models() -> None:
 
 def test_a_plan_with_widths_per_axis_is_saved_and_read() -> None:
     model = resnet(depth=20)
-    plan = make_plan(model, IMAGE, (0.125, 0.25, 0.5, 1.0), mode="depth_first")
-    assert plan.mode == "depth_first"
+    plan = make_plan(model, IMAGE, (0.125, 0.25, 0.5, 1.0), scaling="depth_first")
+    assert plan.scaling == "depth_first"
     again = Plan.from_toml(plan.to_toml())
     assert again == plan
     assert [dict(level.widths) for level in again.levels] == [dict(level.widths) for level in plan.levels]
@@ -365,24 +371,24 @@ def plan_of(method: dict[str, Any], **fleet: Any) -> Plan:
 
 
 def test_fleet_split_reaches_the_method() -> None:
-    assert plan_of({"name": "scalefl"}, split="depth_first").mode == "depth_first"
-    assert plan_of({"name": "scalefl"}).mode == "both"
-    assert plan_of({"name": "scalefl"}, split="width").mode == "width"
+    assert plan_of({"name": "scalefl"}, scaling="depth_first").scaling == "depth_first"
+    assert plan_of({"name": "scalefl"}).scaling == "both"
+    assert plan_of({"name": "scalefl"}, scaling="width").scaling == "width"
 
 
-@pytest.mark.parametrize("method", [{"name": "scalefl", "split": "both"}, {"name": "heterofl"}, {"name": "depthfl"}])
+@pytest.mark.parametrize("method", [{"name": "scalefl", "scaling": "both"}, {"name": "heterofl"}, {"name": "depthfl"}])
 def test_self_splitting_methods_refuse_fleet_split(method: dict[str, Any]) -> None:
-    with raises(ConfigError, key="fleet.split"):
-        plan_of(method, split="depth_first")
+    with raises(ConfigError, key="fleet.scaling"):
+        plan_of(method, scaling="depth_first")
 
 
 @pytest.mark.parametrize("split", ["both", "width", "depth", "depth_first", "auto"])
 def test_a_split_does_not_replace_listed_levels(split: str) -> None:
     """They differ in both: a run that asks for something else is refused, not planned anew."""
     levels = [{"budget": 0.3, "depth": 3, "width": 0.5}, {"budget": 1.0}]
-    fleet = {"levels": levels, "split": split, "groups": [{"budget": 0.3}, {"budget": 1.0}]}
+    fleet = {"levels": levels, "scaling": split, "groups": [{"budget": 0.3}, {"budget": 1.0}]}
     if split in ("width", "depth"):
-        with raises(ConfigError, split, key="fleet.split"):
+        with raises(ConfigError, split, key="fleet.scaling"):
             plan_of({"name": "scalefl"}, **fleet)
     else:
         smallest = plan_of({"name": "scalefl"}, **fleet).levels[0]
@@ -396,7 +402,7 @@ def test_listed_levels_may_have_a_width_per_axis() -> None:
         {"budget": 1.0},
     ]
     plan = plan_of({"name": "scalefl"}, levels=levels, groups=[{"budget": b} for b in (0.125, 0.25, 1.0)])
-    assert plan.mode == "depth_first"
+    assert plan.scaling == "depth_first"
     assert [level.depth for level in plan.levels] == [4, 4, 6]
     sizes = [get_sizes(cnn(), level.shape) for level in plan.levels]
     assert [(s["stage1"], s["stage2"]) for s in sizes] == [(16, 18), (22, 26), (28, 42)]
@@ -416,8 +422,8 @@ def test_non_embedding_parameters_leave_embeddings_out() -> None:
     ("budget", "split", "ratio"),
     [
         (0.25, {}, "1.17"),  # whole blocks: (242.2 + 412.0) / (148.6 + 412.0) multiply-adds
-        (0.25, {"split": "depth_first"}, ""),
-        (0.25, {"split": "both"}, ""),
+        (0.25, {"scaling": "depth_first"}, ""),
+        (0.25, {"scaling": "both"}, ""),
         (1.0, {}, ""),
     ],
 )
@@ -426,5 +432,5 @@ def test_whole_early_blocks_have_a_note(budget: float, split: dict[str, str], ra
         "data": {"name": "digits", "partition": {"clients": 12}},
         "fleet": {"groups": [{"budget": budget}, {"budget": 1.0}], **split},
     }
-    notes = [note for note in assemble(load_experiment(table)).notes if "fleet.split" in note]
+    notes = [note for note in assemble(load_experiment(table)).notes if "fleet.scaling" in note]
     assert [ratio in note for note in notes] == [True] * bool(ratio)

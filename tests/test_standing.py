@@ -316,8 +316,8 @@ def test_a_variance_is_never_below_zero() -> None:
 
 
 def test_ordinary_runs_never_undo() -> None:
-    for spec in ({"name": "decoupled", "plus": {"fedadam": {}}}, {"name": "inclusivefl", "plus": {"fedavgm": {}}},
-                 {"name": "scalefl", "plus": {"feddyn": {}}}, {"name": "adaptivefl"}):  # fmt: skip
+    for spec in ({"name": "decoupled", "options": {"fedadam": {}}}, {"name": "inclusivefl", "options": {"fedavgm": {}}},
+                 {"name": "scalefl", "options": {"feddyn": {}}}, {"name": "adaptivefl"}):  # fmt: skip
         federation, simulation = tiny_federation(spec)
         for done in run(federation, local_engine(simulation), Settings(3, plain(lr=0.05)), start(federation)):
             assert "undone" not in done.report and done.report["train"]["clients"], spec

@@ -51,9 +51,9 @@ def first_state(run: ff.Run) -> State:
 
 
 def test_first_state_is_last_of_other_run(backbone: ff.Run, tmp_path: Path) -> None:
-    run = ff.run(TINY, out=tmp_path / "run", start=backbone.folder, seed=7, method="fedavg")
+    run = ff.run(TINY, out=tmp_path / "run", init_from=backbone.folder, seed=7, method="fedavg")
     assert_same_bits(first_state(run), backbone.server.state)
-    assert run.experiment.start == str(backbone.folder)
+    assert run.experiment.init_from == str(backbone.folder)
     assert any(f"{backbone.folder} after round 2." in note for note in run.notes)
     assert not has_same_bits(run.server.state, backbone.server.state)
     drawn = initial_state(backbone.assembly.federation.problem, 7)
@@ -62,7 +62,7 @@ def test_first_state_is_last_of_other_run(backbone: ff.Run, tmp_path: Path) -> N
 
 def test_missing_classifiers_are_drawn(backbone: ff.Run, tmp_path: Path) -> None:
     """The backbone has the last exit only; ScaleFL adds early ones, drawn as without a start."""
-    run = ff.run(TINY, out=tmp_path / "run", start=backbone.folder, method="scalefl")
+    run = ff.run(TINY, out=tmp_path / "run", init_from=backbone.folder, method="scalefl")
     begun, theirs = first_state(run), backbone.server.state
     plain = ff.run(TINY, out=tmp_path / "plain", method="scalefl")
     drawn = first_state(plain)
@@ -76,7 +76,7 @@ def test_missing_classifiers_are_drawn(backbone: ff.Run, tmp_path: Path) -> None
 
 def test_only_classifiers_of_other_classes_are_drawn(backbone: ff.Run, tmp_path: Path) -> None:
     data = TINY["data"] | {"classes": 7}
-    run = ff.run(TINY, out=tmp_path / "run", start=backbone.folder, data=data, method="fedavg")
+    run = ff.run(TINY, out=tmp_path / "run", init_from=backbone.folder, data=data, method="fedavg")
     begun, theirs = first_state(run), backbone.server.state
     assert {name for name in begun if not torch.equal(begun[name][:4], theirs[name][:4])} == {
         "heads.3.weight", "heads.3.bias",
@@ -88,7 +88,7 @@ def test_only_classifiers_of_other_classes_are_drawn(backbone: ff.Run, tmp_path:
 def test_decoupled_gives_its_largest_model(tmp_path: Path) -> None:
     apart = ff.run(TINY, out=tmp_path / "apart", method="decoupled", cohort={"count": 6})
     assert len({name.partition("/")[0] for name in apart.server.state if name.startswith("level")}) > 1
-    run = ff.run(TINY, out=tmp_path / "run", start=apart.folder, method="fedavg")
+    run = ff.run(TINY, out=tmp_path / "run", init_from=apart.folder, method="fedavg")
     level = f"level{len(apart.assembly.federation.levels)}/"
     theirs = {name.removeprefix(level): t for name, t in apart.server.state.items() if name.startswith(level)}
     assert theirs and has_same_bits(first_state(run), theirs)
@@ -99,7 +99,7 @@ def test_resume_without_start(backbone: ff.Run, tmp_path: Path) -> None:
     """Cut off after round 1 and taken up again, the start being gone: the same final state as in one go."""
     moved = tmp_path / "moved"
     shutil.copytree(backbone.folder, moved)
-    whole = ff.run(TINY, out=tmp_path / "whole", start=moved, method="fedavg")
+    whole = ff.run(TINY, out=tmp_path / "whole", init_from=moved, method="fedavg")
 
     class Stop(Exception):
         pass
@@ -109,7 +109,7 @@ def test_resume_without_start(backbone: ff.Run, tmp_path: Path) -> None:
             raise Stop
 
     with pytest.raises(Stop):
-        ff.run(TINY, out=tmp_path / "cut", start=moved, method="fedavg", on_round=after_one)
+        ff.run(TINY, out=tmp_path / "cut", init_from=moved, method="fedavg", on_round=after_one)
     newest = RunFolder.open(tmp_path / "cut").checkpoints()[-1]
     newest.unlink()
     shutil.rmtree(moved)
@@ -121,20 +121,20 @@ def test_resume_without_start(backbone: ff.Run, tmp_path: Path) -> None:
 def test_refused_starts(backbone: ff.Run, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with raises(RunError, "nowhere"):
-        ff.run(TINY, out=out, start="nowhere")
+        ff.run(TINY, out=out, init_from="nowhere")
     (tmp_path / "empty").mkdir()
     with raises(RunError, "config.toml"):
-        ff.run(TINY, out=out, start=tmp_path / "empty")
+        ff.run(TINY, out=out, init_from=tmp_path / "empty")
     shutil.copytree(backbone.folder, tmp_path / "unborn")
     shutil.rmtree(tmp_path / "unborn" / "checkpoints")
     with raises(RunError, tmp_path / "unborn"):
-        ff.run(TINY, out=out, start=tmp_path / "unborn")
+        ff.run(TINY, out=out, init_from=tmp_path / "unborn")
     with raises(ModelError, "blocks.0.conv.weight", "[model]"):
-        ff.run({"rounds": 1, "data": {"partition": {"clients": 8}}}, out=out, start=backbone.folder)
+        ff.run({"rounds": 1, "data": {"partition": {"clients": 8}}}, out=out, init_from=backbone.folder)
     vit = {"name": "vit", "hidden": 12, "depth": 2, "attention_heads": 3, "patch": 2}
     small = ff.run(TINY, out=tmp_path / "small", model=vit, method="fedavg")
     with raises(ModelError, "embeddings.class_token", "(1, 1, 12)", "(1, 1, 24)"):
-        ff.run(TINY, out=out, start=small.folder, model=vit | {"hidden": 24}, method="fedavg")
+        ff.run(TINY, out=out, init_from=small.folder, model=vit | {"hidden": 24}, method="fedavg")
     assert not out.exists()
 
 
@@ -164,7 +164,7 @@ def test_checkpoint_of_a_model_is_validated() -> None:
         ({"value": torch.inf}, []),
         ({"lacking": "stem"}, ["stem.weight"]),
     ):
-        with raises(ModelError, "mine", *names, key="start"):
+        with raises(ModelError, "mine", *names, key="init_from"):
             begin(**model)
 
 
@@ -186,19 +186,21 @@ def test_custom_model_starts_from_run(tmp_path: Path) -> None:
 
     first, again, lacking = ({"model": cast(Any, Plain(bias)), "method": "fedavg"} for bias in (False, False, True))
     run = ff.run(TINY, out=tmp_path / "first", **first)
-    assert_same_bits(first_state(ff.run(TINY, out=tmp_path / "again", start=run.folder, **again)), run.server.state)
+    assert_same_bits(first_state(ff.run(TINY, out=tmp_path / "again", init_from=run.folder, **again)), run.server.state)
     with raises(ModelError, "1.bias", "[model]"):
-        ff.run(TINY, out=tmp_path / "lacking", start=run.folder, **lacking)
+        ff.run(TINY, out=tmp_path / "lacking", init_from=run.folder, **lacking)
 
 
 def test_start_path_is_relative_to_run_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "files" / "theirs").mkdir(parents=True)
-    (tmp_path / "files" / "run.toml").write_text('start = "theirs"\n[model]\nname = "bert"\ncheckpoint = "theirs"\n')
+    (tmp_path / "files" / "run.toml").write_text(
+        'init_from = "theirs"\n[model]\nname = "bert"\ncheckpoint = "theirs"\n'
+    )
     monkeypatch.chdir(tmp_path)
     experiment = load_experiment("files/run.toml")
-    assert experiment.start == experiment.model.settings["checkpoint"] == str(tmp_path / "files" / "theirs")
-    (tmp_path / "files" / "run.toml").write_text('start = "elsewhere"\n')
-    assert load_experiment("files/run.toml").start == "elsewhere"
+    assert experiment.init_from == experiment.model.settings["checkpoint"] == str(tmp_path / "files" / "theirs")
+    (tmp_path / "files" / "run.toml").write_text('init_from = "elsewhere"\n')
+    assert load_experiment("files/run.toml").init_from == "elsewhere"
 
 
 def test_custom_architecture_with_checkpoint(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from fleetfit.errors import ConfigError
 
 SIGNATURES = {
     "run": "file, *, model, data, method, fleet, local, cohort, peft, attack, secure, privacy, engine, evaluate, "
-    "checkpoint, rounds, seed, name, start, callbacks, out, on_round, progress, **unknown",
+    "checkpoint, rounds, seed, name, init_from, callbacks, out, on_round, progress, **unknown",
     "resume": "folder, *, on_round, callbacks, progress, **objects",
     "load": "folder, **objects",
     "plan": "file, **sections",

@@ -61,21 +61,21 @@ PLACES = {
     "peft": {},
     "method": {},
     "method.hooks": {},
-    "method.plus": {},
-    "method.plus.fedprox": {"method.plus.fedprox.mu": 0.1},
+    "method.options": {},
+    "method.options.fedprox": {"method.options.fedprox.mu": 0.1},
     "fleet": {},
     "recorded": {},
     "recorded.latencies": {},
     "fleet.drift": {"fleet.drift.sd": 0.1},
-    "fleet.slow": {"fleet.slow.share": 0.1},
-    "fleet.availability": {"fleet.availability.share": 0.5},
+    "fleet.slow": {"fleet.slow.fraction": 0.1},
+    "fleet.availability": {"fleet.availability.online": 0.5},
     "fleet.links": {"fleet.links.lost_up": 0.5},
     "local": {},
     "local.schedule": {"local.schedule.kind": "cosine"},
     "cohort": {},
-    "cohort.choose": {"cohort.choose": {"name": "loss"}},
+    "cohort.selection": {"cohort.selection": {"name": "loss"}},
     "attack": {"attack.kind": "sign_flip"},
-    "secure": {"secure.minimum": 2},
+    "secure": {"secure.min_clients": 2},
     "privacy": {},
     "engine": {},
     "evaluate": {},
@@ -214,7 +214,7 @@ VALUES: dict[str, Any] = {
     "name": "other",
     "seed": 5,
     "rounds": 4,
-    "start": "nowhere",
+    "init_from": "nowhere",
     "callbacks": ["tensorboard"],
     "data.name": "digits",
     "data.partition.kind": "shards",
@@ -231,16 +231,16 @@ VALUES: dict[str, Any] = {
     "fleet.cost": "multiply_adds",
     "fleet.tolerance": 0.8,
     "fleet.levels": [0.5, 1.0],
-    "fleet.split": "depth",
+    "fleet.scaling": "depth",
     "fleet.reports_budget": True,
     "fleet.drift.sd": 0.3,
     "fleet.drift.jump": 0.2,
     "fleet.drift.low": 0.6,
-    "fleet.slow.share": 0.6,
+    "fleet.slow.fraction": 0.6,
     "fleet.slow.factor": 3.0,
     "fleet.slow.link": 3.0,
     "fleet.jitter": 0.4,
-    "fleet.availability.share": 0.6,
+    "fleet.availability.online": 0.6,
     "fleet.availability.spread": 0.5,
     "fleet.availability.rounds": 6.0,
     "fleet.availability.day": 9.0,
@@ -250,9 +250,9 @@ VALUES: dict[str, Any] = {
     "fleet.links.lost_up": 0.3,
     "fleet.links.repeated": 0.4,
     "fleet.reports_labels": True,
-    "fleet.groups": [{"budget": 0.4, "share": 0.2, "tolerance": 0.2, "name": "a"}, {"budget": 1.0, "name": "b"}],
+    "fleet.groups": [{"budget": 0.4, "fraction": 0.2, "tolerance": 0.2, "name": "a"}, {"budget": 1.0, "name": "b"}],
     "method.name": "heterofl",
-    "method.plus": {"fedprox": {"mu": 0.2}},
+    "method.options": {"fedprox": {"mu": 0.2}},
     "method.hooks": {"choose_channels": "random"},
     "local.optimizer": "adamw",
     "local.epochs": 2,
@@ -274,27 +274,27 @@ VALUES: dict[str, Any] = {
     "local.schedule.factor": 0.3,
     "local.schedule.minimum": 0.2,
     "local.schedule.kind": "cosine",
-    "cohort.choose": "size",
+    "cohort.selection": "size",
     "cohort.fraction": 0.7,
     "cohort.count": 3,
     "cohort.deadline_s": 40.0,
-    "cohort.late": "drop",
+    "cohort.on_deadline": "drop",
     "cohort.quorum": 0.5,
     "cohort.over_selection": 0.5,
     "attack.kind": "sign_flip",
-    "attack.share": 0.5,
+    "attack.fraction": 0.5,
     "attack.among": "each",
-    "secure.minimum": 4,
-    "secure.threshold": 0.8,
-    "secure.range": 0.5,
+    "secure.min_clients": 4,
+    "secure.reconstruction_threshold": 0.8,
+    "secure.clipping_range": 0.5,
     "secure.bits": 16,
-    "privacy.clip": 0.5,
-    "privacy.noise": 1.5,
+    "privacy.clipping_norm": 0.5,
+    "privacy.noise_multiplier": 1.5,
     "privacy.epsilon": 3.0,
     "privacy.delta": 1e-3,
     "privacy.key_file": "run.key",
     "engine.name": "processes",
-    "engine.features_bytes": 1e6,
+    "engine.feature_cache_bytes": 1e6,
     "engine.speed": "fast",
     "engine.precision": "bf16",
     "engine.memory_format": "channels_last",
@@ -306,13 +306,13 @@ VALUES: dict[str, Any] = {
     "evaluate.between.statistics_samples": 33,
     "evaluate.batch_size": 17,
     "evaluate.split": "validation",
-    "evaluate.norms": ["batch"],
+    "evaluate.batch_norm": ["batch"],
     "evaluate.statistics_samples": 33,
     "evaluate.clients": 2,
     "evaluate.samples": 9,
-    "evaluate.whole": True,
+    "evaluate.whole_test_set": True,
     "evaluate.metrics": ["own_metric:share"],
-    "evaluate.prior": "own",
+    "evaluate.personal": "own",
     "checkpoint.every": 2,
     "checkpoint.keep": 5,
 }
@@ -325,8 +325,8 @@ RICH = merge_tables(
         "fleet": {
             "groups": [{"budget": 0.4, "profile": PROFILE}, {"budget": 1.0, "profile": PROFILE}],
             "drift": {"jump": 0.1},
-            "slow": {"share": 0.5},
-            "availability": {"share": 0.7},
+            "slow": {"fraction": 0.5},
+            "availability": {"online": 0.7},
         },
         "cohort": {"deadline_s": 30.0},
         "local": {"schedule": {"kind": "step", "at": [2]}},
@@ -375,7 +375,7 @@ def describe_assembly(assembly: Assembly) -> dict[str, Any]:
         "clients": {field.name: plain(getattr(f.clients, field.name)) for field in fields(f.clients)},
         "data": (a.data.name, plain(a.data.x), [plain(dict(part)) for part in a.simulation.parts]),
         "unlabeled": a.simulation.unlabeled is not None,
-        "problem": (repr(f.problem.architecture), f.problem.start, plain(dict(f.problem.base))),
+        "problem": (repr(f.problem.architecture), f.problem.init_from, plain(dict(f.problem.base))),
         "resources": {
             field.name: plain(getattr(resources, field.name))
             for field in fields(resources)
@@ -465,10 +465,10 @@ def is_given(base: Any, key: str, value: Any) -> bool:
 )
 def test_every_key_beside_every_method(method: str, context: str) -> None:
     base = merge_tables(TINY if context == "tiny" else RICH, {"method": {"name": method}})
-    outcomes = check(base, {key: value for key, value in VALUES.items() if key not in ("start", "data.name")})
+    outcomes = check(base, {key: value for key, value in VALUES.items() if key not in ("init_from", "data.name")})
     assert outcomes["local.lr"] == outcomes["rounds"] == outcomes["seed"] == "used"
-    assert outcomes["cohort.late"] == ("said" if context == "tiny" else "used")
-    assert outcomes["cohort.choose"] == ("refused" if method == "adaptivefl" else "used")
+    assert outcomes["cohort.on_deadline"] == ("said" if context == "tiny" else "used")
+    assert outcomes["cohort.selection"] == ("refused" if method == "adaptivefl" else "used")
     once = "said" if method == "fedsgd" else "used"  # one step
     assert outcomes["local.epochs"] == outcomes["local.momentum"] == outcomes["local.max_steps"] == once
     assert outcomes["local.optimizer"] == "used" and outcomes["local.betas"] == "refused", (
@@ -480,7 +480,7 @@ def test_every_key_beside_every_method(method: str, context: str) -> None:
 @pytest.mark.parametrize("kind", ["options", "selection"])
 def test_every_option_and_choice_beside_every_method(kind: str) -> None:
     """An option changes the method, or is refused, or the run says that it does nothing."""
-    place = "method.plus" if kind == "options" else "cohort.choose"
+    place = "method.options" if kind == "options" else "cohort.selection"
     for method in METHODS:
         if method in UNFIT:
             continue
@@ -525,7 +525,7 @@ def test_every_hyperparameter_that_another_switches_off_says_so() -> None:
     """For each method whose first switch is off, the parameters that only it needs are named, and no other is."""
     off = {
         "scalefl": ({"beta": 0.0}, {"temperature": 5.0, "warmup": 0.5}, {"printed": True}),
-        "depthfl": ({"share": 0.0}, {"temperature": 5.0, "ramp": 9}, {"alpha": 0.3}),
+        "depthfl": ({"weight": 0.0}, {"temperature": 5.0, "ramp": 9}, {"alpha": 0.3}),
         "inclusivefl": ({"beta": 0.0}, {"damped": True}, {}),
         "feddf": ({"steps": 0}, {"temperature": 5.0, "lr": 0.1, "check_every": 7}, {}),
     }
@@ -539,8 +539,8 @@ def test_a_part_without_effect_is_named_with_its_reason() -> None:
     shuffled = {"name": "adaptivefl", "hooks": {"choose_clients": "uniform"}}
     said_of = {
         "method.hooks.choose_clients": (shuffled, "adaptivefl never calls it: it chooses clients in a way of its own"),
-        "method.plus.fedadam": (
-            {"name": "fedavg", "plus": {"fedadam": {"lr": 0.1}}, "hooks": {"step": "fleetfit.hooks:take_mean"}},
+        "method.options.fedadam": (
+            {"name": "fedavg", "options": {"fedadam": {"lr": 0.1}}, "hooks": {"step": "fleetfit.hooks:take_mean"}},
             "method.hooks.step takes the place of all that it would do",
         ),
         "method.beta": (
@@ -616,11 +616,11 @@ def test_reefl_without_ree_names_what_only_ree_needs() -> None:
         (["method.name=adaptivefl", "method.hooks.choose_channels=rolling"], "method.hooks.choose_channels"),
         (["method.name=adaptivefl", "fleet.levels=halving"], "fleet.levels"),
         (["method.name=all_large", "fleet.levels=halving"], "fleet.levels"),
-        (["method.plus.fedadam.lr=0.1", "method.hooks.step=fleetfit.hooks:take_mean"], "method.plus.fedadam"),
+        (["method.options.fedadam.lr=0.1", "method.hooks.step=fleetfit.hooks:take_mean"], "method.options.fedadam"),
         (["method.beta=0.3", "method.hooks.make_loss=fleetfit.hooks:last_exit_loss"], "method.beta"),
         (["data.server.name=tiny:tiny_server_data"], "data.server"),
-        (["cohort.late=drop"], "cohort.late"),
-        (["evaluate.norms=['batch']", "evaluate.statistics_samples=9"], "evaluate.statistics_samples"),
+        (["cohort.on_deadline=drop"], "cohort.on_deadline"),
+        (["evaluate.batch_norm=['batch']", "evaluate.statistics_samples=9"], "evaluate.statistics_samples"),
         (["fleet.drift.jump=0.0", "fleet.drift.low=0.5"], "fleet.drift.low"),
         (["model.name=cnn", "data.name=digits", "model.group=4"], "model.group"),
     ],
@@ -632,7 +632,7 @@ def test_what_is_asked_for_and_not_used_is_refused(overrides: list[str], key: st
     assert f"[{section}] {inner} " in message
     assert not (tmp_path / "run").exists()
     table = merge_tables(TINY, *(merge_tables({}, parse_tables(text)) for text in overrides))
-    if key.startswith(("method.hooks", "method.plus")):
+    if key.startswith(("method.hooks", "method.options")):
         assert f"[{section}] {inner} " in get_message(lambda: ff.run(table, out=tmp_path / "run"))
     else:
         prepared = prepare(load_experiment(table), tmp_path / "run")
@@ -662,18 +662,18 @@ def test_a_key_that_says_what_is_so_anyway_is_no_mistake(tmp_path: Path) -> None
 
 
 def test_the_order_of_overrides_does_not_matter() -> None:
-    texts = ["method.name=fedavg", "method.hooks.choose_channels=rolling", "method.plus.fedprox.mu=0.3"]
+    texts = ["method.name=fedavg", "method.hooks.choose_channels=rolling", "method.options.fedprox.mu=0.3"]
     methods = [load_experiment(TINY, order).method for order in itertools.permutations(texts)]
     assert all(one == methods[0] for one in methods)
-    assert methods[0].hooks == {"choose_channels": "rolling"} and methods[0].plus == {"fedprox": {"mu": 0.3}}
+    assert methods[0].hooks == {"choose_channels": "rolling"} and methods[0].options == {"fedprox": {"mu": 0.3}}
     assert '"beta"' in get_message(lambda: assemble(load_experiment(TINY, ["method.beta=0.3", "method.name=fedavg"])))
 
 
 def test_options_and_hooks_survive_an_override_of_the_method() -> None:
     base = merge_tables(TINY, {"method": {"name": "scalefl", "beta": 0.2, "hooks": {"choose_channels": "rolling"},
-                                  "plus": {"fedprox": {"mu": 0.3}}}})  # fmt: skip
+                                  "options": {"fedprox": {"mu": 0.3}}}})  # fmt: skip
     for experiment in (load_experiment(base, ["method.name=fedavg"]), load_experiment(base, method="fedavg")):
-        assert experiment.method.hooks == {"choose_channels": "rolling"} and experiment.method.plus == {
+        assert experiment.method.hooks == {"choose_channels": "rolling"} and experiment.method.options == {
             "fedprox": {"mu": 0.3}
         }
         assert experiment.method.settings == {} and experiment.request.dropped == ("method.beta",)

@@ -32,7 +32,7 @@ RUN = {
 
 SECURE = {
     **RUN, "name": "secure-fleet-demo", "rounds": 2, "model": {"name": "cnn", "norm": "group"},
-    "secure": {"minimum": 2, "threshold": 0.6},
+    "secure": {"min_clients": 2, "reconstruction_threshold": 0.6},
 }  # fmt: skip
 DIVISION = {"kind": "dirichlet", "alpha": 1.0, "clients": len(BUDGETS)}
 
@@ -59,7 +59,7 @@ def secure_nodes() -> dict[str, dict[str, Any]]:
     return {
         f"{client}-{kinds[budget]}": {
             "budget": budget, "data": {"name": "digits", "partition": DIVISION, "client": client},
-            "secure": {"member": "own.member", "minimum": 2},
+            "secure": {"member": "own.member", "min_clients": 2},
         }
         for client, budget in enumerate(budgets)
     }  # fmt: skip

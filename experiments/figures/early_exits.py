@@ -205,7 +205,7 @@ def _draw_levels(run: Run, result: Pictures) -> None:
     """Draw the accuracies of the levels over their cost."""
     costs, empty = [], []
     try:
-        columns = run.columns[run.experiment.evaluate.norms[0]]
+        columns = run.columns[run.experiment.evaluate.batch_norm[0]]
         for level in run.assembly.federation.levels:
             entry = columns["levels"].get(level.name, {})
             accuracies = entry.get("exits") or [entry.get("local")]

@@ -226,7 +226,7 @@ def _about(
     line = settings_line(found) if found.settings else ""
     said += [f"Settings: {line}."] if line else []
     compared = read_toml(path).get("compare", {}) if path.is_file() else {}
-    differs = str(compared.get("differs", "")).strip().rstrip(".")
+    differs = str(compared.get("note", "")).strip().rstrip(".")
     said += [f"Differs from the paper: {differs}."] if differs else []
     return "  \n".join(said) + "\n"
 

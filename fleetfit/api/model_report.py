@@ -163,7 +163,7 @@ def _find_levels(problem: Problem) -> tuple[Problem, list[Level], str]:
         widths = ", ".join(map(str, WIDTHS))
         return problem, levels, f"Levels of fixed widths {widths}: the planner finds none for {parts}: {error}"
     problem = problem.replace_exits({e for level in levels for e in level.submodel.exits})
-    return problem, levels, f'Levels for devices that afford {parts}, as fleet.split = "auto" makes them.'
+    return problem, levels, f'Levels for devices that afford {parts}, as fleet.scaling = "auto" makes them.'
 
 
 def _train_levels(problem: Problem, levels: Sequence[Level], data: Data) -> Table:

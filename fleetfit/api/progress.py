@@ -154,7 +154,7 @@ class RoundProgress:
     ) -> None:
         self._title, self._format_time_left = make_printable(title), format_time_left
         self._stream, self._cell = stream or sys.stdout, cell
-        self.facts = RoundFacts(experiment.rounds, experiment.evaluate.norms[0])
+        self.facts = RoundFacts(experiment.rounds, experiment.evaluate.batch_norm[0])
         self._bars, self._is_alone = bars, bars is None
         if cell is not None:
             cell(format_html(title, self.facts))

@@ -98,7 +98,7 @@ class Run:
                     + make_total_table(summary).to_html()
                     + f"<p>{escape_html(str(self.folder))}</p>"
                 )
-            facts = RoundFacts(self.experiment.rounds, self.experiment.evaluate.norms[0])
+            facts = RoundFacts(self.experiment.rounds, self.experiment.evaluate.batch_norm[0])
             for report in self.metrics:
                 facts.add(report)
             return format_html(str(self.folder), facts)
@@ -185,12 +185,12 @@ class Run:
         Args:
             kind: "local" or "global", or any other number in the columns ("avg", "full", "ensemble", ...).
             level: For "local" only: accuracy on the level's clients. Levels are 1..L.
-            norm: Batch-norm policy, "static" or "batch"; the first of `evaluate.norms` by default.
+            norm: Batch-norm policy, "static" or "batch"; the first of `evaluate.batch_norm` by default.
 
         Raises:
             ConfigError: The columns do not have the number.
         """
-        return find_accuracy(self.columns, kind, level, norm or self.experiment.evaluate.norms[0])
+        return find_accuracy(self.columns, kind, level, norm or self.experiment.evaluate.batch_norm[0])
 
     @property
     def server(self) -> Server:
@@ -398,7 +398,7 @@ class Run:
                 set by name is divided among the clients instead.
             split: "test", "validation" or "train"; that of the run by default.
             batch_size: Samples per forward pass; that of the run by default.
-            **sections: Other changed sections of a run file: `evaluate={"norms": "batch"}`.
+            **sections: Other changed sections of a run file: `evaluate={"batch_norm": ["batch"]}`.
 
         Raises:
             DataError: The split has no samples.
@@ -490,7 +490,7 @@ def find_accuracy(columns: Mapping[str, Any], kind: str, level: int | None, norm
     """
     if norm not in columns:
         norms = ", ".join(name for name in ("static", "batch") if name in columns)
-        raise ConfigError(f'this run has no "{norm}" columns. Its evaluate.norms are {norms}.', key="norm")
+        raise ConfigError(f'this run has no "{norm}" columns. Its evaluate.batch_norm are {norms}.', key="norm")
     values = columns[norm]
     if level is not None:
         if kind != "local" or str(level) not in values["levels"]:

@@ -83,7 +83,7 @@ class Sections(TypedDict, total=False):
     rounds: int
     seed: int
     name: str
-    start: str | Path
+    init_from: str | Path
     callbacks: Sequence[Any]
     compare: Section
 
@@ -112,7 +112,7 @@ def run(
     rounds: int | None = None,
     seed: int | None = None,
     name: str | None = None,
-    start: str | Path | None = None,
+    init_from: str | Path | None = None,
     callbacks: Sequence[Any] = (),
     out: str | Path | None = None,
     on_round: OnRound | None = None,
@@ -141,7 +141,7 @@ def run(
         rounds: Rounds of training.
         seed: Seed of all random choices.
         name: Part of the run folder's name.
-        start: Folder of another run, whose last state is the initial state.
+        init_from: Folder of another run, whose last state is the initial state.
         callbacks: Further callbacks besides the run file's: objects with methods of `fleetfit.Callback`, functions of a
             round's report, and names and tables as in a run file.
         out: The run folder; `runs/<time>-<name>-<hash>` by default.
@@ -162,7 +162,7 @@ def run(
         experiment = load_experiment(
             file, model=model, data=data, method=method, fleet=fleet, local=local, cohort=cohort, peft=peft,
             attack=attack, secure=secure, privacy=privacy, engine=engine, evaluate=evaluate, checkpoint=checkpoint,
-            rounds=rounds, seed=seed, name=name, start=start, **unknown,
+            rounds=rounds, seed=seed, name=name, init_from=init_from, **unknown,
         )  # fmt: skip
         if out is not None and not experiment.compare.set_keys:
             path = files.parse_path(out)
@@ -298,7 +298,7 @@ def check_single_run(experiment: Experiment, verb: str) -> None:
         )
 
 
-_CONTRADICTIONS = ("method.hooks.", "method.plus.", "cohort.choose")
+_CONTRADICTIONS = ("method.hooks.", "method.options.", "cohort.selection")
 
 
 def check_requested_keys(unused: Iterable[UnusedKey], experiment: Experiment) -> None:
@@ -357,8 +357,8 @@ def prepare(
     check_single_run(experiment, "run")
     entries, objects = split_callbacks(callbacks)
     experiment = add_callbacks(experiment, entries)
-    if experiment.start:
-        RunFolder.open(experiment.start)
+    if experiment.init_from:
+        RunFolder.open(experiment.init_from)
     assembly = assemble(experiment, say=say)
     check_requested_keys(assembly.unused, experiment)
     named_callbacks = make_callbacks(experiment.callbacks, objects)
@@ -618,7 +618,7 @@ def _write_results(
         "model": names.get_short_name(experiment.model.name),
         "data": assembly.data.name,
         "seed": experiment.seed,
-        "norm": next(norm for norm in experiment.evaluate.norms if norm in target.columns),
+        "norm": next(norm for norm in experiment.evaluate.batch_norm if norm in target.columns),
         "score": assembly.federation.problem.task.score,
     }
     results = make_summary(description, assembly.plan, metrics, assembly.notes)

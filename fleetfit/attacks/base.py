@@ -200,9 +200,9 @@ def draw_hostile_clients(levels: np.ndarray, share: float, among: str | Sequence
         attackers += make_numpy_rng(seed, "attack", *group).choice(ids, count, replace=False).tolist()
     if not attackers:
         raise ConfigError(
-            f"[attack] share: {share:g} of {int((levels >= 0).sum())} clients is less than one client. Set a larger "
+            f"[attack] fraction: {share:g} of {int((levels >= 0).sum())} clients is less than one client. Set a larger "
             "share, or leave [attack] out.",
-            key="attack.share",
+            key="attack.fraction",
         )
     return tuple(sorted(attackers))
 

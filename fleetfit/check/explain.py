@@ -94,7 +94,7 @@ def describe_exits(architecture: Architecture, module: nn.Module) -> Iterator[st
     if len(architecture.positions) == 1:
         yield (
             "one, after the last block: nothing can stop early, and levels differ in width only, as with methods "
-            'heterofl and fedrolex; scalefl needs method.split = "width"'
+            'heterofl and fedrolex; scalefl needs method.scaling = "width"'
         )
         if missing:
             yield (

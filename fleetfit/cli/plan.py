@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fleetfit.core import DataDescription
     from fleetfit.cost import Latency, TimedModel
     from fleetfit.layout import Architecture
-    from fleetfit.planner import Mode, Plan, SplitLevel
+    from fleetfit.planner import Plan, Scaling, SplitLevel
 
 IMAGE = (3, 32, 32)
 """The shape of a sample of an image model, by default."""
@@ -36,7 +36,7 @@ class PlanOptions:
     budgets: str = "0.125,0.25,0.5,1"
     cost: str = "parameters"
     tolerance: float = 0.1
-    mode: str | None = None
+    scaling: str | None = None
     levels: str = "cluster"
     exits: str | None = None
     widths: str | None = None
@@ -71,7 +71,7 @@ class PlanView:
     notes: Sequence[str] = ()
     latencies: tuple["Latency", ...] = ()
     latency_notes: tuple[str, ...] = ()
-    splits: "Mapping[Mode, Sequence[SplitLevel]]" = field(default_factory=dict)
+    splits: "Mapping[Scaling, Sequence[SplitLevel]]" = field(default_factory=dict)
 
 
 def plan(
@@ -88,7 +88,7 @@ def plan(
         ),
     ] = "parameters",
     tolerance: Annotated[float, typer.Option(help="Fraction by which a level may exceed its budget.")] = 0.1,
-    mode: Annotated[
+    scaling: Annotated[
         str | None,
         typer.Option(
             help="How levels differ: auto, both, width, depth, depth_first. Default: auto; both with --exits, --widths."
@@ -124,7 +124,7 @@ def plan(
     from fleetfit.report.tables import make_plan_table, make_split_table
 
     options = PlanOptions(
-        model, budgets, cost, tolerance, mode, levels, exits, widths, classes, input_shape, strict, also, batch_size
+        model, budgets, cost, tolerance, scaling, levels, exits, widths, classes, input_shape, strict, also, batch_size
     )
     changed = options.list_changed()
     if not latency and (passes != _PASSES or threads != 1):
@@ -225,7 +225,7 @@ def plan_model(options: PlanOptions, overrides: Sequence[str]) -> PlanView:
     from fleetfit.config.assemble.model import build_architecture
     from fleetfit.config.assemble.splits import describe_levels
     from fleetfit.cost import Conditions, get_cost_kind
-    from fleetfit.planner import Mode, get_sizes, make_plan
+    from fleetfit.planner import Scaling, get_sizes, make_plan
 
     assert options.model is not None
     shape = parse_shape(options.input_shape) if options.input_shape else get_default_shape(options.model)
@@ -233,13 +233,15 @@ def plan_model(options: PlanOptions, overrides: Sequence[str]) -> PlanView:
     architecture = build_architecture(
         options.model, settings, classes=options.classes, channels=shape[0], input_shape=shape
     )
-    if options.mode not in (None, *get_args(Mode)):
-        raise ConfigError(f'--mode must be one of {", ".join(get_args(Mode))}, got "{options.mode}".', key="mode")
+    if options.scaling not in (None, *get_args(Scaling)):
+        raise ConfigError(
+            f'--scaling must be one of {", ".join(get_args(Scaling))}, got "{options.scaling}".', key="scaling"
+        )
     also = () if options.also is None else tuple(part.strip() for part in options.also.split(","))
     for cost in also:
         get_cost_kind(cost)
 
-    def plan_mode(mode: "Mode") -> "Plan":
+    def plan_scaling(scaling: "Scaling") -> "Plan":
         return make_plan(
             architecture,
             shape,
@@ -247,7 +249,7 @@ def plan_model(options: PlanOptions, overrides: Sequence[str]) -> PlanView:
             options.tolerance,
             options.levels if options.levels in ("cluster", "halving") else parse_numbers(options.levels, "--levels"),
             options.cost,
-            mode,
+            scaling,
             options.strict,
             None if options.exits is None else [int(e) for e in parse_numbers(options.exits, "--exits")],
             None if options.widths is None else parse_numbers(options.widths, "--widths"),
@@ -258,14 +260,14 @@ def plan_model(options: PlanOptions, overrides: Sequence[str]) -> PlanView:
     notes: tuple[str, ...] = ()
     try:
         default = "auto" if options.exits is None and options.widths is None else "both"
-        plan = plan_mode(cast("Mode", options.mode or default))
+        plan = plan_scaling(cast("Scaling", options.scaling or default))
     except PlanError as error:
-        mode = error.mode or ("width" if getattr(architecture, "falls_back_to_width", False) else None)
-        if options.mode is not None or mode is None:
+        scaling = error.scaling or ("width" if getattr(architecture, "falls_back_to_width", False) else None)
+        if options.scaling is not None or scaling is None:
             raise
         notes = (f"No levels that differ in both depth and width fit within {options.tolerance:g}, so levels differ in "
-            f"{mode} only. Run with --mode both for the reason.",)  # fmt: skip
-        plan = plan_mode(cast("Mode", mode))
+            f"{scaling} only. Run with --scaling both for the reason.",)  # fmt: skip
+        plan = plan_scaling(cast("Scaling", scaling))
     title = f"{options.model}, samples of {' x '.join(map(str, shape))}, {options.classes} classes"
     submodels = [(get_sizes(architecture, level.shape), level.exits) for level in plan.levels[:-1]]
     submodels.append((architecture.sizes(1.0), (architecture.blocks,)))  # the last level is counted as this

@@ -22,7 +22,7 @@ class UnusedKey:
     """A key that a run does not use.
 
     Attributes:
-        key: Dotted, such as "cohort.late".
+        key: Dotted, such as "cohort.on_deadline".
         reason: Why the run does not use it.
     """
 

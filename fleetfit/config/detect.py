@@ -214,8 +214,8 @@ def _choose_model(data: Mapping[str, Any], shape: tuple[int, ...] | None) -> Tab
         side = data.get("resize") or data.get("size") or 0
         return {"name": "resnet20"} if isinstance(side, int) and side >= _LARGE_SIDE else {}
     if name == "sounds":
-        mels = data.get("mels", 64)
-        return {"name": "resnet20"} if isinstance(mels, int) and mels >= _LARGE_SIDE else {}
+        n_mels = data.get("n_mels", 64)
+        return {"name": "resnet20"} if isinstance(n_mels, int) and n_mels >= _LARGE_SIDE else {}
     if shape is None:
         return {}
     side, vocabulary = data.get("resize"), data.get("vocabulary")

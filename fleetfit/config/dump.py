@@ -11,7 +11,7 @@ from fleetfit.config.merge import Table, flatten
 from fleetfit.config.schema import Experiment
 from fleetfit.errors import escape_controls
 
-_EMPTY = {"method": ("hooks", "plus"), "evaluate": ("metrics",), "recorded": ("latencies", "computing")}
+_EMPTY = {"method": ("hooks", "options"), "evaluate": ("metrics",), "recorded": ("latencies", "computing")}
 """Keys that are left out if they are empty. Other empty values are the user's, and refused later."""
 
 
@@ -36,7 +36,7 @@ def dump_experiment(experiment: Experiment) -> Table:
         del table["privacy"]
     for section, keys in _EMPTY.items():
         table[section] = {key: value for key, value in table[section].items() if key not in keys or value}
-    unset = ("name", "start", "callbacks", "recorded")
+    unset = ("name", "init_from", "callbacks", "recorded")
     return {key: value for key, value in table.items() if key not in unset or value}
 
 

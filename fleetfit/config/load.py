@@ -309,7 +309,7 @@ def _has_value(default: Any) -> bool:
 
 _FILES = (
     *(f"{data}.{key}" for data in ("data", "data.server") for key in ("folder", "file", "tokenizer", "transform")),
-    "model.checkpoint", "fleet.availability.trace", "fleet.levels", "start",
+    "model.checkpoint", "fleet.availability.trace", "fleet.levels", "init_from",
 )  # fmt: skip
 """Keys that name files."""
 
@@ -431,7 +431,7 @@ def _resolve_file(file: Any, folder: Path, key: str) -> Any:
     """Return the absolute path of a file that exists; otherwise a data set looks in FLEETFIT_DATA."""
     if key == "fleet.levels" and not (isinstance(file, str) and file.endswith(".toml")):  # no saved plan
         return file
-    if not isinstance(file, str) or (key == "start" and not file):
+    if not isinstance(file, str) or (key == "init_from" and not file):
         return file
     if not file:
         raise ConfigError(f"{format_key(key)}: is empty. Set a path, or leave the key out.", key=key)

@@ -16,7 +16,7 @@ from fleetfit.core.local import OPTIMIZER_KEYS, LocalSection
 Table = dict[str, Any]
 
 _KEYS = {key: row for row in names.KINDS.values() for key in row.keys if key.endswith((".name", ".kind"))}
-CHOOSERS = {"cohort.choose": "name", "local": "optimizer", "local.schedule": "kind",
+CHOOSERS = {"cohort.selection": "name", "local": "optimizer", "local.schedule": "kind",
             **{key.rpartition(".")[0]: key.rpartition(".")[2] for key in _KEYS}}  # fmt: skip
 """By section, the key that names a component to which further keys belong."""
 _SHARED = {"local": LocalSection.model_fields.keys() - {"optimizer", *OPTIMIZER_KEYS},
@@ -77,4 +77,6 @@ def merge_tables(
 
 def _find_default_name(where: str) -> Any:
     section = get_value(Experiment(), where)
-    return section if isinstance(section, str) else getattr(section, CHOOSERS[where], None)  # cohort.choose is a name
+    return (
+        section if isinstance(section, str) else getattr(section, CHOOSERS[where], None)
+    )  # cohort.selection is a name

@@ -93,7 +93,7 @@ REQUIREMENTS = (
     Requirement("data.transform", lambda run: True, ""),  # holds for nodes, too
     Requirement("data", is_simulated, _NODES),
     Requirement("fleet.levels", takes_levels, "the method has levels of its own"),
-    Requirement("fleet.split", takes_levels, "the method has levels of its own"),
+    Requirement("fleet.scaling", takes_levels, "the method has levels of its own"),
     Requirement("fleet.tolerance", is_simulated, _NODES),
     Requirement(
         "fleet.tolerance",
@@ -106,15 +106,19 @@ REQUIREMENTS = (
     ),
     Requirement("fleet.drift.low", has_jumps, "with jump = 0 no budget ever jumps"),
     Requirement("local.check_every", lambda run: run.experiment.local.patience, "patience is not set"),
-    Requirement("cohort.late", lambda run: run.experiment.cohort.deadline_s, "deadline_s is not set"),
+    Requirement("cohort.on_deadline", lambda run: run.experiment.cohort.deadline_s, "deadline_s is not set"),
     Requirement("cohort.quorum", has_profiles, _EQUALLY_FAST),
     Requirement("cohort.over_selection", has_profiles, _EQUALLY_FAST),
-    Requirement("attack.share", lambda run: run.experiment.attack.kind, "no attack is set"),
+    Requirement("attack.fraction", lambda run: run.experiment.attack.kind, "no attack is set"),
     Requirement("attack.among", lambda run: run.experiment.attack.kind, "no attack is set"),
     Requirement("engine.memory_format", has_memory_format, "the model has no convolutions"),
-    Requirement("engine.features_bytes", lambda run: run.federation.problem.base, "no part of the model is frozen"),
     Requirement(
-        "evaluate.prior", lambda run: run.settings.privacy is None, "with [privacy] the accuracy of clients is withheld"
+        "engine.feature_cache_bytes", lambda run: run.federation.problem.base, "no part of the model is frozen"
+    ),
+    Requirement(
+        "evaluate.personal",
+        lambda run: run.settings.privacy is None,
+        "with [privacy] the accuracy of clients is withheld",
     ),
     Requirement("evaluate.between", has_earlier_evaluations, "only the last round is evaluated"),
     Requirement(
@@ -122,7 +126,9 @@ REQUIREMENTS = (
     ),
     Requirement("evaluate.samples", is_simulated, "on a fleet the server has no test set"),
     Requirement(
-        "evaluate.statistics_samples", lambda run: "static" in run.experiment.evaluate.norms, 'norms has no "static"'
+        "evaluate.statistics_samples",
+        lambda run: "static" in run.experiment.evaluate.batch_norm,
+        'batch_norm has no "static"',
     ),
 )
 
@@ -145,8 +151,8 @@ def find_unused_keys(run: Assembly, experiment: Experiment) -> Iterator[UnusedKe
             unused |= dict.fromkeys(keys, requirement.reason)
     unused |= _find_unused_parameters(experiment)
     for key, reason in find_unused_parts(run.federation.method_spec).items():
-        if key == "method.plus.in_time" and "in_time" not in experiment.method.plus:
-            key = "cohort.late"  # the key that adds the option
+        if key == "method.options.in_time" and "in_time" not in experiment.method.options:
+            key = "cohort.on_deadline"  # the key that adds the option
         if key.startswith("method.") or list(find_set_keys(experiment, key, defaults)):
             unused[key] = reason
     yield from (UnusedKey(key, reason) for key, reason in unused.items())

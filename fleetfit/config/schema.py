@@ -30,7 +30,7 @@ class CompareSection(Section):
     """`[compare]`: rows, settings and columns of `fleetfit compare`.
 
     Attributes:
-        row: One table per row: keys of a run file that differ in it, an optional `label`, and `printed`, a paper's
+        row: One table per row: keys of a run file that differ in it, an optional `label`, and `paper`, a paper's
             numbers in the order of the table's columns.
         setting: One table per setting: keys of a run file that differ in it, and its `label`.
         grid: Keys of a run file, each with the list of its values; all combinations are run for every row.
@@ -41,9 +41,9 @@ class CompareSection(Section):
         target: An accuracy, or several, to which rounds are counted.
         target_on: Which accuracy that is.
         against: Label of the baseline row, compared seed by seed; the first row by default.
-        differs: How the file's setting differs from the paper's; a line below the table.
-        smallest: Whether the table has the row "smallest model", FedAvg at the smallest budget. By default a new
-            comparison of rows with the same data and model has it, unless a row of the file trains the same.
+        note: How the file's setting differs from the paper's; a line below the table.
+        smallest_baseline: Whether the table has the row "smallest model", FedAvg at the smallest budget. By default a
+            new comparison of rows with the same data and model has it, unless a row of the file trains the same.
         same_recipe: Whether all rows have the schedule and the server's momentum of the first, unless they set their
             own. A method whose server takes another step keeps it.
     """
@@ -58,8 +58,8 @@ class CompareSection(Section):
     target: Fraction | list[Fraction] | None = None
     target_on: str = "global"
     against: str | None = None
-    differs: str = ""
-    smallest: bool | None = None
+    note: str = ""
+    smallest_baseline: bool | None = None
     same_recipe: bool = False
 
     @property
@@ -70,7 +70,7 @@ class CompareSection(Section):
     @property
     def is_set(self) -> bool:
         """Whether there is anything to compare."""
-        return bool(self.row or self.setting or self.grid or self.tune or self.smallest)
+        return bool(self.row or self.setting or self.grid or self.tune or self.smallest_baseline)
 
     @property
     def targets(self) -> tuple[float, ...]:
@@ -197,14 +197,14 @@ class GroupSection(Section):
         budget: Limit of the fleet's cost on a device, or a table of several limits that all hold. A number up to 1
             is a fraction of the full model's cost, a larger one and text with a unit ("20 ms", "200 MB") are absolute.
             A name that ends in .toml is a budget file, whose `tolerance` counts too (`fleetfit.config.load`).
-        share: Its share of the clients; groups without one divide the rest equally.
+        fraction: Its fraction of the clients; groups without one divide the rest equally.
         tolerance: epsilon_k of its clients; `fleet.tolerance` by default.
         name: Name in reports; "1/8" for a budget of 0.125 by default.
         profile: Speed of its devices and their links: a name (`fleetfit list profiles`) or a table of figures.
     """
 
     budget: Positive | Unit | dict[str, Positive | Unit]
-    share: Fraction | None = None
+    fraction: Fraction | None = None
     tolerance: NotNegative | None = None
     name: Annotated[str, Field(min_length=1)] | None = None
     profile: str | ProfileSection | None = None
@@ -239,15 +239,15 @@ class DriftSection(Section):
 
 
 class SlowSection(Section):
-    """`[fleet] slow`: a share of each group's clients that is slower than its profile.
+    """`[fleet] slow`: a fraction of each group's clients that is slower than its profile.
 
     Attributes:
-        share: Share of the clients.
+        fraction: Fraction of the clients.
         factor: Factor by which they compute slower.
         link: Factor by which they send and receive slower.
     """
 
-    share: Fraction = 0.3
+    fraction: Fraction = 0.3
     factor: Positive = 5.0
     link: Positive = 1.0
 
@@ -270,15 +270,15 @@ class AvailabilitySection(Section):
     """`[fleet] availability`: when clients are connected (see `fleetfit.core.Availability`).
 
     Attributes:
-        share: Share of the time that a client is online, on average; 1 by default.
-        spread: Spread of that share over the clients, from 0 to 1.
+        online: Fraction of the time that a client is online, on average; 1 by default.
+        spread: Spread of that fraction over the clients, from 0 to 1.
         rounds: Mean length of an online spell; by default each round is drawn independently.
         day: Rounds of a day, if there are days.
         leave: Probability that a chosen client drops out during the round, after it received its model.
         trace: A file instead of chance.
     """
 
-    share: Fraction | None = None
+    online: Fraction | None = None
     spread: Probability = 0.0
     rounds: Positive | None = None
     day: Positive | None = None
@@ -295,8 +295,8 @@ class FleetSection(Section):
         tolerance: How far a level may exceed a budget, as a fraction of it.
         levels: "cluster", "halving", target cost ratios, a list of levels, or a saved plan (its path, or the plan
             itself). Levels or a plan that cut depth only, or width only, are for methods that do so; others search.
-        split: How levels differ: "both" (ScaleFL Eq. 1), "width", "depth", "depth_first" (whole early blocks, and only
-            then width), or "auto" (a rule by cost and model). By default as the method says.
+        scaling: How levels differ: "both" (ScaleFL Eq. 1), "width", "depth", "depth_first" (whole early blocks, and
+            only then width), or "auto" (a rule by cost and model). By default as the method says.
         reports_budget: Whether clients report their budgets to the server; by default, whether the method needs it.
         drift: How budgets move during the run; they stay by default.
         slow: Clients that are slower than their profile; none by default.
@@ -315,7 +315,7 @@ class FleetSection(Section):
         | Annotated[list[LevelSection], Field(min_length=1)]
         | dict[str, Any]
     ) = "cluster"
-    split: Literal["auto", "both", "width", "depth", "depth_first"] | None = None
+    scaling: Literal["auto", "both", "width", "depth", "depth_first"] | None = None
     reports_budget: bool | None = None
     drift: DriftSection | None = None
     slow: SlowSection | None = None
@@ -333,12 +333,12 @@ class MethodSection(OpenSection):
 
     Attributes:
         name: A built-in method (`fleetfit list methods`), or `package.module:function`, `file.py:function`.
-        plus: Options for any method, each a table of its keys: `plus.fedprox.mu = 0.01`.
+        options: Options for any method, each a table of its keys: `options.fedprox.mu = 0.01`.
         hooks: Single hooks by name: `hooks.choose_channels = "rolling"`.
     """
 
     name: Any = "fleetfit"
-    plus: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     hooks: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -347,13 +347,13 @@ class AttackSection(OpenSection):
 
     Attributes:
         kind: The attack, such as "sign_flip" (`fleetfit list attacks`); by default all clients are honest.
-        share: Share of hostile clients; they are drawn from the run's seed.
-        among: "all": drawn from all clients; "each": the same share of each level; or the levels, counted from 1, from
-            whose clients they are drawn.
+        fraction: Fraction of hostile clients; they are drawn from the run's seed.
+        among: "all": drawn from all clients; "each": the same fraction of each level; or the levels, counted from 1,
+            from whose clients they are drawn.
     """
 
     kind: Any = None
-    share: Fraction = 0.2
+    fraction: Fraction = 0.2
     among: Literal["all", "each"] | Annotated[list[Count], Field(min_length=1)] = "all"
 
 
@@ -361,16 +361,16 @@ class SecureSection(Section):
     """`[secure]`: secure aggregation (see `fleetfit.secure`). Without this section rounds are plain.
 
     Attributes:
-        minimum: Smallest number of clients in a sum: in a cohort, and in each part of the model.
-        threshold: Share of the cohort that must stay to the end, above one half.
-        range: Largest movement of an element in a round; a client clips larger ones. With `[privacy]` it is at least
-            `clip`, and best the same.
+        min_clients: Smallest number of clients in a sum: in a cohort, and in each part of the model.
+        reconstruction_threshold: Fraction of the cohort that must stay to the end, above one half.
+        clipping_range: Largest movement of an element in a round; a client clips larger ones. With `[privacy]` it is at
+            least `clipping_norm`, and best the same.
         bits: Bits of a movement; modulus 2^32, so that 20 bits are enough for 4,096 clients.
     """
 
-    minimum: Annotated[int, Field(ge=2)] = 3
-    threshold: Annotated[float, Field(gt=0.5, le=1)] = 0.67
-    range: Positive = 1.0
+    min_clients: Annotated[int, Field(ge=2)] = 3
+    reconstruction_threshold: Annotated[float, Field(gt=0.5, le=1)] = 0.67
+    clipping_range: Positive = 1.0
     bits: Annotated[int, Field(ge=8, le=24)] = 20
 
 
@@ -378,16 +378,16 @@ class PrivacySection(Section):
     """`[privacy]`: differential privacy of clients (see `fleetfit.privacy`). Without this section there is none.
 
     Attributes:
-        clip: Largest Euclidean norm of a client's update.
-        noise: Standard deviation of the noise, as a multiple of `clip`.
-        epsilon: The budget. With `noise` the run ends when it is spent; without, the noise is chosen so that all rounds
-            spend it.
+        clipping_norm: Largest Euclidean norm of a client's update.
+        noise_multiplier: Standard deviation of the noise, as a multiple of `clipping_norm`.
+        epsilon: The privacy to spend. With `noise_multiplier` the run ends when it is spent; without, the noise is
+            chosen so that all rounds spend it.
         delta: The delta of (epsilon, delta); by default 1 / (10 * clients).
         key_file: A file outside of the run folder with the key of the noise. FleetFit creates it if it is missing.
     """
 
-    clip: Positive | None = None
-    noise: Positive | None = None
+    clipping_norm: Positive | None = None
+    noise_multiplier: Positive | None = None
     epsilon: Positive | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     key_file: str = ""
@@ -397,23 +397,23 @@ class CohortSection(Section):
     """`[cohort]`: the clients that take part in a round.
 
     Attributes:
-        choose: Client selection: "uniform" leaves it to the method, and most methods choose uniformly; or a name, or a
-            table with a name and its own keys.
+        selection: Client selection: "uniform" leaves it to the method, and most methods choose uniformly; or a name, or
+            a table with a name and its own keys.
         fraction: p: max(1, round(p * clients)) clients take part; 0.1 by default.
         count: Number of clients, instead of a fraction.
         deadline_s: Seconds after which a round ends; none by default.
-        late: What a client does that cannot train everything in time. "shallower": it trains the deepest exit of its
-            sub-model that it can finish, and stops at the last finished step where it finishes none; "stop": it stops
-            at the last finished step; "drop": its work is lost.
-        quorum: Share of the cohort whose updates end a round; below 1 the server does not wait for the slowest.
-        over_selection: Share of additional clients that are asked, so that the cohort fills up although some fail.
+        on_deadline: What a client does that cannot train everything in time. "shallower": it trains the deepest exit of
+            its sub-model that it can finish, and stops at the last finished step where it finishes none; "stop": it
+            stops at the last finished step; "drop": its work is lost.
+        quorum: Fraction of the cohort whose updates end a round; below 1 the server does not wait for the slowest.
+        over_selection: Fraction of additional clients that are asked, so that the cohort fills up although some fail.
     """
 
-    choose: Any | dict[str, Any] = "uniform"
+    selection: Any | dict[str, Any] = "uniform"
     fraction: Fraction | None = None
     count: Count | None = None
     deadline_s: Positive | None = None
-    late: Late = "shallower"
+    on_deadline: Late = "shallower"
     quorum: Fraction = 1.0
     over_selection: NotNegative = 0.0
 
@@ -428,8 +428,8 @@ class EngineSection(OpenSection):
         precision: For all levels, with any speed: "fp32", or "bf16" for products of matrices; weights stay fp32.
         memory_format: For all levels, of images; by default each level's shape chooses.
         compile: For all levels: whether `torch.compile` compiles them.
-        features_bytes: Memory of each process for cached features of a frozen backbone; features that exceed it go into
-            a file. 0: they are computed each time, the default if the speed is exact.
+        feature_cache_bytes: Memory of each process for cached features of a frozen backbone; features that exceed it go
+            into a file. 0: they are computed each time, the default if the speed is exact.
     """
 
     name: Any = "local"
@@ -437,7 +437,7 @@ class EngineSection(OpenSection):
     precision: Precision | None = None
     memory_format: Literal["contiguous", "channels_last"] | None = None
     compile: bool | None = None
-    features_bytes: NotNegative | None = None
+    feature_cache_bytes: NotNegative | None = None
 
 
 class EvaluationPartSection(Section):
@@ -466,27 +466,28 @@ class EvaluateSection(Section):
             more than a tenth. The last one is complete.
         batch_size: Samples per forward pass, which batch statistics depend on.
         split: The split of each client that is evaluated.
-        norms: Batch-norm policies, "static" and "batch" (statistics of each batch); the first is the headline.
+        batch_norm: Batch-norm policies, "static" and "batch" (statistics of each batch); the first is the headline.
         statistics_samples: Training samples, over all clients, from which static statistics are re-estimated.
         clients: Largest number of clients, drawn once; all by default.
         samples: Largest number of samples of the whole test set, drawn once; all by default.
-        whole: Whether each evaluation also covers the whole test set, not only the last one.
+        whole_test_set: Whether each evaluation also covers the whole test set, not only the last one.
         metrics: Further metrics, by "file.py:function" or "package.module:function": functions of outputs and labels.
-        prior: "own" also measures personal predictions, `personal`: `local` with the client's log class frequencies,
-            relative to the fleet's, added to the logits. The server asks for class frequencies as for `class_prior`.
+        personal: Whether to measure personal predictions as well, `personal`: `local` with the client's log class
+            frequencies, relative to the fleet's, added to the logits. The server asks for class frequencies as for
+            `class_prior`.
     """
 
     every: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
     between: EvaluationPartSection | None = None
     batch_size: Count = 128
     split: Literal["test", "validation", "train"] = "test"
-    norms: Annotated[list[Norm], Field(min_length=1)] = Field(default_factory=lambda: list[Norm](("static",)))
+    batch_norm: Annotated[list[Norm], Field(min_length=1)] = Field(default_factory=lambda: list[Norm](("static",)))
     statistics_samples: Count = 5000
     clients: Count | None = None
     samples: Count | None = None
-    whole: bool = False
+    whole_test_set: bool = False
     metrics: list[str] = Field(default_factory=list)
-    prior: Literal["own"] | None = None
+    personal: bool = False
 
 
 class CheckpointSection(Section):
@@ -544,7 +545,7 @@ class Experiment(Section):
         name: Part of the run folder's name; by default the file's.
         seed: Seed of all random choices: the same file and seed give the same bits.
         rounds: Rounds of training.
-        start: Folder of another run, whose last state is the initial state of this run.
+        init_from: Folder of another run, whose last state is the initial state of this run.
         callbacks: Functions that follow the run: names, such as "tensorboard" or "file.py:function", and tables with a
             name and keys.
     """
@@ -552,7 +553,7 @@ class Experiment(Section):
     name: str = ""
     seed: Annotated[int, Field(ge=0)] = 0
     rounds: Count = 30
-    start: str = ""
+    init_from: str = ""
     callbacks: Annotated[
         list[Any], BeforeValidator(lambda value: [value] if isinstance(value, str | dict) else value)
     ] = Field(default_factory=list)

@@ -55,7 +55,7 @@ def parse_toml(text: str, label: str) -> dict[str, Any]:
     return table
 
 
-_PATH_KEYS = ("path", "file", "folder", "tokenizer", "checkpoint", "trace", "start", "levels")
+_PATH_KEYS = ("path", "file", "folder", "tokenizer", "checkpoint", "trace", "init_from", "levels")
 _ESCAPED_PATH = re.compile(r"[A-Za-z]:[\b\t\n\f\r]")
 """The beginning of a Windows path in which TOML has read a backslash as an escape."""
 

@@ -103,10 +103,10 @@ class LocalSection(Section):
         clip_norm: Largest norm of the gradient; 1.0 by default where a module of your own is trained by "sgd".
         clip_value: Largest absolute value of an element of the gradient; applied before `clip_norm`.
         max_steps: Largest number of optimizer steps.
-        patience: Early stopping: stop after this many epochs without improvement of the client's validation loss, and
+        patience: Early stopping: stop after this many checks without improvement of the client's validation loss, and
             restore the best weights. A client without validation data trains all epochs.
-        check_every: Steps between two checks of early stopping, with one before the first step; `patience` then counts
-            steps. By default it checks after every epoch.
+        check_every: Steps between two checks of early stopping, with one before the first step; by default it checks
+            after every epoch.
         compress: Send the change of the state in "float16" or "int8" (`fleetfit.messages`), instead of the state.
         schedule: Learning rate over the rounds.
         schedule_in_round: "cosine" lets the learning rate fall to 0 along half a cosine over the round's steps.

@@ -32,7 +32,7 @@ class Problem:
         task: Loss, divergence and metrics.
         exits: Exits of the full model.
         base: Tensors of the full model that are never trained and do not travel.
-        start: The run folder whose final state is this one's first; "" for none. Other processes do not need it.
+        init_from: The run folder whose final state is this one's first; "" for none. Other processes do not need it.
         spec: What another process rebuilds the problem from; None for objects without an import path.
         features_bytes: Most bytes of memory for the features of a frozen backbone (`fleetfit.training.features`), or
             `UNLIMITED`; 0: nothing is cached.
@@ -45,7 +45,7 @@ class Problem:
     task: Task
     exits: tuple[int, ...]
     base: State = field(default_factory=dict)
-    start: str = ""
+    init_from: str = ""
     spec: Mapping[str, Any] | None = None
     features_bytes: float = 0.0
     computed: tuple[ShapeArithmetic, ...] = ()

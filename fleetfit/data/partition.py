@@ -145,7 +145,7 @@ def dirichlet(
     clients: int,
     rng: np.random.Generator,
     alpha: float = 1.0,
-    minimum: int | None = None,
+    min_samples: int | None = None,
     balance: bool = True,
     max_redraws: int = 1000,
 ) -> Parts:
@@ -154,14 +154,14 @@ def dirichlet(
     For each class, in random order, shares p ~ Dirichlet(alpha, ..., alpha) over the K clients are drawn, and the n
     samples of the class, in random order, are cut at floor(n * (p_1 + ... + p_k) + u) with u uniform in [0, 1). With
     `balance`, a client that already has the mean number of samples gets p_k = 0 before p is scaled to sum to one, which
-    brings sizes nearer to each other. The draw is repeated until every client has `minimum` training samples.
+    brings sizes nearer to each other. The draw is repeated until every client has `min_samples` training samples.
 
     Args:
         data: The data set.
         clients: Number of clients.
         rng: The source of randomness.
         alpha: Above 0; small: few classes per client, large: the same distribution for all.
-        minimum: Least number of training samples of a client; None: 10, or half the mean if that is less.
+        min_samples: Least number of training samples of a client; None: 10, or half the mean if that is less.
         balance: Whether clients that have the mean already get no more.
         max_redraws: Maximal number of further draws.
 
@@ -171,14 +171,14 @@ def dirichlet(
     labels = get_labels(data, "train", "dirichlet")
     _check_clients(data, clients)
     mean = len(labels) / clients
-    least = min(10, max(1, int(mean / 2))) if minimum is None else minimum
+    least = min(10, max(1, int(mean / 2))) if min_samples is None else min_samples
     if not 0 < alpha < np.inf:
         raise DataError(f"alpha must be a number above 0, got {alpha}.", key="alpha")
     if not 0 <= least <= mean:
         raise DataError(
-            f"minimum must be between 0 and the mean number of samples, {mean:.1f} ({len(labels)} over {clients} "
+            f"min_samples must be between 0 and the mean number of samples, {mean:.1f} ({len(labels)} over {clients} "
             f"clients), got {least}.",
-            key="minimum",
+            key="min_samples",
         )
     sizes = np.bincount(labels, minlength=_count_labels(data))
     for _ in range(1 + max_redraws):
@@ -187,32 +187,34 @@ def dirichlet(
             return divide_held_out(data, assign_samples(labels, counts, rng), clients, rng)
     raise DataError(
         f"{1 + max_redraws} draws gave no division in which each of {clients} clients has {least} training samples "
-        f"(the smallest of the last draw has {counts.sum(1).min()}). Raise alpha (now {alpha}), lower minimum or use "
+        f"(the smallest of the last draw has {counts.sum(1).min()}). Raise alpha (now {alpha}), lower min_samples "
+        "or use "
         "fewer clients.",
-        key="minimum",
+        key="min_samples",
     )
 
 
-def shards(data: Data, clients: int, rng: np.random.Generator, per_client: int = 2) -> Parts:
+def shards(data: Data, clients: int, rng: np.random.Generator, shards_per_client: int = 2) -> Parts:
     """Sort the training samples by label, cut them into equal shards and give each client some at random.
 
     Args:
         data: The data set.
         clients: Number of clients.
         rng: The source of randomness.
-        per_client: Shards for each client, at least 1; few shards give few labels.
+        shards_per_client: Shards for each client, at least 1; few shards give few labels.
 
     Raises:
         DataError: There are fewer samples than shards.
     """
     labels = get_labels(data, "train", "shards")
     _check_clients(data, clients)
-    total = clients * per_client
-    if per_client < 1 or total > len(labels):
+    total = clients * shards_per_client
+    if shards_per_client < 1 or total > len(labels):
         raise DataError(
-            f"per_client must be at least 1, with at least one sample per shard; got {clients} clients x {per_client} "
+            f"shards_per_client must be at least 1, with at least one sample per shard; got {clients} clients x "
+            f"{shards_per_client} "
             f"shards of {len(labels)} samples.",
-            key="per_client",
+            key="shards_per_client",
         )
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
@@ -227,7 +229,7 @@ def natural(
     clients: int | None,
     rng: np.random.Generator,
     fewer: Literal["choose", "merge"] = "choose",
-    minimum: int = 1,
+    min_samples: int = 1,
 ) -> Parts:
     """Make each natural group (writer, speaker, role) a client, in ascending order of the groups.
 
@@ -239,7 +241,7 @@ def natural(
         rng: The source of randomness.
         fewer: With fewer clients than groups: "choose" groups at random and leave the rest out, or "merge" groups at
             random, so that the numbers of groups differ by at most one.
-        minimum: Groups with fewer training samples are left out.
+        min_samples: Groups with fewer training samples are left out.
 
     Raises:
         DataError: There are no groups, or more clients than groups.
@@ -253,11 +255,12 @@ def natural(
         raise DataError(f'fewer must be "choose" or "merge", got {fewer!r}.', key="fewer")
     groups = data.groups.cpu().numpy()
     candidates, sizes = np.unique(groups[data.split("train").numpy()], return_counts=True)
-    candidates = candidates[sizes >= minimum]
+    candidates = candidates[sizes >= min_samples]
     count = len(candidates) if clients is None else clients
     if not 1 <= count <= len(candidates):
         raise DataError(
-            f"{data.name} has {len(candidates)} natural groups with at least {minimum} training samples, so clients "
+            f"{data.name} has {len(candidates)} natural groups with at least {min_samples} training samples, so "
+            "clients "
             f"must be in 1..{len(candidates)}; got {count}.",
             key="clients",
         )

@@ -196,7 +196,7 @@ class Transform(pydantic.BaseModel):
         if kind == "sounds" and len(self.shape) == 3:
             from fleetfit.data.files.sounds import compute_seconds
 
-            return {"mels": self.shape[1], "seconds": compute_seconds(self.shape[2], keys)}
+            return {"n_mels": self.shape[1], "seconds": compute_seconds(self.shape[2], keys)}
         return {}
 
     def convert(self, data: Data) -> Data:

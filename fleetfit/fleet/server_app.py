@@ -291,7 +291,7 @@ def serve(grid: Grid, config: ServerAppConfig, say: Callable[[str], None] = prin
             say(f"Note: {note}")
         fleet_run.print_levels()
         run_remaining_rounds(run, fleet_run.print_round, fleet_run.renew)
-        for name, level in run.columns[run.experiment.evaluate.norms[0]]["levels"].items():
+        for name, level in run.columns[run.experiment.evaluate.batch_norm[0]]["levels"].items():
             if level["clients"]:
                 say(f"Level {name}: {format_percent(level['local'])}% on the data of {level['clients']} nodes.")
         say(f"Finished. The models: fleetfit.load({str(run.folder)!r}).model(level=1).")
@@ -449,7 +449,7 @@ class _FleetRun:
         else:
             loss = "-" if train["loss"] is None else f"{train['loss']:.3f}"
             levels = ", ".join(f"{count} at level {level}" for level, count in sorted(train["by_level"].items()))
-            columns = report.get("evaluate", {}).get(self.run.experiment.evaluate.norms[0])
+            columns = report.get("evaluate", {}).get(self.run.experiment.evaluate.batch_norm[0])
             local = f"  local {format_percent(columns['local'])}%" if columns and columns["local"] is not None else ""
             self.say(
                 f"{title}: loss {loss}, {train['clients']} updates{f' ({levels})' if levels else ''}{local}, "

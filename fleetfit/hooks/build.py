@@ -137,7 +137,7 @@ def build(spec: Mapping[str, Any]) -> Method:
     """Build the method that a spec describes.
 
     Args:
-        spec: Name, hyperparameters, `cohort` (how clients are chosen), `plus` (options) and `hooks` (single functions).
+        spec: Name, hyperparameters, `cohort` (how clients are chosen), `options` and `hooks` (single functions).
 
     Raises:
         ConfigError: Unknown names or hyperparameters, or a hook that two parts set without the spec saying whose wins.
@@ -194,7 +194,7 @@ def build_anew(spec: Mapping[str, Any]) -> Method:
         name = selection.pop("name")
         option = _make_method("selection", name, selection)
         method = _add_option(method, option, str(name), own_hooks, values)
-    for name, settings in spec.get("plus", {}).items():
+    for name, settings in spec.get("options", {}).items():
         method = _add_option(method, _make_method("options", name, settings), name, own_hooks, values)
     functions = {hook: _resolve_hook(hook, value) for hook, value in own_hooks.items()}
     unused = tuple(hook for hook in method.unused_hooks if CALLED_BY[hook] not in functions)
@@ -203,10 +203,10 @@ def build_anew(spec: Mapping[str, Any]) -> Method:
 
 def find_replaced_parameters(spec: Mapping[str, Any]) -> set[str]:
     """Return the hyperparameters whose hook (`Method.overridable_hooks`) an option of the spec sets in their place."""
-    if not spec.get("plus"):
+    if not spec.get("options"):
         return set()
     method, values = _make_base_method(spec)
-    options = [_make_method("options", name, settings) for name, settings in spec["plus"].items()]
+    options = [_make_method("options", name, settings) for name, settings in spec["options"].items()]
     return {
         key
         for hook, key in method.overridable_hooks.items()
@@ -216,11 +216,11 @@ def find_replaced_parameters(spec: Mapping[str, Any]) -> set[str]:
 
 def _make_base_method(spec: Mapping[str, Any]) -> tuple[Method, Mapping[str, Any]]:
     """Return the method of a spec without options and single hooks, and its hyperparameters."""
-    values = {key: v for key, v in spec.items() if key not in ("name", "cohort", "plus", "hooks")}
+    values = {key: v for key, v in spec.items() if key not in ("name", "cohort", "options", "hooks")}
     return _make_method("methods", spec.get("name", "fedavg"), values), values
 
 
-_SECTIONS = {"methods": "[method]", "selection": "[cohort] choose", "options": "[method.plus.{}]"}
+_SECTIONS = {"methods": "[method]", "selection": "[cohort] selection", "options": "[method.options.{}]"}
 
 
 def _make_method(kind: str, name: Any, values: Mapping[str, Any]) -> Method:
@@ -264,9 +264,10 @@ def _add_option(
             changes[hook] = functools.partial(_COMBINED[hook], current, added)
         elif hook == "choose_clients" and "choose_clients" in method.unused_hooks:
             raise ConfigError(
-                f'[cohort] choose: "{truncate(name)}" has no effect: the method chooses its clients itself. Leave it '
+                f'[cohort] selection: "{truncate(name)}" has no effect: the method chooses its clients itself. '
+                "Leave it "
                 "out.",
-                key="cohort.choose",
+                key="cohort.selection",
             )
         elif hook not in own_hooks and key is not None:
             raise ConfigError(
@@ -301,7 +302,9 @@ def _join_extra(
     def declare_extra(problem: Problem, submodel: Submodel) -> fedavg.ExtraShapes:
         (down, up), (more_down, more_up) = first(problem, submodel), second(problem, submodel)
         if common := (down.keys() & more_down.keys()) | (up.keys() & more_up.keys()):
-            raise ConfigError(f"two parts of the method send tensors of one name, {sorted(common)}.", key="method.plus")
+            raise ConfigError(
+                f"two parts of the method send tensors of one name, {sorted(common)}.", key="method.options"
+            )
         return fedavg.ExtraShapes({**down, **more_down}, {**up, **more_up})
 
     return declare_extra
@@ -412,15 +415,15 @@ _COMPARED = ("needs_budgets", "needs_server_data", "needs_prior", "fixed_keys", 
 
 def _leave_out_each(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield each option of a spec, and each hyperparameter that has not its default, with the rest of the spec."""
-    name, plus = spec.get("name", "fedavg"), spec.get("plus", {})
+    name, options = spec.get("name", "fedavg"), spec.get("options", {})
     factory = name if callable(name) or isinstance(name, Method) else names.resolve("methods", name)
     parameters = {} if isinstance(factory, Method) else inspect.signature(factory).parameters
-    for key in (key for key in spec if key not in ("name", "cohort", "plus", "hooks")):
+    for key in (key for key in spec if key not in ("name", "cohort", "options", "hooks")):
         if key not in parameters or not is_default(spec[key], parameters[key].default):
             yield f"method.{key}", {other: value for other, value in spec.items() if other != key}
-    for option in plus:
-        rest = {other: settings for other, settings in plus.items() if other != option}
-        yield f"method.plus.{option}", {**spec, "plus": rest}
+    for option in options:
+        rest = {other: settings for other, settings in options.items() if other != option}
+        yield f"method.options.{option}", {**spec, "options": rest}
 
 
 def _is_same(one: Any, other: Any) -> bool:

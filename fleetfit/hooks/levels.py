@@ -7,7 +7,7 @@ from typing import Any, Literal
 from fleetfit.core import Level, Problem
 from fleetfit.errors import ConfigError, PlanError
 from fleetfit.layout import unwrap
-from fleetfit.planner import Mode, Targets, find_shapes, get_sizes, may_keep_shapes
+from fleetfit.planner import Scaling, Targets, find_shapes, get_sizes, may_keep_shapes
 from fleetfit.submodel import Submodel
 
 _ANY = 1.0  # tolerance under a budget
@@ -16,9 +16,9 @@ _ANY = 1.0  # tolerance under a budget
 def split_levels(
     problem: Problem,
     targets: Targets,
-    mode: Mode | None = None,
+    scaling: Scaling | None = None,
     exits: Literal["all", "last"] = "all",
-    default: Mode = "both",
+    default: Scaling = "both",
 ) -> list[Level]:
     """Return the levels that the planner finds, smallest first; the last is the full model.
 
@@ -27,7 +27,7 @@ def split_levels(
     Args:
         problem: The problem.
         targets: Target ratio, tolerance and ceilings of each level, and perhaps the split that the run asks for.
-        mode: How the method splits levels; see `planner.find_shapes`. None: as the run asks for.
+        scaling: How the method splits levels; see `planner.find_shapes`. None: as the run asks for.
         exits: Whether a level's model has the shallower levels' exits too, or its last one only.
         default: How levels are split where neither the method nor the run says so.
 
@@ -35,19 +35,19 @@ def split_levels(
         ConfigError: Both the method and the run say how levels are split, or shapes are listed that differ from it.
         PlanError: Nothing fits.
     """
-    if mode is not None and targets.split:
+    if scaling is not None and targets.scaling:
         raise ConfigError(
-            f'fleet.split = "{targets.split}" has no effect: the method splits levels itself ("{mode}"). Leave '
-            "fleet.split out, or the method's own split.",
-            key="fleet.split",
+            f'fleet.scaling = "{targets.scaling}" has no effect: the method splits levels itself ("{scaling}"). Leave '
+            "fleet.scaling out, or the method's own.",
+            key="fleet.scaling",
         )
-    if targets.split and targets.splits and not may_keep_shapes(targets.split, targets.mode):
+    if targets.scaling and targets.splits and not may_keep_shapes(targets.scaling, targets.fixed):
         raise ConfigError(
-            f'fleet.split = "{targets.split}" has no effect: fleet.levels has the depth and width of each level '
-            f'(split "{targets.mode}"). Leave one of the two out.',
-            key="fleet.split",
+            f'fleet.scaling = "{targets.scaling}" has no effect: fleet.levels has the depth and width of each level '
+            f'("{targets.fixed}"). Leave one of the two out.',
+            key="fleet.scaling",
         )
-    architecture, chosen = problem.architecture, mode or targets.split or default
+    architecture, chosen = problem.architecture, scaling or targets.scaling or default
     try:
         shapes = find_shapes(architecture, problem.input_shape, targets, chosen)
     except PlanError:
@@ -64,19 +64,19 @@ def split_levels(
     return levels
 
 
-def find_split(levels: Any, targets: Targets) -> Mode | None:
+def find_split(levels: Any, targets: Targets) -> Scaling | None:
     """Return how a method's `make_levels` hook splits levels; None for a hook that is not made of `split_levels`."""
     function, keywords = (levels.func, levels.keywords) if isinstance(levels, partial) else (levels, {})
     if function is not split_levels:
         return None
-    split: Mode = keywords.get("mode") or targets.split or keywords.get("default", "both")
+    split: Scaling = keywords.get("scaling") or targets.scaling or keywords.get("default", "both")
     return split
 
 
 def may_split(levels: Any) -> bool:
-    """Return whether `fleet.split` decides how a method's `make_levels` hook splits levels."""
+    """Return whether `fleet.scaling` decides how a method's `make_levels` hook splits levels."""
     function, keywords = (levels.func, levels.keywords) if isinstance(levels, partial) else (levels, {})
-    return function is split_levels and keywords.get("mode") is None
+    return function is split_levels and keywords.get("scaling") is None
 
 
 def keeps_early_exits(levels: Any) -> bool:

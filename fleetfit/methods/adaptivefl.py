@@ -45,7 +45,7 @@ SUCCESS_CAP = 0.5
 
 def adaptivefl(
     p: int | None = None,
-    choose: Rewards = "CS",
+    selection: Rewards = "CS",
     widths: Sequence[float] = (0.4, 0.66),
     starts: Sequence[int] | None = None,
     credit: Credit = "printed",
@@ -56,8 +56,8 @@ def adaptivefl(
     Args:
         p: Models of each of the types S and M in the pool: 3 is the fine pool, 1 the coarse one; by default 3, or as
             many as the model's layers admit.
-        choose: How clients are chosen for models: "CS" by curiosity and resources, "C" or "S" by one of them, "random"
-            by chance; "greedy" by chance, and always the largest model.
+        selection: How clients are chosen for models: "CS" by curiosity and resources, "C" or "S" by one of them,
+            "random" by chance; "greedy" by chance, and always the largest model.
         widths: r_w of S and of M.
         starts: I of S_p to S_1 and of M_p to M_1: how many layers are whole, ascending; by default chosen from the
             model.
@@ -69,7 +69,7 @@ def adaptivefl(
     def make_models(problem: Problem) -> tuple[PoolModel, ...]:
         return make_pool(problem.architecture, p, widths, starts)
 
-    assign = partial(assign_models, rule=choose, sends_union=prune == "server")
+    assign = partial(assign_models, rule=selection, sends_union=prune == "server")
     return Method(
         make_levels=lambda problem, targets: make_pool_levels(problem, targets, make_models(problem)),
         choose_clients=lambda federation, server, rng: [client for client, _, _ in assign(federation, server, rng)],

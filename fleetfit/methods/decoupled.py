@@ -2,7 +2,7 @@
 
 Two things bear this name. In ScaleFL's comparison each level is trained by its own clients only, and the levels are the
 width-only ones: the default. In AdaptiveFL's (4.2) the models are S_1, M_1 and L_1 of its pool, and each is trained by
-all clients that afford it: `split = "pool"` with `trained_by = "able"`. Each model then has a cohort of its own in a
+all clients that afford it: `scaling = "pool"` with `trained_by = "able"`. Each model then has a cohort of its own in a
 round, as in the authors' code, and a client at most one model: the largest model's cohort is drawn first.
 
 The server keeps the state of level l under `level{l}/` (`fleetfit.hooks.level_tensors`).
@@ -23,16 +23,18 @@ from fleetfit.planner import Targets
 
 
 def decoupled(
-    split: Literal["width", "both", "depth", "pool"] | None = None, trained_by: Literal["own", "able"] = "own"
+    scaling: Literal["width", "both", "depth", "pool"] | None = None, trained_by: Literal["own", "able"] = "own"
 ) -> Method:
     """Make the method.
 
     Args:
-        split: How the levels' models are cut out of the full one; "pool": S_1, M_1 and L_1 of AdaptiveFL's pool. By
-            default as `fleet.split` says, else "width".
+        scaling: How the levels' models are cut out of the full one; "pool": S_1, M_1 and L_1 of AdaptiveFL's pool. By
+            default as `fleet.scaling` says, else "width".
         trained_by: A level is trained by its "own" clients, or by a cohort of all those that are "able" to.
     """
-    levels = make_coarse_pool if split == "pool" else partial(split_levels, mode=split, exits="last", default="width")
+    levels = (
+        make_coarse_pool if scaling == "pool" else partial(split_levels, scaling=scaling, exits="last", default="width")
+    )
     method = Method(make_levels=levels, **keep_per_level(select_all))
     if trained_by == "own":
         return method

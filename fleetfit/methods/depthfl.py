@@ -26,23 +26,23 @@ from fleetfit.options.feddyn import feddyn
 
 
 @declare_unused(
-    "temperature", "ramp", when=lambda values: values["share"] == 0, reason="share = 0 switches the distillation off"
+    "temperature", "ramp", when=lambda values: values["weight"] == 0, reason="weight = 0 switches the distillation off"
 )
-def depthfl(alpha: float = 0.1, ramp: int = 300, share: float = 1.0, temperature: float = 1.0) -> Method:
+def depthfl(alpha: float = 0.1, ramp: int = 300, weight: float = 1.0, temperature: float = 1.0) -> Method:
     """Make the method.
 
     Args:
         alpha: Strength of FedDyn; 0 is the plain mean.
         ramp: Rounds until the distillation has its full weight; 0 is at once.
-        share: Full weight of the distillation; 0 switches it off.
+        weight: Full weight of the distillation; 0 switches it off.
         temperature: Softens the distributions that are compared.
     """
     check_temperature(temperature)
     check_range("ramp", ramp, 0, closed=True)
-    check_range("share", share, 0, closed=True)
+    check_range("weight", weight, 0, closed=True)
     base = feddyn(alpha) if alpha else Method(weigh=weigh_equally)
-    loss = partial(mutual_loss, ramp=ramp, share=share, temperature=temperature)
-    return replace(base, make_levels=partial(split_levels, mode="depth"), make_loss=loss)
+    loss = partial(mutual_loss, ramp=ramp, share=weight, temperature=temperature)
+    return replace(base, make_levels=partial(split_levels, scaling="depth"), make_loss=loss)
 
 
 def ramp_up(round: int, ramp: int) -> float:

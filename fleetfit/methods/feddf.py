@@ -50,7 +50,7 @@ def feddf(
     lr: float = 1e-3,
     batch_size: int = 64,
     check_every: int = 100,
-    patience: int = 1000,
+    patience: int = 10,
 ) -> Method:
     """Make the method.
 
@@ -60,14 +60,14 @@ def feddf(
         lr: Adam's learning rate at the first step.
         batch_size: Unlabeled samples per step.
         check_every: Steps between two looks at the held-out part of the server's data.
-        patience: Steps without a lower divergence there after which it stops.
+        patience: Looks without a lower divergence after which it stops; 10 are the paper's 1,000 steps.
     """
     check_temperature(temperature)
     check_range("steps", steps, 0, closed=True)
     check_range("lr", lr, 0)
     for name, number in (("batch_size", batch_size), ("check_every", check_every), ("patience", patience)):
         check_range(name, number, 1, closed=True)
-    base = Method(make_levels=partial(split_levels, mode="width"), weigh=weigh_equally)
+    base = Method(make_levels=partial(split_levels, scaling="width"), weigh=weigh_equally)
     if not steps:
         return base
     local = Local(lr=lr, epochs=steps, batch_size=batch_size, clip_norm=CLIP_NORM, max_steps=steps, patience=patience,

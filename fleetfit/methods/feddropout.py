@@ -25,7 +25,7 @@ def feddropout(drop: float = 0.25) -> Method:
     """
     check_range("drop", drop, 0, 1, closed=True)
     return Method(
-        make_levels=partial(split_levels, mode="width"),
+        make_levels=partial(split_levels, scaling="width"),
         choose_channels=partial(select_channels, drop=drop),
     )
 

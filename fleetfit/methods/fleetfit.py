@@ -15,10 +15,10 @@ Client k has the exits 1..l of its level, with outputs z_1..z_l, and minimizes
   (FedAvgM: Hsu, Qi and Brown, 2019; per covered element, `fleetfit.options.fedavgm`).
 - Schedule: the learning rate falls from lr to lr / 100 along half a cosine over the rounds (Loshchilov and Hutter, ICLR
   2017), unless `local.schedule` is set. At 0 the clients of the last round would train for nothing.
-- Levels: as `fleet.split` says, by default "auto" (`fleetfit.planner.split`).
+- Levels: as `fleet.scaling` says, by default "auto" (`fleetfit.planner.split`).
 
 Each part has its switch: `tau = 0`, `beta = 0`, `momentum = 0`, `local.schedule = { kind = "constant" }` and
-`fleet.split = "both"`. What is left is ScaleFL without distillation and with equal exits, and FedAvg where the model
+`fleet.scaling = "both"`. What is left is ScaleFL without distillation and with equal exits, and FedAvg where the model
 has one exit.
 """
 
@@ -45,11 +45,11 @@ def fleetfit(tau: float = 1.0, beta: float = 0.5, temperature: float = 3.0, mome
 
     Args:
         tau: Strength of the class prior, at least 0; 0 switches it off, and is the default where classes are tokens.
-            `plus.class_prior` takes its place.
+            `options.class_prior` takes its place.
         beta: Weight of the distillation from a client's deepest exit, at least 0; 0 switches it off.
         temperature: T, which softens the distributions that are compared.
         momentum: How much of its last movement the server keeps, in [0, 1); 0 switches it off. A server optimizer in
-            `plus` takes its place.
+            `options` takes its place.
     """
     check_range("momentum", momentum, 0, 1, closed=True)
     check_range("beta", beta, 0, closed=True)

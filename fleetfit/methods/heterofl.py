@@ -2,8 +2,8 @@
 
 `scaler` divides the inputs of each norm layer by the kept fraction of its channels, in training only; `masked` sets
 the logits of classes that the client does not have to zero in its cross-entropy. Static batch norm is
-`evaluate.norms`, the default headline of every method here. ScaleFL's comparison uses HeteroFL with both off, which
-is the default; the original has both.
+`evaluate.batch_norm`, the default headline of every method here. ScaleFL's comparison uses HeteroFL with both off,
+which is the default; the original has both.
 
 Differs from the paper: a width keeps floor(width * size) channels, not the ceiling; the scaler uses the fraction that
 a layer really keeps, not the level's nominal one; levels are fixed per client and not redrawn each round;
@@ -36,7 +36,7 @@ def heterofl(scaler: bool = False, masked: bool = False) -> Method:
         masked: Cross-entropy and average of the output layer over the client's own classes only.
     """
     return Method(
-        make_levels=make_masked_levels if masked else partial(split_levels, mode="width"),
+        make_levels=make_masked_levels if masked else partial(split_levels, scaling="width"),
         make_loss=partial(width_loss, scaler=scaler, masked=masked),
         reply=send_own_classes if masked else send_all,
         weigh=weigh_equally,
@@ -56,7 +56,7 @@ def make_masked_levels(problem: Problem, targets: Targets) -> list[Level]:
             f"axes here are {', '.join(problem.layout.axes)}.",
             key="masked",
         )
-    return split_levels(problem, targets, mode="width")
+    return split_levels(problem, targets, scaling="width")
 
 
 def find_class_axis(axes: Mapping[str, Axis]) -> str | None:

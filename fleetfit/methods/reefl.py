@@ -5,7 +5,7 @@ every sub-model, whatever its depth. A client trains the sum of its exits' losse
 the client's best one (Eqs. 5 and 6). The best is the one with the lowest running estimate of its training loss,
 e <- (1 - zeta) e + zeta new. It begins at zero in every round, as in the authors' code; with `estimate = "kept"` the
 client remembers it from round to round, and it begins with the first batch's losses. The weight of the divergence grows
-over the first rounds as DepthFL's does. Clients weigh by samples. `plus.feddyn` and `plus.fedadam` go with it.
+over the first rounds as DepthFL's does. Clients weigh by samples. `options.feddyn` and `options.fedadam` go with it.
 
 Differs from the paper's authors: rows of Ree's position table beyond a client's depth are not sent back, since nothing
 trained them.
@@ -34,7 +34,7 @@ _MEMORY = "exit_losses"
 
 
 @declare_unused(
-    "temperature", "ramp", when=lambda values: values["share"] == 0, reason="share = 0 switches the distillation off"
+    "temperature", "ramp", when=lambda values: values["weight"] == 0, reason="weight = 0 switches the distillation off"
 )
 @declare_unused(
     *("modulate", "at", "queue", "heads", "bottleneck", "mlp"),
@@ -44,7 +44,7 @@ _MEMORY = "exit_losses"
 def reefl(
     zeta: float = 0.2,
     ramp: int = 300,
-    share: float = 1.0,
+    weight: float = 1.0,
     temperature: float = 1.0,
     teacher: Literal["running", "batch"] = "running",
     estimate: Literal["round", "kept"] = "round",
@@ -61,7 +61,7 @@ def reefl(
     Args:
         zeta: How much a new batch moves the running estimate, in (0, 1).
         ramp: Rounds until the distillation has its full weight; 0 is at once.
-        share: Full weight of the distillation; 0 switches it off.
+        weight: Full weight of the distillation; 0 switches it off.
         temperature: Softens the distributions that are compared.
         teacher: The exit with the lowest running estimate, or with the lowest loss on the batch (Figure 7).
         estimate: The running estimate begins at zero in every "round", or is "kept" from the first batch of all on.
@@ -76,12 +76,12 @@ def reefl(
     check_temperature(temperature)
     check_range("zeta", zeta, 0, 1)
     check_range("ramp", ramp, 0, closed=True)
-    check_range("share", share, 0, closed=True)
+    check_range("weight", weight, 0, closed=True)
     sizes: dict[str, Any] = {"at": at, "queue": queue, "heads": heads, "bottleneck": bottleneck, "mlp": mlp}
-    loss = partial(best_exit_loss, zeta=zeta, ramp=ramp, share=share, temperature=temperature, teacher=teacher)
+    loss = partial(best_exit_loss, zeta=zeta, ramp=ramp, share=weight, temperature=temperature, teacher=teacher)
     method = Method(
         adapt_model=partial(recurrent, ree=ree, modulate=modulate, **sizes),
-        make_levels=partial(split_levels, mode="depth"),
+        make_levels=partial(split_levels, scaling="depth"),
         make_loss=partial(loss, kept=estimate == "kept"),
         reply=send_used_rows,
         report=report_teachers,

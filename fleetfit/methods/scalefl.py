@@ -1,6 +1,6 @@
 """ScaleFL (CVPR 2023): 2-D sub-models (Eq. 1), exits with self-distillation (Eq. 5), equal client weights (Eq. 2).
 
-Each technique has its switch: `split` ("both", "width", "depth"), `beta = 0` for no distillation, and the kept
+Each technique has its switch: `scaling` ("both", "width", "depth"), `beta = 0` for no distillation, and the kept
 channels with `method.hooks.choose_channels` ("prefix", "window", "rolling", "random").
 
 Differs from the paper: see `fleetfit.hooks.losses` (weights of the exits sum to one), `fleetfit.planner` (levels are
@@ -27,7 +27,7 @@ from fleetfit.layout import outputs
 def scalefl(
     beta: float = 0.1,
     temperature: float = 3.0,
-    split: Literal["both", "width", "depth"] | None = None,
+    scaling: Literal["both", "width", "depth"] | None = None,
     warmup: float = 0.0,
     printed: bool = False,
 ) -> Method:
@@ -36,7 +36,7 @@ def scalefl(
     Args:
         beta: Share of the self-distillation, in [0, 1); 0 switches it off.
         temperature: tau of the distillation.
-        split: Cut width and depth, width only, or depth only. By default as `fleet.split` says, else both.
+        scaling: Cut width and depth, width only, or depth only. By default as `fleet.scaling` says, else both.
         warmup: Fraction of the rounds, from the first, without distillation.
         printed: Weigh the exits as Eq. 5 is printed: half of the default.
     """
@@ -46,7 +46,7 @@ def scalefl(
     if not 0 <= warmup <= 1:
         raise ConfigError(f"warmup must be in [0, 1], got {warmup}.", key="warmup")
     loss = partial(exits_loss, beta=beta, temperature=temperature, warmup=warmup, printed=printed)
-    return Method(make_levels=partial(split_levels, mode=split), make_loss=loss, weigh=weigh_equally)
+    return Method(make_levels=partial(split_levels, scaling=scaling), make_loss=loss, weigh=weigh_equally)
 
 
 def exits_loss(job: Job, device: Device, beta: float, temperature: float, warmup: float, printed: bool) -> Loss:

@@ -146,7 +146,7 @@ class Inverted(ConvFamily):
     channels: int
     stem: int
     stages: tuple[Stage, ...]
-    multiplier: float
+    width_multiplier: float
     top: int
     squeeze: int
     activation: Activation
@@ -222,10 +222,10 @@ class Inverted(ConvFamily):
 
     def _make_axes(self) -> dict[str, Axis]:
         granule = self.granule
-        axes = {"stem": Axis(multiply_channels(self.stem, self.multiplier), granule)}
+        axes = {"stem": Axis(multiply_channels(self.stem, self.width_multiplier), granule)}
         first = 0
         for s, stage in enumerate(self.stages, 1):
-            axes[f"stage{s}"] = Axis(multiply_channels(stage.channels, self.multiplier), granule, block=first)
+            axes[f"stage{s}"] = Axis(multiply_channels(stage.channels, self.width_multiplier), granule, block=first)
             first += stage.blocks
         for name, (parent, factor, divisor, block) in self._derived.items():
             unit = 1 if name.startswith("squeeze") else granule  # squeeze and excite has no norm
@@ -287,7 +287,7 @@ def reduce_strides(strides: Sequence[int], total: int) -> tuple[int, ...]:
 def network(
     classes: int = 10,
     channels: int = 3,
-    multiplier: float = 1.0,
+    width_multiplier: float = 1.0,
     stride: int = 32,
     top: int = 0,
     norm: Norm = "batch",
@@ -306,7 +306,7 @@ def network(
     Args:
         classes: Classes; never cut.
         channels: Channels of the images; never cut.
-        multiplier: Times the paper's channels, to multiples of 8, the last 1x1 convolution aside.
+        width_multiplier: Times the paper's channels, to multiples of 8, the last 1x1 convolution aside.
         stride: How many times smaller the last map is than the image, a power of two up to 32 (EfficientNet-B4: 64),
             which is for 224x224; 8 is good for 32x32 images. Halvings are left out from the first on.
         top: Channels of a 1x1 convolution before the last classifier, 1280 in both papers; 0: there is none.
@@ -329,7 +329,7 @@ def network(
         channels,
         stem=32,
         stages=stages,
-        multiplier=multiplier,
+        width_multiplier=width_multiplier,
         top=top,
         squeeze=squeeze,
         activation=activation,
@@ -385,7 +385,7 @@ SIZES = {
     ),
     "efficientnet_b4": Preset(
         "EfficientNet-B4 (Tan & Le, ICML 2019) as ScaleFL (CVPR 2023, 4.1) builds it, for 224x224 images: 32 blocks.",
-        {"stages": _EFFICIENTNET_B4, **_EFFICIENT, "multiplier": 1.0, "top": 0},
+        {"stages": _EFFICIENTNET_B4, **_EFFICIENT, "width_multiplier": 1.0, "top": 0},
         {"classes": 1000, "stride": 64, "dropout": 0.4},
     ),
 }

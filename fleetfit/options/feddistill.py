@@ -41,7 +41,7 @@ def feddistill(weight: float = 1.0) -> Method:
 
 def _declare_prototypes(problem: Problem, submodel: Submodel) -> ExtraShapes:
     if problem.task.name != "classification":
-        raise ConfigError(f"feddistill needs a classification; the task is {problem.task.name}.", key="method.plus")
+        raise ConfigError(f"feddistill needs a classification; the task is {problem.task.name}.", key="method.options")
     shapes = {"prototypes": (problem.output_size, problem.output_size + 1)}  # at the end of a row: 1 if it is one
     return ExtraShapes(down=shapes, up=shapes)
 

@@ -10,7 +10,7 @@ from fleetfit.options.fedadam import make_adaptive
 
 
 def fedyogi(
-    lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3, begins: float | None = None
+    lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3, v0: float | None = None
 ) -> Method:
     """Make the option.
 
@@ -19,9 +19,9 @@ def fedyogi(
         beta1: Decay of the first moment, in [0, 1).
         beta2: Decay of the second moment, in [0, 1).
         tau: Degree of adaptivity, above 0.
-        begins: What v begins at, from 0 on; by default tau^2.
+        v0: What v begins at, from 0 on; by default tau^2.
     """
-    return make_adaptive(_control_squares, lr, beta1, beta2, tau, begins)
+    return make_adaptive(_control_squares, lr, beta1, beta2, tau, v0)
 
 
 def _control_squares(v: Tensor, d: Tensor, beta2: float) -> Tensor:

@@ -4,7 +4,7 @@ The critique of ScaleFL asks that early exits serve training too. A client takes
 was sent whose whole training it can finish in time, with the exits before it, and sends back that part. If not even the
 shallowest fits, it takes that one, and stops at the last step that ends in time.
 
-`cohort.deadline_s` with `late = "shallower"` adds it to any method; without a deadline it has no effect. A
+`cohort.deadline_s` with `on_deadline = "shallower"` adds it to any method; without a deadline it has no effect. A
 sub-model with one exit has nothing shallower, and only stops.
 """
 

@@ -1,7 +1,7 @@
 """Krum: the updates with the nearest neighbors count (Blanchard et al., NIPS 2017, multi-Krum).
 
 For comparison with `outliers`. A client's score is the sum of its squared distances to its n - f - 2 nearest of the
-round's n clients, f = share * n (rounded up) being the hostile ones expected; the n - f with the least scores count.
+round's n clients, f = fraction * n (rounded up) being the hostile ones expected; the n - f with the least scores count.
 With unequal sub-models distances are over the elements that all sub-models of the round have, the core: Krum does not
 see elements beyond it. A tensor that no gradient reached on a client has not moved there, so a client cannot make the
 core smaller by declaring tensors untrained. The proof needs n > 2f + 2: a smaller round counts as it is. All updates of
@@ -22,21 +22,23 @@ from fleetfit.machine import one_thread
 from fleetfit.options._order_statistics import ceil_share
 
 
-def krum(share: float = 0.2) -> Method:
+def krum(fraction: float = 0.2) -> Method:
     """Make the option.
 
     Args:
-        share: Share of the round's clients that are expected to be hostile, and left out; above 0 and below 0.5.
+        fraction: Fraction of the round's clients that are expected to be hostile, and left out; above 0 and below 0.5.
     """
-    check_range("method.plus.krum.share", share, 0, 0.5)
-    return Method(filter_updates=partial(select_updates, share=share), weigh=weigh_equally)
+    check_range("method.options.krum.fraction", fraction, 0, 0.5)
+    return Method(filter_updates=partial(select_updates, fraction=fraction), weigh=weigh_equally)
 
 
-def select_updates(federation: Federation, server: Server, updates: Sequence[Update], share: float) -> Iterable[Update]:
+def select_updates(
+    federation: Federation, server: Server, updates: Sequence[Update], fraction: float
+) -> Iterable[Update]:
     """Return the updates with the least scores."""
-    if not is_large_enough(len(updates), share):
+    if not is_large_enough(len(updates), fraction):
         return updates
-    hostile = ceil_share(share, len(updates))
+    hostile = ceil_share(fraction, len(updates))
     with one_thread():
         movements = Movements(federation.problem.layout, server, updates, whole_pieces=True)
         distances = compute_squared_distances(movements, len(updates))
@@ -47,9 +49,9 @@ def select_updates(federation: Federation, server: Server, updates: Sequence[Upd
     return [update for index, update in enumerate(updates) if index in admitted]
 
 
-def is_large_enough(count: int, share: float = 0.2) -> bool:
+def is_large_enough(count: int, fraction: float = 0.2) -> bool:
     """Return whether a round of this many clients is judged."""
-    return count > 2 * ceil_share(share, count) + 2
+    return count > 2 * ceil_share(fraction, count) + 2
 
 
 def compute_scores(distances: Tensor, near: int) -> Tensor:

@@ -1,8 +1,8 @@
 """Trimmed mean: of each element the largest and smallest movements are left out of its mean (Yin et al., ICML 2018).
 
-For comparison with `outliers`. Of an element that K clients of the round cover, floor(share * K) movements are left out
-at each end, for small K perhaps none; a share of 0.5 is the coordinate-wise median. Every client counts alike. All
-updates of a round are kept until the last has come.
+For comparison with `outliers`. Of an element that K clients of the round cover, floor(fraction * K) movements are left
+out at each end, for small K perhaps none; a fraction of 0.5 is the coordinate-wise median. Every client counts alike.
+All updates of a round are kept until the last has come.
 """
 
 from functools import partial
@@ -19,26 +19,27 @@ from fleetfit.options._order_statistics import floor_share, select_ranks
 from fleetfit.submodel import concat_state, full_submodel, get_slice_plan
 
 
-def trimmed_mean(share: float = 0.2) -> Method:
+def trimmed_mean(fraction: float = 0.2) -> Method:
     """Make the option.
 
     Args:
-        share: Share of an element's movements that is left out at each end, above 0 and at most 0.5; 0.5: the median.
+        fraction: Fraction of an element's movements that is left out at each end, above 0 and at most 0.5; 0.5: the
+            median.
     """
-    check_range("method.plus.trimmed_mean.share", share, 0, 0.5 + 1e-9)
-    return Method(make_aggregator=partial(TrimmedMean, share=share), unused_hooks=("weigh",))
+    check_range("method.options.trimmed_mean.fraction", fraction, 0, 0.5 + 1e-9)
+    return Method(make_aggregator=partial(TrimmedMean, fraction=fraction), unused_hooks=("weigh",))
 
 
-def is_large_enough(count: int, share: float = 0.2) -> bool:
+def is_large_enough(count: int, fraction: float = 0.2) -> bool:
     """Return whether a round of this many clients leaves any movement out."""
-    return count >= 3 and floor_share(share, count) > 0
+    return count >= 3 and floor_share(fraction, count) > 0
 
 
 class TrimmedMean:
     """The trimmed means of a round; keeps all of its updates."""
 
-    def __init__(self, federation: Federation, server: Server, share: float) -> None:
-        self._layout, self._server, self._share = federation.problem.layout, server, share
+    def __init__(self, federation: Federation, server: Server, fraction: float) -> None:
+        self._layout, self._server, self._fraction = federation.problem.layout, server, fraction
         self._updates: list[Update] = []
 
     def add(self, update: Update, weight: float) -> None:
@@ -53,7 +54,7 @@ class TrimmedMean:
         with one_thread():
             for part in Movements(layout, self._server, self._updates).chunks() if self._updates else ():
                 count = len(part.members)
-                ends = min(floor_share(self._share, count), (count - 1) // 2)
+                ends = min(floor_share(self._fraction, count), (count - 1) // 2)
                 rows = select_ranks(part.rows, ends, count - ends)
                 total = rows[0].clone()
                 for row in rows[1:]:

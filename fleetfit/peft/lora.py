@@ -3,7 +3,7 @@
 W x becomes W x + (alpha / rank) B A x, with W frozen, A [rank, in] drawn and B [out, rank] zero at first; all else is
 frozen but the classifiers. Rank 32 and alpha 64 are those of ReeFL (ICML 2024, appendix A): 49,152 numbers per block of
 DeiT-S. Federated averages take A and B apart, as the papers do; the average of B A is not that, and
-`method.plus.lora_product` takes it.
+`method.options.lora_product` takes it.
 """
 
 import contextlib

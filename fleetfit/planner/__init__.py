@@ -26,7 +26,7 @@ from fleetfit.planner.budgets import (
     Amount as Amount,
     Budget as Budget,
     LevelShape as LevelShape,
-    Mode as Mode,
+    Scaling as Scaling,
     Targets as Targets,
     affords as affords,
     as_fractions as as_fractions,
@@ -42,12 +42,12 @@ from fleetfit.planner.plan import (
     PlannedLevel as PlannedLevel,
     SplitLevel as SplitLevel,
     compute_further_costs as compute_further_costs,
-    find_mode as find_mode,
+    find_scaling as find_scaling,
     make_plan as make_plan,
 )
 from fleetfit.planner.search import make_grids as make_grids, search as search
 from fleetfit.planner.split import (
-    choose_split as choose_split,
+    choose_scaling as choose_scaling,
     find_shapes as find_shapes,
     get_sizes as get_sizes,
     may_keep_shapes as may_keep_shapes,

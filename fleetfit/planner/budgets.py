@@ -17,7 +17,7 @@ from fleetfit.errors import PlanError, did_you_mean
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-Mode = Literal["both", "width", "depth", "depth_first", "auto"]
+Scaling = Literal["both", "width", "depth", "depth_first", "auto"]
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class Targets:
         cost: Name of the cost that the budgets are meant in.
         strict: Admit only costs at or under the target, and at or under the ceilings.
         splits: The levels themselves where they are fixed (a saved plan); empty: search for them.
-        mode: How `splits` cut the model.
+        fixed: How `splits` cut the model.
         ceilings: Each further cost that budgets name: the most that each level may cost, as a fraction of cost(M); a
             level may exceed it by its tolerance. Infinite where no client of the level names the cost.
         conditions: Under which costs are counted.
-        split: The split of the levels that the run asks for (`fleet.split`); "": the method's.
+        scaling: The scaling of the levels that the run asks for (`fleet.scaling`); "": the method's.
     """
 
     ratios: tuple[float, ...]
@@ -65,10 +65,10 @@ class Targets:
     cost: str = "parameters"
     strict: bool = False
     splits: tuple[LevelShape, ...] = ()
-    mode: str = "both"
+    fixed: str = "both"
     ceilings: Mapping[str, tuple[float, ...]] = field(default_factory=dict, hash=False)
     conditions: Conditions = field(default_factory=Conditions)
-    split: Mode | Literal[""] = ""
+    scaling: Scaling | Literal[""] = ""
 
     def __post_init__(self) -> None:
         ratios = self.ratios
@@ -114,10 +114,10 @@ def make_fixed_targets(
     blocks = depths[-1]
     by_axis = [dict(width) if isinstance(width, Mapping) else {} for width in widths]
     uniform = [1.0 if isinstance(width, Mapping) else width for width in widths]
-    mode: Mode = "width" if set(depths) == {blocks} else "depth_first" if any(by_axis) else "both"
-    mode = "depth" if set(uniform) == {1.0} and not any(by_axis) else mode
+    scaling: Scaling = "width" if set(depths) == {blocks} else "depth_first" if any(by_axis) else "both"
+    scaling = "depth" if set(uniform) == {1.0} and not any(by_axis) else scaling
     # levels with a width per axis may differ in width alone at some depths
-    grows = list(depths) == sorted(depths if mode in ("width", "depth_first") else set(depths))
+    grows = list(depths) == sorted(depths if scaling in ("width", "depth_first") else set(depths))
     is_full = (uniform[-1], budgets[-1]) == (1.0, 1.0) and all(width == 1 for width in by_axis[-1].values())
     if not grows or list(uniform) != sorted(uniform) or not is_full:
         raise PlanError(
@@ -127,13 +127,13 @@ def make_fixed_targets(
         )
     splits = tuple(
         LevelShape(
-            depth, width, (blocks,) if mode == "width" else tuple(sorted(set(depths[: i + 1]))), budget, needs=budget,
-            widths=axes,
+            depth, width, (blocks,) if scaling == "width" else tuple(sorted(set(depths[: i + 1]))), budget,
+            needs=budget, widths=axes,
         )
         for i, (depth, width, budget, axes) in enumerate(zip(depths, uniform, budgets, by_axis, strict=True))
     )  # fmt: skip
     none = dict.fromkeys(further, (math.inf,) * len(splits))
-    return Targets(tuple(budgets), (tolerance,) * len(splits), cost, splits=splits, mode=mode, ceilings=none,
+    return Targets(tuple(budgets), (tolerance,) * len(splits), cost, splits=splits, fixed=scaling, ceilings=none,
                    conditions=conditions or Conditions())  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from fleetfit.planner.budgets import (
     Budget,
     Floats,
     LevelShape,
-    Mode,
+    Scaling,
     Targets,
     affords,
     as_fractions,
@@ -87,7 +87,7 @@ class Plan:
 
     Attributes:
         cost: Name of the budgets' cost.
-        mode: How the levels are split: "both", "width", "depth", or "depth_first" where widths differ by axis.
+        scaling: How the levels are split: "both", "width", "depth", or "depth_first" where widths differ by axis.
         blocks: Full depth of the model.
         levels: Smallest first; the last is the full model.
         early_heads: Cost of the full model's early classifiers, which level L leaves out.
@@ -97,7 +97,7 @@ class Plan:
     """
 
     cost: str
-    mode: str
+    scaling: str
     blocks: int
     levels: tuple[PlannedLevel, ...]
     early_heads: Cost
@@ -113,7 +113,7 @@ class Plan:
             tuple(level.tolerance for level in self.levels),
             self.cost,
             splits=tuple(level.shape for level in self.levels),
-            mode=self.mode,
+            fixed=self.scaling,
             conditions=Conditions(self.batch_size, dict(self.measured)),
         )
 
@@ -136,7 +136,7 @@ class Plan:
         table = {
             "format": FORMAT,
             "cost": self.cost,
-            "mode": self.mode,
+            "scaling": self.scaling,
             "blocks": self.blocks,
             "batch_size": self.batch_size,
             "left_out": list(self.left_out),
@@ -170,7 +170,7 @@ class Plan:
                 f"a plan of format {values.get('format')!r} cannot be read; this FleetFit reads format {FORMAT}.",
                 key="format",
             )
-        keys = ("format", "cost", "mode", "blocks", "batch_size", "left_out", "early_heads", "level", "measured")
+        keys = ("format", "cost", "scaling", "blocks", "batch_size", "left_out", "early_heads", "level", "measured")
         for key in values:
             if key not in keys:
                 raise ConfigError(f"a plan has no key {truncate(key)}.{did_you_mean(key, keys)}", key=key)
@@ -180,7 +180,7 @@ class Plan:
             heads = Cost(**_check_fields(Cost, values["early_heads"]))
             left_out = tuple(str(name) for name in values["left_out"])
             measured = {str(what): [float(n) for n in numbers] for what, numbers in values.get("measured", {}).items()}
-            return Plan(str(values["cost"]), str(values["mode"]), int(values["blocks"]), levels, heads, left_out,
+            return Plan(str(values["cost"]), str(values["scaling"]), int(values["blocks"]), levels, heads, left_out,
                         int(values["batch_size"]), measured)  # fmt: skip
         except ConfigError:
             raise
@@ -244,7 +244,7 @@ def make_plan(
     tolerances: npt.ArrayLike = 0.1,
     how: str | Sequence[float] = "cluster",
     cost: str = "parameters",
-    mode: Mode = "both",
+    scaling: Scaling = "both",
     strict: bool = False,
     depths: Sequence[int] | None = None,
     widths: Sequence[float] | None = None,
@@ -261,7 +261,7 @@ def make_plan(
         tolerances: epsilon_k of each client, or one for all.
         how: "cluster", "halving", or target ratios; see `make_targets`.
         cost: The budgets' cost, a name in `fleetfit.cost.COSTS`.
-        mode: How levels are split; see `find_shapes`.
+        scaling: How levels are split; see `find_shapes`.
         strict: Admit only levels at or under every budget of theirs.
         depths: Exits of the smaller levels, where they are given; not with "depth_first".
         widths: Widths of the smaller levels, where they are given; not with "depth_first". With both given, the levels
@@ -285,7 +285,7 @@ def make_plan(
                 key="depths",
             )
     targets = make_targets(by_cost[cost], how, tolerances, cost, strict, further, conditions)
-    splits = find_shapes(architecture, input_shape, targets, mode, depths, widths)
+    splits = find_shapes(architecture, input_shape, targets, scaling, depths, widths)
     costs = [(further[name], [s.further[name] for s in splits]) for name in further]
     level_of = assign(by_cost[cost], tolerances, [s.share for s in splits], costs)
     counts = np.bincount(level_of[level_of >= 0], minlength=len(splits)).tolist()
@@ -296,17 +296,17 @@ def make_plan(
     )
     whole, bare = submodel_cost(architecture, ({}, splits[-1].exits), input_shape), full_cost(architecture, input_shape)
     heads = Cost(whole.parameters - bare.parameters, whole.multiply_adds - bare.multiply_adds)
-    mode = find_mode(levels, architecture.blocks) if mode in ("auto", "depth_first") else mode
+    scaling = find_scaling(levels, architecture.blocks) if scaling in ("auto", "depth_first") else scaling
     smallest = {cost: splits[0].share, **splits[0].further}
     left_out = [
         f"{index if names is None else names[index]}{_name_failed_costs(by_cost, tolerances, smallest, index)}"
         for index in np.flatnonzero(level_of < 0).tolist()
     ]
-    return Plan(cost, mode, architecture.blocks, levels, heads, tuple(left_out), conditions.batch_size,
+    return Plan(cost, scaling, architecture.blocks, levels, heads, tuple(left_out), conditions.batch_size,
                 conditions.measured)  # fmt: skip
 
 
-def find_mode(levels: Sequence[PlannedLevel], blocks: int) -> Mode:
+def find_scaling(levels: Sequence[PlannedLevel], blocks: int) -> Scaling:
     """Return how levels are split, from their shapes."""
     if all(level.depth == blocks for level in levels):
         return "width"

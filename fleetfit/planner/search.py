@@ -25,7 +25,7 @@ from fleetfit.planner.budgets import (
     Bools,
     Floats,
     LevelShape,
-    Mode,
+    Scaling,
     Targets,
 )
 
@@ -43,7 +43,7 @@ class Search:
     Attributes:
         grid: Costs in the targets' cost.
         targets: What the levels should cost.
-        mode: What is cut.
+        scaling: What is cut.
         depths: Exits of the smaller levels, where they are given.
         widths: Widths of the smaller levels, where they are given.
         further: The grid of each cost with ceilings.
@@ -53,7 +53,7 @@ class Search:
 
     grid: Grid
     targets: Targets
-    mode: Mode
+    scaling: Scaling
     depths: Sequence[int] | None = None
     widths: Sequence[float] | None = None
     further: Mapping[str, Grid] = field(default_factory=dict)
@@ -71,12 +71,12 @@ class Search:
         grid, splits = self.grid, []
         exits: list[int] = []
         for row, column in self.pairs:
-            exits = [grid.positions[row]] if self.mode == "width" else [*exits, grid.positions[row]]
+            exits = [grid.positions[row]] if self.scaling == "width" else [*exits, grid.positions[row]]
             share = grid.estimate(grid.widths[column], exits) / grid.full
             if grid.cost in self.factors:
                 share *= float(self.factors[grid.cost][row, column])
             splits.append(LevelShape(exits[-1], grid.widths[column], tuple(exits), share))
-        last = (grid.blocks,) if self.mode == "width" else (*exits, grid.blocks)
+        last = (grid.blocks,) if self.scaling == "width" else (*exits, grid.blocks)
         return (*splits, LevelShape(grid.blocks, 1.0, last, 1.0))
 
     def _descend(self, rows: list[int], row: int, column: int, key: Key, pairs: Pairs = ()) -> None:
@@ -90,7 +90,7 @@ class Search:
         cost = self._cost(self.grid, rows)
         low, high = self.bounds(level)
         fits = self._allowed(level) & (cost >= low) & (cost <= high) & self._under(level, rows)
-        fits[: row + 1 if self.mode != "width" else 0] = False
+        fits[: row + 1 if self.scaling != "width" else 0] = False
         fits[:, :column] = False
         p, w = np.nonzero(fits)
         total = self._gap[p, w] + self._ahead[level + 1][p, w]
@@ -127,11 +127,11 @@ class Search:
         return under
 
     def _allowed(self, level: int) -> Bools:
-        """Return which pairs the mode and the given depths and widths leave to a level [P, W]."""
+        """Return which pairs the scaling and the given depths and widths leave to a level [P, W]."""
         rows = np.array(self.grid.positions)
         columns = np.array(self.grid.widths)
-        row_ok = rows == self.grid.blocks if self.mode == "width" else rows < self.grid.blocks
-        column_ok = columns == 1 if self.mode == "depth" else columns > 0
+        row_ok = rows == self.grid.blocks if self.scaling == "width" else rows < self.grid.blocks
+        column_ok = columns == 1 if self.scaling == "depth" else columns > 0
         if self.depths is not None:
             row_ok = row_ok & (rows == self.depths[level])
         if self.widths is not None:
@@ -143,7 +143,7 @@ class Search:
     def _cost(self, grid: Grid, rows: Sequence[int] = ()) -> Floats:
         """Return the cost of every pair that carries classifiers at these rows [P, W]."""
         cost = self._own(grid)
-        if rows and self.mode != "width":
+        if rows and self.scaling != "width":
             cost = cost + grid.heads[list(rows)].sum(0) / grid.full
         return cost * self.factors.get(grid.cost, 1.0)
 
@@ -156,7 +156,7 @@ class Search:
     @cached_property
     def _gap(self) -> Floats:
         """What Eq. 1 minimizes [P, W]; nothing where only one dimension is free."""
-        if self.mode != "both":
+        if self.scaling != "both":
             return np.zeros_like(self._own(self.grid))
         gap: Floats = np.abs(np.array(self.grid.positions)[:, None] / self.grid.blocks - np.array(self.grid.widths))
         return gap
@@ -174,7 +174,7 @@ class Search:
             value = np.where(possible, self._gap + bounds[0], np.inf)
             value = np.minimum.accumulate(value[::-1, ::-1], axis=0)[::-1, ::-1]
             value = np.minimum.accumulate(value[:, ::-1], axis=1)[:, ::-1]
-            if level and self.mode != "width":  # strictly deeper than the level before
+            if level and self.scaling != "width":  # strictly deeper than the level before
                 value = np.vstack([value[1:], np.full((1, value.shape[1]), np.inf)])
             bounds.insert(0, value)
         return bounds
@@ -183,7 +183,7 @@ class Search:
         """Return the least and the most that `level` classifiers at shallower positions cost [P, W]."""
         heads = self.grid.heads / self.grid.full
         least, most = np.zeros_like(heads), np.zeros_like(heads)
-        if self.mode == "width":
+        if self.scaling == "width":
             return least, most
         for row in range(1, len(least)):
             before = np.sort(heads[:row], axis=0)
@@ -211,7 +211,7 @@ def make_grids(
 def search(
     grid: Grid,
     targets: Targets,
-    mode: Mode = "both",
+    scaling: Scaling = "both",
     depths: Sequence[int] | None = None,
     widths: Sequence[float] | None = None,
     further: Mapping[str, Grid] | None = None,
@@ -221,7 +221,7 @@ def search(
     Args:
         grid: Costs of all depths and widths.
         targets: Target ratio, tolerance and ceilings of each level.
-        mode: "both": Eq. 1. "width": full depth, one exit, the width with the nearest cost. "depth": width 1, the
+        scaling: "both": Eq. 1. "width": full depth, one exit, the width with the nearest cost. "depth": width 1, the
             depths with the nearest costs.
         depths: Exits of the smaller levels, where they are given.
         widths: Widths of the smaller levels, where they are given. With both given, targets are not asked.
@@ -231,15 +231,15 @@ def search(
         PlanError: Nothing fits; the message names the nearest pairs, and what would admit them.
     """
     others = dict(further or {})
-    if mode not in ("both", "width", "depth"):
-        raise PlanError(f'a split must be "both", "width" or "depth", got {mode!r}.', key="split")
+    if scaling not in ("both", "width", "depth"):
+        raise PlanError(f'scaling must be "both", "width" or "depth", got {scaling!r}.', key="scaling")
     smaller = len(targets.ratios) - 1
     for name, values in (("depths", depths), ("widths", widths)):
         if values is not None and len(values) != smaller:
             raise PlanError(f"{len(targets.ratios)} levels need {smaller} {name} (the last level is the full model), "
                             f"got {len(values)}.", key=name)  # fmt: skip
     _check_shapes(grid, depths, widths)
-    query = Search(grid, targets, mode, depths, widths, others)
+    query = Search(grid, targets, scaling, depths, widths, others)
     splits = _find_splits(query)
     if splits is None:
         raise _explain(query) if _restart(query, any_will_do=True).best() is None else _explain_measured(query)
@@ -322,11 +322,12 @@ def _corrections(grid: Grid, primary: bool, seen: Sequence[LevelShape]) -> Float
 
 
 def _explain(query: Search) -> PlanError:
-    """Return an error that names the tolerance, mode or budgets with which levels fit; each was tried."""
-    grid, targets, mode = query.grid, query.targets, query.mode
+    """Return an error that names the tolerance, scaling or budgets with which levels fit; each was tried."""
+    grid, targets, scaling = query.grid, query.targets, query.scaling
     smaller = len(targets.ratios) - 1
     ratios = ", ".join(f"{r:.3g}" for r in targets.ratios[:-1])
-    start = f"no {'widths' if mode == 'width' else 'depths' if mode == 'depth' else 'depths and widths'} cost {ratios}"
+    words = {"width": "widths", "depth": "depths"}
+    start = f"no {words.get(scaling, 'depths and widths')} cost {ratios}"
     start += f" of the model within the levels' tolerances ({', '.join(f'{t:.3g}' for t in targets.tolerances[:-1])})"
     for cost, ceilings in targets.ceilings.items():
         start += f" and at most {', '.join(f'{c:.3g}' for c in ceilings[:-1])} of its {cost}"
@@ -335,20 +336,23 @@ def _explain(query: Search) -> PlanError:
         return _explain_ceilings(query, unbounded, start)
     free = query.depths is None and query.widths is None
     cut = (
-        "width" if mode != "width" and free and _find_splits(_restart(query, mode="width", any_will_do=True)) else None
+        "width"
+        if scaling != "width" and free and _find_splits(_restart(query, scaling="width", any_will_do=True))
+        else None
     )
     otherwise = (
-        ' Levels that differ in width alone fit: --mode width of fleetfit plan, fleet.split = "width" in a run file, '
+        ' Levels that differ in width alone fit: --scaling width of fleetfit plan, fleet.scaling = "width" in a run '
+        "file, "
         "or a method that cuts width, such as heterofl."
     )
     depths = sum(p < grid.blocks for p in grid.positions)
-    if mode != "width" and smaller > depths:
+    if scaling != "width" and smaller > depths:
         reason = f"{start}: {smaller} smaller levels need as many different depths, and the model has {depths}."
-        return PlanError(reason + (otherwise if cut else f" Plan at most {depths + 1} levels."), mode=cut)
+        return PlanError(reason + (otherwise if cut else f" Plan at most {depths + 1} levels."), scaling=cut)
     percent = _least_tolerance(query)
     if percent is None:
         remedy = otherwise if cut else " Choose other target ratios, or fewer levels."
-        return PlanError(f"{start}, and no tolerance up to 1 would help.{remedy}", mode=cut)
+        return PlanError(f"{start}, and no tolerance up to 1 would help.{remedy}", scaling=cut)
     nearest = _format_splits(_widen(query, percent).best() or (), grid, targets)
     reason = f"{start}. The nearest: {nearest}. A tolerance of {percent / 100:.2f} would admit them."
     return PlanError(reason + (otherwise if cut else ""), percent / 100, cut)

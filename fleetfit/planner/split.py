@@ -27,7 +27,7 @@ import numpy as np
 from fleetfit.cost import COSTS, WIDTHS, compute_cost, get_layout
 from fleetfit.errors import PlanError, did_you_mean
 from fleetfit.layout import Architecture, default_sizes
-from fleetfit.planner.budgets import LevelShape, Mode, Targets
+from fleetfit.planner.budgets import LevelShape, Scaling, Targets
 from fleetfit.planner.receptive_field import find_first_seeing_exit
 from fleetfit.planner.search import TINY, make_grids, search
 
@@ -42,7 +42,7 @@ def find_shapes(
     architecture: Architecture,
     input_shape: Sequence[int],
     targets: Targets,
-    mode: Mode = "both",
+    scaling: Scaling = "both",
     depths: Sequence[int] | None = None,
     widths: Sequence[float] | None = None,
 ) -> tuple[LevelShape, ...]:
@@ -52,29 +52,30 @@ def find_shapes(
         architecture: The model family.
         input_shape: Shape of one sample.
         targets: Target ratio, tolerance and ceilings of each level, or its shapes where they are fixed.
-        mode: How levels are split: "both" (ScaleFL Eq. 1), "width", "depth", "depth_first", or "auto".
+        scaling: How levels are split: "both" (ScaleFL Eq. 1), "width", "depth", "depth_first", or "auto".
         depths: Exits of the smaller levels, where they are given; not with "depth_first".
         widths: Widths of the smaller levels, where they are given; not with "depth_first".
 
     Raises:
         PlanError: Nothing fits.
     """
-    if targets.splits and may_keep_shapes(mode, targets.mode):
+    if targets.splits and may_keep_shapes(scaling, targets.fixed):
         return _count_fixed(architecture, input_shape, targets)
-    falls_back = mode in ("auto", "depth_first")
-    if mode == "auto":
-        mode = choose_split(architecture, targets.cost)
-    if mode == "depth_first":
+    falls_back = scaling in ("auto", "depth_first")
+    if scaling == "auto":
+        scaling = choose_scaling(architecture, targets.cost)
+    if scaling == "depth_first":
         if depths is not None or widths is not None:
             raise PlanError(
-                'the split "depth_first" chooses depths and widths itself. Leave them out, or split "both".', key="mode"
+                'the split "depth_first" chooses depths and widths itself. Leave them out, or split "both".',
+                key="scaling",
             )
         shapes = _find_depth_first(architecture, input_shape, targets)
         if shapes is not None:
             return shapes
     grid, further = make_grids(architecture, input_shape, targets)
     if not falls_back:
-        return search(grid, targets, mode, depths, widths, further)
+        return search(grid, targets, scaling, depths, widths, further)
     try:
         return search(grid, targets, "both", depths, widths, further)
     except PlanError:  # more levels than depths
@@ -83,7 +84,7 @@ def find_shapes(
         return search(grid, targets, "width", further=further)
 
 
-def choose_split(architecture: Architecture, cost: str) -> Mode:
+def choose_scaling(architecture: Architecture, cost: str) -> Scaling:
     """Return the split that "auto" stands for.
 
     "depth_first", except in budgets of multiply-adds and latency where the model has stages: whole early blocks are
@@ -124,9 +125,9 @@ def find_stage_start(architecture: Architecture, depth: int) -> int:
     return max((axis.block for axis in axes.values() if axis.scaled and axis.block < depth), default=0)
 
 
-def may_keep_shapes(mode: Mode, fixed: str) -> bool:
+def may_keep_shapes(scaling: Scaling, fixed: str) -> bool:
     """Return whether levels that are fixed, split in one way, do for a run or a method that splits in another."""
-    return mode in ("auto", "depth_first", fixed) or (mode, fixed) == ("both", "depth_first")
+    return scaling in ("auto", "depth_first", fixed) or (scaling, fixed) == ("both", "depth_first")
 
 
 def _count_fixed(architecture: Architecture, input_shape: Sequence[int], targets: Targets) -> tuple[LevelShape, ...]:
@@ -295,9 +296,9 @@ def _find_level(
         hint = " (a budget above 1 is an amount, not a share)" if ratio < _TINY_SHARE else ""
         raise PlanError(
             f"no width of {depth} of {architecture.blocks} blocks fits the budgets of level {level + 1}: the narrowest "
-            f'takes {needed} of the full model{hint}. Raise them, or try fleet.split = "both", which may '
+            f'takes {needed} of the full model{hint}. Raise them, or try fleet.scaling = "both", which may '
             "keep fewer blocks.",
-            key="split",
+            key="scaling",
         )
     end = len(last_alone) if widest < len(last_alone) else len(pairs)
 

@@ -41,8 +41,8 @@ class Privacy:
     """The privacy guarantee of a run, and the hooks that keep it; it needs a ledger and a key before it draws.
 
     Attributes:
-        clip: The largest norm of a client's movement, C.
-        noise: Standard deviation of the noise as a multiple of C, sigma.
+        clipping_norm: The largest norm of a client's movement, C.
+        noise_multiplier: Standard deviation of the noise as a multiple of C, sigma.
         rate: Probability with which a client is drawn, q.
         delta: Of (epsilon, delta).
         epsilon: The budget; None for a budget of rounds only.
@@ -55,8 +55,8 @@ class Privacy:
             (`fleetfit.engines.secure`).
     """
 
-    clip: float
-    noise: float
+    clipping_norm: float
+    noise_multiplier: float
     rate: float
     delta: float
     epsilon: float | None
@@ -82,12 +82,12 @@ class Privacy:
             RunError: The run began with another guarantee or another key.
         """
         ledger, changed = Ledger.parse(table), []
-        for name in ("clip", "noise", "rate", "delta"):
+        for name in ("clipping_norm", "noise_multiplier", "rate", "delta"):
             before = table.get(name)
             if type(before) not in (int, float) or not 0 < before < float("inf"):
                 raise ValueError(f"{name} is not a number above 0")
-            if name == "noise" and self.noise_from_budget:
-                self.noise = float(before)
+            if name == "noise_multiplier" and self.noise_from_budget:
+                self.noise_multiplier = float(before)
             elif before != getattr(self, name):
                 changed.append(f"{name} was {before:g} and is {getattr(self, name):g}")
         if table.get("known", False) is not self.known_cohorts:
@@ -116,13 +116,19 @@ class Privacy:
         """Return the number of rounds within the budget, up to a limit."""
         if self.epsilon is None:
             return limit
-        return max_rounds(self.noise, self.rate, self.delta, self.epsilon, limit, self.known_cohorts)
+        return max_rounds(self.noise_multiplier, self.rate, self.delta, self.epsilon, limit, self.known_cohorts)
 
     def make_report(self, rounds: int | None = None) -> dict[str, Any]:
         """Return the cost of rounds, by default of all that have begun, as reports and the ledger's file have it."""
         draws = self.ledger.begun if rounds is None or self.ledger.charges_repeats else rounds
-        epsilon = compute_epsilon(self.noise, self.rate, draws, self.delta, self.known_cohorts)
-        return {"epsilon": epsilon, "delta": self.delta, "noise": self.noise, "clip": self.clip, "rate": self.rate}
+        epsilon = compute_epsilon(self.noise_multiplier, self.rate, draws, self.delta, self.known_cohorts)
+        return {
+            "epsilon": epsilon,
+            "delta": self.delta,
+            "noise_multiplier": self.noise_multiplier,
+            "clipping_norm": self.clipping_norm,
+            "rate": self.rate,
+        }
 
     def begin_round(self, round: int) -> None:
         """Pay for a round, before anything of it is drawn."""
@@ -181,7 +187,7 @@ class Privacy:
         return replace(summed, blocks=tuple(blocks))
 
     def _add_noise(self, total: Tensor, round: int) -> None:
-        rng, deviation = self._make_generator("noise", round), self.noise * self.clip
+        rng, deviation = self._make_generator("noise", round), self.noise_multiplier * self.clipping_norm
         for start in range(0, total.numel(), _CHUNK):
             chunk = total[start : start + _CHUNK]
             noise = torch.from_numpy(rng.standard_normal(chunk.numel(), dtype=np.float32))
@@ -230,8 +236,8 @@ class PrivateMean:
             length = float(torch.linalg.vector_norm(movement, dtype=torch.float64))
             if not math.isfinite(length):  # the difference of two finite numbers may overflow
                 return
-            if length > self._privacy.clip:
-                movement.mul_(self._privacy.clip / length * _MARGIN)
+            if length > self._privacy.clipping_norm:
+                movement.mul_(self._privacy.clipping_norm / length * _MARGIN)
             submodel.scatter(self._total, movement, add=True)
 
     def result(self) -> Aggregate:

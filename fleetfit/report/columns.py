@@ -20,9 +20,9 @@ if TYPE_CHECKING:  # `list` prints a table without pydantic
 
 ROUNDS = "rounds"
 PERSONAL = "personal"
-"""For runs with `evaluate.prior`: clients' own levels with their class frequencies; never mixed with "local"."""
+"""For runs with `evaluate.personal`: clients' own levels with their class frequencies; never mixed with "local"."""
 ON_THE_WAY = ("local", "global", "local_worst_tenth", "global_worst_tenth", "ensemble", "mean_over_exits", PERSONAL)
-"""Accuracies of every evaluation. Others are only in the last one, unless `evaluate.whole` is set."""
+"""Accuracies of every evaluation. Others are only in the last one, unless `evaluate.whole_test_set` is set."""
 MEANINGS = {
     "local": "local is each client's model of its own level on its own data",
     "global": "global is the largest model on each client's data",

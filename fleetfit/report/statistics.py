@@ -55,7 +55,7 @@ class Difference:
 def paired_differences(results: ComparisonResults, columns: Sequence[str], against: str = "") -> list[Difference]:
     """Return the differences of all rows from the baseline row, by row and setting.
 
-    The row "smallest model" that `compare.smallest` added is left out, unless it is the baseline.
+    The row "smallest model" that `compare.smallest_baseline` added is left out, unless it is the baseline.
 
     Args:
         results: The results of the comparison.

@@ -23,7 +23,7 @@ from fleetfit.report.text import (
 
 if TYPE_CHECKING:  # `list` prints a table without them
     from fleetfit.cost import Cost, Latency
-    from fleetfit.planner import Mode, Plan, SplitLevel
+    from fleetfit.planner import Plan, Scaling, SplitLevel
     from fleetfit.report.statistics import Difference
     from fleetfit.runs.schema import AccuracyRecord, LevelRecord, SummaryRecord, TuningCandidate, TuningResult
 
@@ -213,7 +213,7 @@ def make_plan_table(
     return Table(columns, rows, title, tuple(lines))
 
 
-def make_split_table(splits: "Mapping[Mode, Sequence[SplitLevel]]", plan: "Plan") -> Table:
+def make_split_table(splits: "Mapping[Scaling, Sequence[SplitLevel]]", plan: "Plan") -> Table:
     """Return what the levels of each split cost to train and to run.
 
     Args:
@@ -240,7 +240,7 @@ def make_split_table(splits: "Mapping[Mode, Sequence[SplitLevel]]", plan: "Plan"
         for split, levels in splits.items()
         for index, level in enumerate(levels)
     )
-    return Table(columns, rows, "The same budgets, split in other ways (fleet.split)", keys=2)
+    return Table(columns, rows, "The same budgets, split in other ways (fleet.scaling)", keys=2)
 
 
 def describe_early_heads(level: str, heads: "Cost") -> str:

@@ -585,7 +585,7 @@ class RunFolder:
         """The main batch-norm policy: "static" or "batch"."""
         if self.stored_summary is not None:
             return self.stored_summary.norm
-        norms = self.get_setting("evaluate", "norms", default=())
+        norms = self.get_setting("evaluate", "batch_norm", default=())
         evaluations = [record.evaluate for record in self.rounds if record.evaluate is not None]
         for norm in norms if isinstance(norms, list) else ("static", "batch"):
             if isinstance(norm, str) and any(one.accuracies(norm) for one in evaluations):

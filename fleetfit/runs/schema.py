@@ -299,8 +299,8 @@ class PrivacyRecord(Record):
 
     epsilon: Number
     delta: Number
-    noise: Number
-    clip: Number
+    noise_multiplier: Number
+    clipping_norm: Number
     rate: Number
 
 
@@ -767,7 +767,7 @@ class ComparisonResults(Record):
         machine: `processor` and `cores`.
         against: Label of the baseline row.
         title: Title of the table; by default the name.
-        smallest: Label of the row that `compare.smallest` added, or "".
+        smallest: Label of the row that `compare.smallest_baseline` added, or "".
         columns: The columns of the table (`fleetfit.report.columns`).
         targets: The accuracies to which rounds are counted, and which accuracy that is.
         tune_on: The criterion of the tuning.

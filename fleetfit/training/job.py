@@ -300,11 +300,11 @@ class EarlyStopping:
         self._held_out = getattr(loss, "held_out", None)
         self._cost = count_validation_samples(device, local)
         self.samples = 0
-        self._best_loss, self._best_time, self._epochs = math.inf, 0, 0
+        self._best_loss, self._checks_since_best = math.inf, 0
         self._best_weights: Tensor | None = None
         self._stops = False
         if self._cost and local.check_every is not None:
-            self._check(0)
+            self._check()
 
     def cost_after_step(self, steps: int) -> int:
         """Return the samples of the check after a number of steps; 0 for no check."""
@@ -318,14 +318,13 @@ class EarlyStopping:
     def check_after_step(self, steps: int) -> bool:
         """Return whether to stop after a number of steps."""
         if self.cost_after_step(steps):
-            self._check(steps)
+            self._check()
         return self._stops
 
     def check_after_epoch(self) -> bool:
         """Return whether to stop after an epoch."""
-        self._epochs += 1
         if self.cost_after_epoch:
-            self._check(self._epochs)
+            self._check()
         return self._stops
 
     def restore_best(self) -> None:
@@ -333,12 +332,13 @@ class EarlyStopping:
         if self._best_weights is not None:
             self._model.flat.copy_(self._best_weights)
 
-    def _check(self, at: int) -> None:
+    def _check(self) -> None:
         loss = self._compute_loss()
         self.samples += self._cost
+        self._checks_since_best += 1
         if loss < self._best_loss:
-            self._best_loss, self._best_time, self._best_weights = loss, at, self._model.flat.clone()
-        self._stops = at - self._best_time >= (self._local.patience or 0)
+            self._best_loss, self._checks_since_best, self._best_weights = loss, 0, self._model.flat.clone()
+        self._stops = self._checks_since_best >= (self._local.patience or 0)
 
     @torch.no_grad()
     def _compute_loss(self) -> float:

@@ -42,19 +42,19 @@ def load_start(problem: Problem) -> Start:
     if checkpoint:
         source = getattr(problem.architecture, "checkpoint", None) or type(problem.architecture).__name__
         state |= _select_fitting(problem, checkpoint, str(source), notes)
-    if problem.start:
-        checkpoint, source = _load_last_state(problem.start)
+    if problem.init_from:
+        checkpoint, source = _load_last_state(problem.init_from)
         rename = getattr(problem.architecture, "rename_tensors", None)
         state |= _select_fitting(problem, checkpoint if rename is None else rename(checkpoint), source, notes)
     if problem.layout.base and not state:
-        notes.append("What is never trained begins drawn: give the model a checkpoint, or the run a start.")
+        notes.append("What is never trained begins drawn: give the model a checkpoint, or the run init_from.")
     return Start(state, tuple(notes))
 
 
 def describe_start(problem: Problem) -> tuple[str, ...]:
     """Return the notes of `load_start`, or a note that the run is gone: it is needed only once."""
-    if problem.start and not Path(problem.start).expanduser().exists():
-        return (f"The model began as {problem.start}, which is not there any more.",)
+    if problem.init_from and not Path(problem.init_from).expanduser().exists():
+        return (f"The model began as {problem.init_from}, which is not there any more.",)
     return load_start(problem).notes
 
 
@@ -83,13 +83,13 @@ def _select_fitting(problem: Problem, checkpoint: State, source: str, notes: lis
             drawn[name if expected.exit is None else f"heads.{expected.exit}"] = None
         elif tensor is None:
             raise ModelError(
-                f'the model cannot start from {source}, which has no "{name}". Is it the same [model]?', key="start"
+                f'the model cannot start from {source}, which has no "{name}". Is it the same [model]?', key="init_from"
             )
         else:
             raise ModelError(
                 f'the model cannot start from {source}: "{name}" is {tuple(tensor.shape)} there and {shape} here. Set '
                 "the same [model], the same number of classes aside.",
-                key="start",
+                key="init_from",
             )
     for name, tensor in taken.items():
         if not bool(torch.isfinite(tensor).all()):
@@ -97,7 +97,8 @@ def _select_fitting(problem: Problem, checkpoint: State, source: str, notes: lis
                 "" if layout.tensors[name].trainable else " Register a constant with persistent=False: it is not sent."
             )
             raise ModelError(
-                f'the model cannot start from {source}: some numbers of "{name}" are not finite.{advice}', key="start"
+                f'the model cannot start from {source}: some numbers of "{name}" are not finite.{advice}',
+                key="init_from",
             )
     notes.append(f"The model starts from {source}{'; new, at least in part: ' if drawn else ''}{', '.join(drawn)}.")
     return taken

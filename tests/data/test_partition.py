@@ -76,10 +76,10 @@ def assert_follows(data: Data, parts: list[dict[str, torch.Tensor]]) -> None:
     kind=st.sampled_from(
         [
             ("iid", {}),
-            ("dirichlet", {"alpha": 0.3, "minimum": 0}),
-            ("dirichlet", {"alpha": 5.0, "minimum": 0, "balance": False}),
-            ("dirichlet", {"alpha": 1e-4, "minimum": 0}),
-            ("shards", {"per_client": 1}),
+            ("dirichlet", {"alpha": 0.3, "min_samples": 0}),
+            ("dirichlet", {"alpha": 5.0, "min_samples": 0, "balance": False}),
+            ("dirichlet", {"alpha": 1e-4, "min_samples": 0}),
+            ("shards", {"shards_per_client": 1}),
         ]
     ),
     clients=st.integers(1, 4),
@@ -122,7 +122,7 @@ def test_iid_sizes_and_labels() -> None:
 def test_dirichlet_minimum(alpha: float, clients: int, seed: int) -> None:
     data = make_balanced_data()
     minimum = 300 // clients // 2
-    parts = partition(data, "dirichlet", clients, seed, alpha=alpha, minimum=minimum)
+    parts = partition(data, "dirichlet", clients, seed, alpha=alpha, min_samples=minimum)
     assert min(len(part["train"]) for part in parts) >= minimum
 
 
@@ -140,7 +140,7 @@ def test_dirichlet_shares_have_the_right_moments() -> None:
     """
     data = make_balanced_data(10_000)
     for alpha, variance in ((1.0, 0.02667), (100.0, 0.000319)):
-        options = {"alpha": alpha, "minimum": 0, "balance": False}
+        options = {"alpha": alpha, "min_samples": 0, "balance": False}
         counts = [class_counts(data, partition(data, "dirichlet", 5, seed, **options)) for seed in range(120)]
         shares = torch.stack(counts).double()
         shares = shares / shares.sum(1, keepdim=True)
@@ -151,7 +151,7 @@ def test_dirichlet_shares_have_the_right_moments() -> None:
 def test_dirichlet_rounding_favors_no_client() -> None:
     """One sample of each class for every two clients: rounding down would always leave the first with nothing."""
     data = make_data(torch.arange(1000) % 50, (1000, 0, 0), classes=50)
-    options = {"alpha": 1e6, "minimum": 0, "balance": False}
+    options = {"alpha": 1e6, "min_samples": 0, "balance": False}
     sizes = torch.stack([class_counts(data, partition(data, "dirichlet", 40, s, **options)).sum(1) for s in range(40)])
     assert sizes.double().mean(0).min() > 22 and sizes.double().mean(0).max() < 28  # 25 on average
 
@@ -160,7 +160,7 @@ def test_balance_mask_evens_sizes_out() -> None:
     data = make_balanced_data(5000, classes=10)
     spread = {}
     for balance in (True, False):
-        parts = [partition(data, "dirichlet", 20, s, minimum=0, alpha=0.3, balance=balance) for s in range(10)]
+        parts = [partition(data, "dirichlet", 20, s, min_samples=0, alpha=0.3, balance=balance) for s in range(10)]
         spread[balance] = np.mean([np.std([len(c["train"]) for c in clients]) for clients in parts])
     assert spread[True] < 0.9 * spread[False]
 
@@ -168,7 +168,7 @@ def test_balance_mask_evens_sizes_out() -> None:
 def test_balance_mask_treats_classes_alike() -> None:
     """Clients fill up, so the classes drawn last lie with few of them: no class may always be among those."""
     data = make_balanced_data(2000, classes=10)
-    options = {"alpha": 1.0, "minimum": 0}
+    options = {"alpha": 1.0, "min_samples": 0}
     counts = torch.stack([class_counts(data, partition(data, "dirichlet", 20, s, **options)) for s in range(60)])
     holders = (counts > 0).sum(1).double().mean(0)
     assert holders.max() - holders.min() < 2.0
@@ -178,7 +178,7 @@ def test_small_alpha_means_few_classes() -> None:
     data = make_balanced_data(5000, classes=10)
 
     def largest_share(alpha: float) -> float:
-        counts = class_counts(data, partition(data, "dirichlet", 20, 0, alpha=alpha, minimum=1)).double()
+        counts = class_counts(data, partition(data, "dirichlet", 20, 0, alpha=alpha, min_samples=1)).double()
         return float((counts.max(1).values / counts.sum(1)).mean())
 
     assert largest_share(0.1) > 0.6 > largest_share(1.0) > 0.2 > largest_share(1000.0)
@@ -284,7 +284,7 @@ def test_natural_merges_nothing_when_there_are_enough_clients() -> None:
 
 
 def test_natural_leaves_small_groups_out() -> None:
-    parts = partition(make_grouped_data(), "natural", None, 0, minimum=6)
+    parts = partition(make_grouped_data(), "natural", None, 0, min_samples=6)
     assert [len(p["train"]) for p in parts] == [15, 10]
 
 
@@ -328,16 +328,16 @@ def test_class_counts_by_loop() -> None:
         ("dirichlet", 4, {"alpha": 0}, Expected(0, key="alpha")),
         ("dirichlet", 4, {"alpha": float("nan")}, Expected(0, key="alpha")),
         ("dirichlet", 4, {"alpha": float("inf")}, Expected(0, key="alpha")),
-        ("dirichlet", 4, {"minimum": 151}, Expected(0, 150.0, key="minimum")),
-        ("dirichlet", 4, {"minimum": -1}, Expected(-1, key="minimum")),
+        ("dirichlet", 4, {"min_samples": 151}, Expected(0, 150.0, key="min_samples")),
+        ("dirichlet", 4, {"min_samples": -1}, Expected(-1, key="min_samples")),
         (
             "dirichlet",
             50,
-            {"alpha": 0.01, "minimum": 10, "max_redraws": 3},
-            Expected(4, 10, 0.01, key="minimum"),
+            {"alpha": 0.01, "min_samples": 10, "max_redraws": 3},
+            Expected(4, 10, 0.01, key="min_samples"),
         ),
-        ("shards", 301, {}, Expected(301, 2, 600, key="per_client")),
-        ("shards", 3, {"per_client": 0}, Expected(1, key="per_client")),
+        ("shards", 301, {}, Expected(301, 2, 600, key="shards_per_client")),
+        ("shards", 3, {"shards_per_client": 0}, Expected(1, key="shards_per_client")),
         ("natural", None, {}, Expected(key="kind")),
     ],
 )

@@ -398,7 +398,7 @@ QUICK: Keys = {"rounds": 1, "local": {"max_steps": 1}, "cohort": {"count": 1}, "
                "method": {"name": "fedavg"}, "fleet": {"groups": [{"budget": 1.0}]}, "progress": False}  # fmt: skip
 TRAINED: dict[str, Callable[[], Keys]] = {
     "images": lambda: {**write_folders("images", "table"), "center": 0.875, "resize": 12},
-    "sounds": lambda: {**write_folders("sounds", "table"), "mels": 16},
+    "sounds": lambda: {**write_folders("sounds", "table"), "n_mels": 16},
     "text": lambda: write_folders("text", "table"),
     "texts": lambda: write_texts("csv"),
     "table": lambda: write_table("csv"),

@@ -167,12 +167,12 @@ def test_the_most_common_rate_is_that_of_all(tmp_path: Path) -> None:
     for number, rate in enumerate([22_050] * 6 + [44_100] * 4 + [16_000]):
         write_wave(tmp_path / "x" / "ab"[number % 2] / f"{number:02}.wav", make_tone(2000, rate, 0.4), rate)
     experiment = load_experiment({"data": {"path": str(tmp_path / "x")}})
-    assert experiment.data.settings["rate"] == 22_050
+    assert experiment.data.settings["sample_rate"] == 22_050
     data = build_data(experiment.data)
     assert all(any(text in note for note in data.notes) for text in ("4 of 44100", "1 of 16000"))
     loudest = data.x[:, 0, :, 20].argmax(1)  # type: ignore[index]
     assert loudest.unique().numel() == 1
-    assert load(tmp_path / "x", rate=16_000)[0].x.shape[-1] == 41
+    assert load(tmp_path / "x", sample_rate=16_000)[0].x.shape[-1] == 41
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
@@ -210,10 +210,10 @@ def test_other_formats_need_the_extra(
         ({"content": b"RIFF nothing"}, Expected(path="3.wav")),
         ({"content": b""}, Expected(path="3.wav")),
         ({"samples": np.zeros(0)}, Expected(path="3.wav")),
-        ({"rate": 0}, Expected(0, key="rate")),
+        ({"sample_rate": 0}, Expected(0, key="sample_rate")),
         ({"seconds": -1.0}, Expected(-1.0, key="seconds")),
-        ({"window_ms": 0.0}, Expected(key="mels")),
-        ({"hop_ms": 0.0}, Expected(key="mels")),
+        ({"window_ms": 0.0}, Expected(key="n_mels")),
+        ({"hop_ms": 0.0}, Expected(key="n_mels")),
         ({"groups": "device"}, Expected(key="groups")),
     ],
 )
@@ -248,7 +248,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
         write_wave(folder / "hall" / f"{device}_{frequency}.wav", make_tone(frequency))
         cells.append((f"{device}_{frequency}.wav", kind, device))
     pandas.DataFrame(cells, columns=["file", "label", "device"]).to_csv(folder / "hall" / "index.csv", index=False)
-    data = {"path": str(folder / "hall"), "mels": 24, "hop_ms": 12.5}
+    data = {"path": str(folder / "hall"), "n_mels": 24, "hop_ms": 12.5}
     return ff.run(data=data, rounds=2, local={"epochs": 3}, out=folder / "run", progress=False)
 
 

@@ -109,10 +109,10 @@ def test_sounds_are_padded_cut_and_mixed_to_one_channel() -> None:
 
 
 def test_too_many_bands_are_refused() -> None:
-    with raises(DataError, key="mels"):
+    with raises(DataError, key="n_mels"):
         Spectrogram(RATE, RATE, 2000, 400, 160)
     for sizes in ((0, 400, 160), (8, 0, 160), (8, 400, 0), (8, RATE + 1, 160)):
-        with raises(DataError, key="mels"):
+        with raises(DataError, key="n_mels"):
             Spectrogram(RATE, RATE, *sizes)
 
 
@@ -168,7 +168,7 @@ def test_every_speaker_can_be_tested_on_its_own(folder: Path) -> None:
 
 
 def test_sizes_of_spectrograms(folder: Path) -> None:
-    data = speech_commands(str(folder), mels=20, window_ms=30.0, hop_ms=20.0, resize=32, augment="crop")
+    data = speech_commands(str(folder), n_mels=20, window_ms=30.0, hop_ms=20.0, resize=32, augment="crop")
     assert data.x.shape == (24, 1, 20, 51) and data.sample_shape == (1, 32, 32)
     assert data.batch(torch.arange(3), torch.Generator().manual_seed(0))[0].shape == (3, 1, 32, 32)
 
@@ -226,7 +226,7 @@ def test_a_bad_sound_is_named(folder: Path, content: bytes, expected: Expected) 
     [
         ({"division": "own"}, Expected(key="division")),
         ({"resize": 0}, Expected(1, key="resize")),
-        ({"mels": 0}, Expected(key="mels")),
+        ({"n_mels": 0}, Expected(key="n_mels")),
     ],
 )
 def test_wrong_parameters(folder: Path, options: dict[str, Any], expected: Expected) -> None:

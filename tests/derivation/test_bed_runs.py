@@ -52,5 +52,5 @@ def test_a_buffer_that_is_not_finite_is_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", x=tokens, y=tokens)
     data = {"name": "arrays", "file": str(tmp_path / "data.npz"), "vocabulary": 40, "task": "next_token",
             "partition": {"kind": "iid", "clients": 2}}  # fmt: skip
-    with raises(ModelError, "alibi", "persistent=False", key="start"):
+    with raises(ModelError, "alibi", "persistent=False", key="init_from"):
         ff.run(model=net, data=data, out=tmp_path / "run")

@@ -156,7 +156,7 @@ def test_further_epochs_do_not_run_a_frozen_module(method: str, tmp_path: Path) 
     for epochs, features_bytes in ((2, 1e8), (9, 1e8), (9, 0)):
         begun = Counted.count
         table = describe(net, peft={"name": "frozen"}, method=method, local={"epochs": epochs, "lr": 0.05})
-        table |= {"engine": {"features_bytes": features_bytes}, "evaluate": {"every": 0, "whole": False}}
+        table |= {"engine": {"feature_cache_bytes": features_bytes}, "evaluate": {"every": 0, "whole_test_set": False}}
         states.append(run(table, tmp_path / f"{epochs} {features_bytes}").server.state)
         counts.append(Counted.count - begun)
     assert counts[0] == counts[1] < counts[2]
@@ -280,7 +280,7 @@ def test_a_resumed_comparison_keeps_its_recipe(tmp_path: Path) -> None:
     table = {
         "rounds": 1, "data": {"name": "digits", "partition": {"kind": "iid", "clients": 4}}, "model": {"name": net},
         "local": {"epochs": 1}, "compare": {
-            "smallest": False, "row": [{"label": "a"}, {"label": "b", "method": {"name": "heterofl"}}]},
+            "smallest_baseline": False, "row": [{"label": "a"}, {"label": "b", "method": {"name": "heterofl"}}]},
     }  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fleetfit.config.assemble.levels.choose_training", lambda experiment, *_: experiment)
@@ -300,7 +300,8 @@ def test_a_comparison_of_a_plain_module_goes_on(tmp_path: Path, kind: str) -> No
     table = {
         "rounds": 1, "data": {"name": "digits", "partition": {"kind": "iid", "clients": 4}}, "local": {"epochs": 1},
         "model": {**model, **({"derive": {"exits": "none"}} if kind == "exits" else {})},
-        "compare": {"smallest": False, "row": [{"label": "a"}, {"label": "b", "method": {"name": "heterofl"}}]},
+        "compare": {"smallest_baseline": False,
+                    "row": [{"label": "a"}, {"label": "b", "method": {"name": "heterofl"}}]},
     }  # fmt: skip
     first, second = (ff.compare(table, out=tmp_path / "out") for _ in range(2))
     assert second.finished and second.table == first.table

@@ -26,22 +26,22 @@ from fleetfit.rounds import Settings, iter_jobs, run, sort_by_cost, start
 SPECS: list[Mapping[str, Any]] = [
     *(spec_of(name) for name in names.list_names("methods")),
     *({"name": "scalefl", "hooks": {"choose_channels": kind}} for kind in ("window", "rolling", "random")),
-    {"name": "scalefl", "split": "width", "beta": 0.0},
+    {"name": "scalefl", "scaling": "width", "beta": 0.0},
     {"name": "heterofl", "scaler": True, "masked": True},
-    {"name": "fedavg", "plus": {"fedprox": {"mu": 0.1}}},
-    {"name": "scalefl", "plus": {"feddyn": {}}},
-    {"name": "heterofl", "plus": {"feddistill": {}}},
-    {"name": "fedrolex", "plus": {"fednova": {"momentum": 0.5}}},
-    {"name": "scalefl", "plus": {"class_prior": {}}},
-    {"name": "decoupled", "plus": {"fedadam": {}}},
-    {"name": "inclusivefl", "damped": True, "plus": {"fedadam": {}}},
-    {"name": "heterofl", "plus": {"fedyogi": {}, "fedprox": {}}},
-    {"name": "fedrolex", "plus": {"fedavgm": {}}},
+    {"name": "fedavg", "options": {"fedprox": {"mu": 0.1}}},
+    {"name": "scalefl", "options": {"feddyn": {}}},
+    {"name": "heterofl", "options": {"feddistill": {}}},
+    {"name": "fedrolex", "options": {"fednova": {"momentum": 0.5}}},
+    {"name": "scalefl", "options": {"class_prior": {}}},
+    {"name": "decoupled", "options": {"fedadam": {}}},
+    {"name": "inclusivefl", "damped": True, "options": {"fedadam": {}}},
+    {"name": "heterofl", "options": {"fedyogi": {}, "fedprox": {}}},
+    {"name": "fedrolex", "options": {"fedavgm": {}}},
     {"name": "plugin_method:counting", "pull": 0.1},
     {"name": "plugin_method:counting", "pull": 0.1, "hooks": {"step": "test_standing:in_the_second"}},  # undone
     *({"name": "fedrolex", "cohort": {"name": choice}} for choice in names.list_names("selection")),
-    {"name": "scalefl", "cohort": {"name": "diversity"}, "plus": {"fedadam": {}}},
-    {"name": "reefl", "modulate": False, "estimate": "kept", "plus": {"feddyn": {}}},
+    {"name": "scalefl", "cohort": {"name": "diversity"}, "options": {"fedadam": {}}},
+    {"name": "reefl", "modulate": False, "estimate": "kept", "options": {"feddyn": {}}},
     {"name": "reefl", "ree": False, "teacher": "batch", "ramp": 0},
     {"name": f"{Path(__file__).parents[2] / 'examples' / 'a_method.py'}:fjord", "lean": 0.5},
 ]
@@ -50,10 +50,10 @@ SPECS: list[Mapping[str, Any]] = [
 QUICK: list[Mapping[str, Any]] = [
     *map(spec_of, ("depthfl", "adaptivefl", "feddf", "reefl")),
     {"name": "scalefl", "hooks": {"choose_channels": "random"}},
-    {"name": "scalefl", "plus": {"feddyn": {}}},
-    {"name": "heterofl", "plus": {"feddistill": {}}},
-    {"name": "fedrolex", "plus": {"fednova": {"momentum": 0.5}}},
-    {"name": "scalefl", "plus": {"class_prior": {}}},
+    {"name": "scalefl", "options": {"feddyn": {}}},
+    {"name": "heterofl", "options": {"feddistill": {}}},
+    {"name": "fedrolex", "options": {"fednova": {"momentum": 0.5}}},
+    {"name": "scalefl", "options": {"class_prior": {}}},
     {"name": "plugin_method:counting", "pull": 0.1},
     {"name": "fedrolex", "cohort": {"name": "diversity"}},
 ]
@@ -113,7 +113,7 @@ def test_one_worker_gives_the_same_bits() -> None:
 @pytest.mark.slow
 def test_simulated_deadlines_have_equal_bits() -> None:
     """Slow and fast clients, links that differ by round; deadlines that some miss, in all three ways."""
-    federation, simulation = fleets({"name": "depthfl", "plus": {"in_time": {}}})
+    federation, simulation = fleets({"name": "depthfl", "options": {"in_time": {}}})
     clients = len(simulation.parts)
     speeds = {
         "multiply_adds_per_s": np.linspace(4e4, 8e5, clients),

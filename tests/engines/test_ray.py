@@ -39,9 +39,9 @@ SPECS: list[Mapping[str, Any]] = [
     *(spec_of(name) for name in names.list_names("methods")),
     {"name": "plugin_method:counting", "pull": 0.1},
     {"name": "plugin_method:counting", "pull": 0.1, "hooks": {"step": "test_standing:in_the_second"}},  # undone
-    {"name": "scalefl", "plus": {"feddyn": {}}},
-    {"name": "heterofl", "plus": {"feddistill": {}}},
-    {"name": "scalefl", "plus": {"class_prior": {}}},
+    {"name": "scalefl", "options": {"feddyn": {}}},
+    {"name": "heterofl", "options": {"feddistill": {}}},
+    {"name": "scalefl", "options": {"class_prior": {}}},
 ]
 
 
@@ -91,7 +91,7 @@ def test_the_same_bits_as_local(spec: Mapping[str, Any], two_actors: Actors) -> 
 
 def test_extra_tensors_go_down_and_up_with_the_same_bits(two_actors: Actors) -> None:
     """SCAFFOLD's control variates: in jobs, updates and the clients' memories. It takes plain SGD."""
-    federation, simulation = fleets({"name": "heterofl", "plus": {"scaffold": {}}})
+    federation, simulation = fleets({"name": "heterofl", "options": {"scaffold": {}}})
     settings, here = replace(SETTINGS, local=Local(lr=0.1, epochs=2, batch_size=8)), local(simulation)
     expected, result = (finished(federation, engine, settings) for engine in (here, two_actors))
     same(expected, result)

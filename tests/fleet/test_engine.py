@@ -55,11 +55,11 @@ def lab_of(folder: Path, table: dict[str, Any], **node: Any) -> tuple[Lab, ff.Ru
 SPECS: list[dict[str, Any]] = [
     *(spec_of(name) for name in names.list_names("methods")),
     {"name": "plugin_method:counting", "pull": 0.1},
-    {"name": "scalefl", "plus": {"feddyn": {}}},
+    {"name": "scalefl", "options": {"feddyn": {}}},
     {"name": "heterofl", "hooks": {"choose_channels": "random"}},
-    {"name": "scalefl", "plus": {"scaffold": {}}},
-    {"name": "fedrolex", "plus": {"fednova": {}}},
-    {"name": "heterofl", "plus": {"feddistill": {}}},
+    {"name": "scalefl", "options": {"scaffold": {}}},
+    {"name": "fedrolex", "options": {"fednova": {}}},
+    {"name": "heterofl", "options": {"feddistill": {}}},
 ]
 
 
@@ -88,7 +88,7 @@ def test_lighter_updates_too(kind: str, tmp_path: Path) -> None:
 
 
 def test_class_prior_equals_local(tmp_path: Path) -> None:
-    lab, base = lab_of(tmp_path, described({"name": "scalefl", "plus": {"class_prior": {}}}), reports_labels=True)
+    lab, base = lab_of(tmp_path, described({"name": "scalefl", "options": {"class_prior": {}}}), reports_labels=True)
     run = lab.serve()
     assert have_same_state(base, run) and run.server.prior == base.server.prior != ()
     assert run.metrics[0]["prior"] == base.metrics[0]["prior"] == {"clients": CLIENTS, "failures": []}
@@ -96,7 +96,7 @@ def test_class_prior_equals_local(tmp_path: Path) -> None:
 
 
 def test_class_frequencies_need_the_owners_consent(tmp_path: Path) -> None:
-    lab = Lab(tmp_path, described({"name": "fedavg", "plus": {"class_prior": {}}}, rounds=1), [1.0] * CLIENTS)
+    lab = Lab(tmp_path, described({"name": "fedavg", "options": {"class_prior": {}}}, rounds=1), [1.0] * CLIENTS)
     lab.config(3, reports_labels=True)
     run = lab.serve()
     data = tiny_data()
@@ -381,7 +381,7 @@ def test_a_late_answer_frees_its_node(tmp_path: Path) -> None:
 
 def test_an_answer_that_comes_again_counts_once(tmp_path: Path) -> None:
     """Twice at once, and once more for every message of the server's that is asked for later."""
-    lab, base = lab_of(tmp_path, described({"name": "scalefl", "plus": {"feddyn": {}}}))
+    lab, base = lab_of(tmp_path, described({"name": "scalefl", "options": {"feddyn": {}}}))
     pull, before = lab.grid.pull_messages, list[Message]()
 
     def again(ids: Any) -> list[Message]:
@@ -713,7 +713,12 @@ def test_the_run_folder_describes_the_nodes(tmp_path: Path) -> None:
 
 
 def private_table(folder: Path, **changes: Any) -> dict[str, Any]:
-    privacy = {"clip": 0.5, "noise": 1.0, "delta": 0.01, "key_file": str(folder / "keys" / "run.key")}
+    privacy = {
+        "clipping_norm": 0.5,
+        "noise_multiplier": 1.0,
+        "delta": 0.01,
+        "key_file": str(folder / "keys" / "run.key"),
+    }
     model = {"name": "tiny:tiny", "norm": False}
     table = {"rounds": 6, "model": model, "cohort": {"fraction": 0.5}, "privacy": privacy, "evaluate": {"every": 0}}
     return described({"name": "scalefl"}, **{**table, **changes})

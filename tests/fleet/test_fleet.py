@@ -38,7 +38,7 @@ def run_file(method: str, **changes: Any) -> dict[str, Any]:
     return {
         "seed": 0, "rounds": 2, "data": {"name": "digits", "partition": DIVISION}, "model": {"name": "cnn"},
         "method": {"name": method}, "local": {"epochs": 1, "lr": 0.05}, "cohort": {"fraction": 1.0},
-        "evaluate": {"every": 0, "norms": ["static"]}, **changes,
+        "evaluate": {"every": 0, "batch_norm": ["static"]}, **changes,
     }  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def test_a_private_fleet_reports_its_budget_and_no_node(lab: Deployment, tmp_pat
     """Half of four nodes are to be expected in a round; what nodes did stands in no line of the run and no file."""
     pytest.importorskip("opacus", reason="the accountant is an extra: fleetfit[privacy]")
     key = tmp_path / "keys" / "run.key"
-    privacy = {"clip": 0.3, "noise": 2.0, "delta": 0.01, "key_file": str(key)}
+    privacy = {"clipping_norm": 0.3, "noise_multiplier": 2.0, "delta": 0.01, "key_file": str(key)}
     table = run_file(
         "scalefl", rounds=3, model={"name": "cnn", "norm": "group"}, cohort={"fraction": 0.5}, privacy=privacy
     )
@@ -118,7 +118,7 @@ def test_the_smallest_device_trains_its_level(lab: Deployment, tmp_path: Path) -
     """The point of it all: within the same real memory, level 1 is trained and the full model fails."""
     table = run_file("scalefl", rounds=1, model={"name": "resnet18"}, fleet={"tolerance": 0.2},
                      local={"epochs": 1, "lr": 0.05, "batch_size": 32, "max_steps": 2},
-                     evaluate={"every": 0, "norms": ["batch"]})  # fmt: skip
+                     evaluate={"every": 0, "batch_norm": ["batch"]})  # fmt: skip
     engine = {"name": "flower", "nodes": 4}
     small = finished(lab, "small", {**table, "engine": engine}, tmp_path / "small")
     assert small.metrics[0]["train"]["by_level"] == {"1": 1, "2": 1, "3": 1, "4": 1}

@@ -19,7 +19,7 @@ from local_fleet import Lab, described
 from fleetfit.fleet import node as nodes_side, transport
 from fleetfit.messages import unpack
 
-FEDDYN = {"name": "scalefl", "plus": {"feddyn": {}}}  # its nodes remember
+FEDDYN = {"name": "scalefl", "options": {"feddyn": {}}}  # its nodes remember
 
 
 @pytest.fixture(autouse=True)

@@ -126,7 +126,7 @@ SETUP: dict[str, Any] = {
     [
         {"method": {"name": "plugin_method:counting"}},
         {"method": {"name": "fedavg", "hooks": {"make_loss": "os:system"}}},
-        {"method": {"name": "fedavg", "plus": {"/tmp/x.py:f": {}}}},
+        {"method": {"name": "fedavg", "options": {"/tmp/x.py:f": {}}}},
         {"method": {"name": "fedavg", "cohort": {"name": "os:system"}}},
         {"problem": {**SETUP["problem"], "model": {"name": "os:system"}}},
         {"problem": {**SETUP["problem"], "task": "os:system"}},

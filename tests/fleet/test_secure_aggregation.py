@@ -51,7 +51,7 @@ def lab_of(folder: Path, table: Mapping[str, Any] = TABLE, **of_member: Any) -> 
     for client in range(CLIENTS):
         place = folder / f"node-{client}"
         make_member(place / "own.member", folder / "authority")
-        lab.config(client, secure={"member": "own.member", "minimum": 2, **of_member})
+        lab.config(client, secure={"member": "own.member", "min_clients": 2, **of_member})
     return lab
 
 
@@ -73,13 +73,13 @@ def test_a_fleet_ends_with_the_bits_of_the_simulation(tmp_path: Path) -> None:
         assert ours["bytes_up"] == pytest.approx(theirs["bytes_up"], abs=200), "names of runs and clients differ"
 
 
-WITH_PRIOR = {**TABLE, "method": {"name": "scalefl", "plus": {"class_prior": {}}}}
+WITH_PRIOR = {**TABLE, "method": {"name": "scalefl", "options": {"class_prior": {}}}}
 
 
 def reporting_lab(folder: Path, clients: Iterable[int] = range(CLIENTS)) -> Lab:
     lab = lab_of(folder, WITH_PRIOR)
     for client in clients:
-        lab.config(client, secure={"member": "own.member", "minimum": 2}, reports_labels=True)
+        lab.config(client, secure={"member": "own.member", "min_clients": 2}, reports_labels=True)
     return lab
 
 
@@ -207,7 +207,7 @@ def test_members_refuse_other_authorities(tmp_path: Path) -> None:
 
 
 def test_a_node_goes_by_a_minimum_of_its_own(tmp_path: Path) -> None:
-    lab = lab_of(tmp_path, minimum=6)
+    lab = lab_of(tmp_path, min_clients=6)
     run = in_vain(lab)
     assert "0 clients" in run.metrics[0]["undone"]["reason"]
     assert re.findall(r"\d+", run.metrics[0]["failures"][0]["reason"]) == ["5", "6"]
@@ -253,7 +253,12 @@ def test_different_settings_give_noise(twist: str, tmp_path: Path, monkeypatch: 
 
 def private_table(folder: Path, **changes: Any) -> dict[str, Any]:
     pytest.importorskip("opacus", reason="the accountant is an extra: fleetfit[privacy]")
-    privacy = {"clip": 0.05, "noise": 1.0, "delta": 0.01, "key_file": str(folder / "keys" / "run.key")}
+    privacy = {
+        "clipping_norm": 0.05,
+        "noise_multiplier": 1.0,
+        "delta": 0.01,
+        "key_file": str(folder / "keys" / "run.key"),
+    }
     return {**TABLE, "privacy": privacy, "evaluate": {"every": 0}, **changes}
 
 

@@ -36,7 +36,7 @@ def test_a_private_server_has_no_update_and_no_key(
     pytest.importorskip("opacus", reason="the accountant is an extra: fleetfit[privacy]")
     monkeypatch.setenv("PYTHONPATH", "")
     (tmp_path / "fleet").mkdir()
-    privacy = {"clip": 0.5, "noise": 1.0, "delta": 0.01, "key_file": str(tmp_path / "run.key")}
+    privacy = {"clipping_norm": 0.5, "noise_multiplier": 1.0, "delta": 0.01, "key_file": str(tmp_path / "run.key")}
     search = secure(tmp_path / "fleet", masks, {"privacy": privacy, "evaluate": {"every": 0}})
     run = ff.load(tmp_path / "fleet" / "run")
     epsilon = [compute_epsilon(1.0, 1.0, number, 0.01, known_cohorts=True) for number in (1, 2)]

@@ -34,7 +34,7 @@ from fleetfit.submodel import FlatState
 Reply = Update | Failure
 SETTINGS = Settings(1, plain(lr=0.1, batch_size=16))
 WANTED = EvaluationScope(Evaluation(batch_size=32), statistics_samples=60, whole=False)
-METHOD: Mapping[str, Any] = {"name": "scalefl", "plus": {"scaffold": {}}}
+METHOD: Mapping[str, Any] = {"name": "scalefl", "options": {"scaffold": {}}}
 """Sends tensors beside the state, in both directions."""
 KINDS = ("train", "float16", "int8", "evaluate", "statistics", "failure")
 

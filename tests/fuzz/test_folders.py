@@ -50,7 +50,7 @@ VERBS = {
     "compare": ["compare", "ROWS", "--out", "ABOVE", "-q"],
     "export": ["export", "FOLDER", "--no-onnx", "--out", "OUT"],
     "profile": ["profile", "FOLDER/config.toml", "--step-s", "100", "--memory", "4 GB", "--out", "OUT"],
-    "start": ["run", "FILE", "--set", "start=FOLDER", "--set", "rounds=1", "--out", "OUT", "-q"],
+    "start": ["run", "FILE", "--set", "init_from=FOLDER", "--set", "rounds=1", "--out", "OUT", "-q"],
 }
 OPENS = ("eval", "predict", "predict --stop", "calibrate", "resume", "export")
 MAX_S = 120  # for one command, in case it never ends

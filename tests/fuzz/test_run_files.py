@@ -38,7 +38,7 @@ rounds = 2
 data = { name = "tiny:tiny_data", partition = { kind = "iid", clients = 6 } }
 model = { name = "tiny:tiny" }
 fleet = { groups = [{ budget = 0.4 }, { budget = 1.0 }], tolerance = 0.5 }
-method = { name = "scalefl", beta = 0.1, plus = { fedprox = { mu = 0.1 } }, hooks = { choose_channels = "rolling" } }
+method = { name = "scalefl", beta = 0.1, options = { fedprox = { mu = 0.1 } }, hooks = { choose_channels = "rolling" } }
 local = { epochs = 1, batch_size = 8, lr = 0.1, schedule = { kind = "step", at = [1], factor = 0.5 } }
 cohort = { count = 2, choose = { name = "loss", candidates = 3 } }
 engine = { name = "local", device = "cpu", threads = 1 }
@@ -99,7 +99,7 @@ PLAUSIBLE: list[Any] = [
     [{"budget": 1.0, "profile": "phone"}], {"sd": 0.5}, {"share": 0.5}, {"name": "loss"}, {"fedprox": {}}, {},
 ]  # fmt: skip
 KEYS = ["zzyzx", "name", "kind", "seed", "rounds", '"a.b"', '""', "model", "data", "compare", "levels", "groups",
-        "plus", "hooks", "partition", '"\\u0000"', "a" * 5000, "settings", "model_fields", "__class__"]  # fmt: skip
+        "options", "hooks", "partition", '"\\u0000"', "a" * 5000, "settings", "model_fields", "__class__"]  # fmt: skip
 
 
 def places(table: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

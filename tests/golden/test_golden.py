@@ -47,11 +47,11 @@ SPECS: dict[str, Mapping[str, Any]] = {
     "scalefl, strong distillation": {"name": "scalefl", "beta": 0.5, "temperature": 2.0},
     "scalefl, printed": {"name": "scalefl", "printed": True},
     "heterofl, original": {"name": "heterofl", "scaler": True, "masked": True},
-    "fedavg, fedprox": {"name": "fedavg", "plus": {"fedprox": {"mu": 0.1}}},
-    "fedavg, fedavgm": {"name": "fedavg", "plus": {"fedavgm": {}}},
-    "scalefl, fedadam": {"name": "scalefl", "plus": {"fedadam": {"lr": 0.01}}},
-    "decoupled, fedyogi": {"name": "decoupled", "plus": {"fedyogi": {"lr": 0.01}}},
-    "scalefl, feddyn": {"name": "scalefl", "plus": {"feddyn": {}}},
+    "fedavg, fedprox": {"name": "fedavg", "options": {"fedprox": {"mu": 0.1}}},
+    "fedavg, fedavgm": {"name": "fedavg", "options": {"fedavgm": {}}},
+    "scalefl, fedadam": {"name": "scalefl", "options": {"fedadam": {"lr": 0.01}}},
+    "decoupled, fedyogi": {"name": "decoupled", "options": {"fedyogi": {"lr": 0.01}}},
+    "scalefl, feddyn": {"name": "scalefl", "options": {"feddyn": {}}},
 }
 BY_SAMPLES = {"hooks": {"weigh": "by_samples"}}
 BY_COUNT = {"hooks": {"weigh": "by_count"}}
@@ -67,9 +67,9 @@ UNEQUAL: dict[str, Mapping[str, Any]] = {
     "unequal shares: depthfl": {"name": "depthfl"},
     "unequal shares: depthfl, by samples": {"name": "depthfl", **BY_SAMPLES},
     "unequal shares: adaptivefl": {"name": "adaptivefl"},
-    "unequal shares: fedavg, feddyn": {"name": "fedavg", "plus": {"feddyn": {}}},
-    "unequal shares: scalefl, feddyn, by samples": {"name": "scalefl", "plus": {"feddyn": {}}, **BY_SAMPLES},
-    "unequal shares: decoupled, fedadam": {"name": "decoupled", "plus": {"fedadam": {"lr": 0.01}}},
+    "unequal shares: fedavg, feddyn": {"name": "fedavg", "options": {"feddyn": {}}},
+    "unequal shares: scalefl, feddyn, by samples": {"name": "scalefl", "options": {"feddyn": {}}, **BY_SAMPLES},
+    "unequal shares: decoupled, fedadam": {"name": "decoupled", "options": {"fedadam": {"lr": 0.01}}},
 }
 """With weights by samples and by count, which are the same where shares are equal, and more dropout."""
 

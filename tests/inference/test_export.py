@@ -194,7 +194,7 @@ def test_the_loader_is_short() -> None:
 
 ROUND_TRIPS = {
     "resnet18": ({"name": "resnet18", "base": 8}, {"name": "digits"}),
-    "mobilenetv2": ({"name": "mobilenetv2", "multiplier": 0.25, "stride": 8, "top": 64}, {"name": "digits"}),
+    "mobilenetv2": ({"name": "mobilenetv2", "width_multiplier": 0.25, "stride": 8, "top": 64}, {"name": "digits"}),
     "bert": (
         {"name": "bert", **SMALL["bert"].keys, "hidden": 48, "intermediate": 96},
         {"name": "small_models:sentences"},
@@ -363,7 +363,7 @@ def test_an_own_models_export_has_no_path(tmp_path: Path) -> None:
         {"rounds": 1, "data": {"name": f"{here}/tiny.py:tiny_data", "partition": {"kind": "iid", "clients": 3}},
          "model": {"name": f"{here}/tiny.py:tiny"}, "method": {"name": "heterofl"},
          "fleet": {"levels": [0.3, 1.0], "tolerance": 0.2, "groups": [{"budget": 0.35}]},
-         "evaluate": {"every": 0, "norms": ["batch"]}}, out=tmp_path / "run",
+         "evaluate": {"every": 0, "batch_norm": ["batch"]}}, out=tmp_path / "run",
     )  # fmt: skip
     for level in (1, 2):
         x = torch.rand(3, 1, 4, 4)

@@ -101,7 +101,7 @@ def test_a_task_without_classes_is_refused(task: str) -> None:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
     """Of a run that has asked for the fleet's class frequencies."""
-    table = {**TINY, "rounds": 1, "evaluate": {**TINY["evaluate"], "prior": "own"}}
+    table = {**TINY, "rounds": 1, "evaluate": {**TINY["evaluate"], "personal": True}}
     return ff.run(table, out=tmp_path_factory.mktemp("shipped") / "run")
 
 

@@ -85,8 +85,8 @@ STAGES = (Stage(8, 1, 3, 1, 1), Stage(16, 2, 3, 2, 6), Stage(16, 2, 5, 2, 6), St
 
 def small(**keys: Any) -> Inverted:
     settings: dict[str, Any] = {
-        "multiplier": 1.0, "top": 0, "squeeze": 4, "activation": "swish", "norm": "batch", "group": 2, "stride": 8,
-        "dropout": 0.0, "drop_connect": 0.0, "head_layers": 3, "tied": True,
+        "width_multiplier": 1.0, "top": 0, "squeeze": 4, "activation": "swish", "norm": "batch", "group": 2,
+        "stride": 8, "dropout": 0.0, "drop_connect": 0.0, "head_layers": 3, "tied": True,
     }  # fmt: skip
     return Inverted(4, 2, 8, STAGES, **settings | keys)
 
@@ -179,7 +179,7 @@ def test_small_images_need_a_smaller_stride(stride: int, side: int) -> None:
 
 @pytest.mark.parametrize("side", [32, 7])
 def test_it_takes_images_of_any_size(side: int) -> None:
-    architecture = efficientnet_b0(4, 1, multiplier=0.25, stride=8)
+    architecture = efficientnet_b0(4, 1, width_multiplier=0.25, stride=8)
     module = build_module(architecture, architecture.sizes(1.0), (9, 16)).eval()
     assert [tuple(z.shape) for z in module(torch.randn(2, 1, side, side))] == [(2, 4)] * 2
 

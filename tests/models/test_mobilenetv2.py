@@ -34,7 +34,7 @@ def test_known_sizes() -> None:
     architecture = mobilenetv2()
     cost = submodel_cost(architecture, (architecture.sizes(0.37), (17,)), (3, 32, 32))
     assert cost.parameters == count_parameters(0.37, 10)
-    assert full_cost(mobilenetv2(1000, multiplier=0.5, stride=32), (3, 224, 224)).parameters == 1_968_680
+    assert full_cost(mobilenetv2(1000, width_multiplier=0.5, stride=32), (3, 224, 224)).parameters == 1_968_680
 
 
 @pytest.mark.parametrize(
@@ -47,11 +47,11 @@ def test_the_multiplier_keeps_multiples_of_eight(channels: int, times: float, ex
 
 def test_the_layout_is_proven() -> None:
     """With group norm: `test_efficientnet.py`, on fewer blocks."""
-    proven(mobilenetv2(3, 2, multiplier=0.25, top=12), (2, 8, 8), (4, 11, 17))
+    proven(mobilenetv2(3, 2, width_multiplier=0.25, top=12), (2, 8, 8), (4, 11, 17))
 
 
 def test_it_trains() -> None:
-    trains(mobilenetv2(4, 3, multiplier=0.5, top=32, dropout=0.0, head_layers=0), (3, 16, 16), (5, 12, 17))
+    trains(mobilenetv2(4, 3, width_multiplier=0.5, top=32, dropout=0.0, head_layers=0), (3, 16, 16), (5, 12, 17))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_it_trains() -> None:
     [(32, [32, 32, 16, 8, 4, 4, 2, 2]), (8, [64, 64, 64, 32, 16, 16, 8, 8]), (1, [64] * 8)],
 )
 def test_halvings_are_left_out_from_the_first_on(stride: int, sides: list[int]) -> None:
-    architecture = mobilenetv2(4, 1, multiplier=0.25, stride=stride)
+    architecture = mobilenetv2(4, 1, width_multiplier=0.25, stride=stride)
     module = build_module(architecture, architecture.sizes(1.0), (17,)).eval()
     carry = module.start(torch.randn(1, 1, 64, 64))
     side_lengths = [carry.shape[-1]]
@@ -94,7 +94,7 @@ def test_it_computes_what_transformers_computes() -> None:
     theirs = transformers.MobileNetV2ForImageClassification(
         transformers.MobileNetV2Config(num_labels=5, tf_padding=False, depth_multiplier=0.35, finegrained_output=True)
     ).eval()
-    architecture = mobilenetv2(5, multiplier=0.35, stride=32)
+    architecture = mobilenetv2(5, width_multiplier=0.35, stride=32)
     ours = architecture.build(architecture.sizes(1.0), (17,)).eval()
     for part in ours.modules():
         if isinstance(part, nn.BatchNorm2d):

@@ -294,10 +294,10 @@ def test_missing_and_misshapen_tensors_are_named(folder: Path) -> None:
         bert(5, (9,), 40, 3, str(folder)).pretrained((3,))
     save_file(whole | {"encoder.layer.2.intermediate.dense.bias": torch.zeros(35)}, folder / "model.safetensors")
     problem = Problem(bert(5, (9,), 40, 3, str(folder)), (9,), classification, (3,))
-    with raises(ModelError, '"blocks.2.mlp.fc1.bias"', "(35,)", "(36,)", key="start"):
+    with raises(ModelError, '"blocks.2.mlp.fc1.bias"', "(35,)", "(36,)", key="init_from"):
         initial_state(problem, 0)
     save_file(whole | {"pooler.dense.bias": torch.full((24,), torch.nan)}, folder / "model.safetensors")
-    with raises(ModelError, key="start"):
+    with raises(ModelError, key="init_from"):
         initial_state(problem, 0)
 
 

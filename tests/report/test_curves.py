@@ -78,7 +78,7 @@ def test_the_unit_fits_the_largest_run() -> None:
 
 
 def test_private_runs_have_no_curves_of_clients(tmp_path: Path) -> None:
-    privacy = {"epsilon": 1.0, "delta": 0.001, "noise": 1.0, "clip": 0.3, "rate": 0.1}
+    privacy = {"epsilon": 1.0, "delta": 0.001, "noise_multiplier": 1.0, "clipping_norm": 0.3, "rate": 0.1}
     reports = [report.dump() | {"privacy": privacy} for report in make_run(0).rounds]
     run = make_run_record(SUMMARY, reports)
     assert plots_of(make_run_page(run, tmp_path / "report.html")) == {}

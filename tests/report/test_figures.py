@@ -32,7 +32,7 @@ SUMMARY = {
     "global": 0.8, "local": 0.5, "evaluate": {}, "bytes_down": 4_000_000, "bytes_up": 2_000_000, "waste": 0.0,
     "failures": 0, "seconds": 4.0, "notes": [],
 }  # fmt: skip
-PRIVACY = {"epsilon": 1.0, "delta": 0.001, "noise": 1.0, "clip": 0.3, "rate": 0.1}
+PRIVACY = {"epsilon": 1.0, "delta": 0.001, "noise_multiplier": 1.0, "clipping_norm": 0.3, "rate": 0.1}
 
 
 def report(round: int, accuracy: float | None, loss: float | None = 0.5) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def test_no_cause_is_named_where_the_largest_is_best() -> None:
 
 
 def test_noise_may_be_the_cause_with_privacy() -> None:
-    privacy = PrivacyRecord(epsilon=1.0, delta=1e-3, noise=1.0, clip=1.0, rate=0.1)
+    privacy = PrivacyRecord(epsilon=1.0, delta=1e-3, noise_multiplier=1.0, clipping_norm=1.0, rate=0.1)
     noisy = summary(test_exits=[0.7, 0.6], test_levels={"1": 0.4, "2": 0.3}, test_samples=9_000)
     private = noisy.model_copy(update={"privacy": privacy})
     for explanations in (explain_order([private]), explain_row_order({"a": [private]})):

@@ -265,7 +265,7 @@ def test_privacy_withholds_also_what_a_folder_has_by_mistake(copied: Path) -> No
     secrets = list_secrets(copied)
     before = (copied / "report.html").read_text(encoding="utf-8")
     assert all(secret in before for secret in secrets), "without [privacy] the page says it"
-    private = {"epsilon": 1.5, "delta": 1e-4, "noise": 1.0, "clip": 0.3, "rate": 0.1}
+    private = {"epsilon": 1.5, "delta": 1e-4, "noise_multiplier": 1.0, "clipping_norm": 0.3, "rate": 0.1}
     reports = [{**json.loads(line), "privacy": private} for line in (copied / "metrics.jsonl").read_text().splitlines()]
     (copied / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in reports))
     summary = json.loads((copied / "summary.json").read_text())
@@ -430,7 +430,7 @@ def test_several_folders_go_on_one_page_where_seeds_are_one_row(
 
 
 def test_a_private_run_hides_its_own_numbers_and_no_others(finished: Path, copied: Path, tmp_path: Path) -> None:
-    private = {"epsilon": 1.5, "delta": 1e-4, "noise": 1.0, "clip": 0.3, "rate": 0.1}
+    private = {"epsilon": 1.5, "delta": 1e-4, "noise_multiplier": 1.0, "clipping_norm": 0.3, "rate": 0.1}
     summary = json.loads((copied / "summary.json").read_text())
     (copied / "summary.json").write_text(json.dumps({**summary, "privacy": private}))
     config = (copied / "config.toml").read_text().replace('name = "paged"', 'name = "hidden"')

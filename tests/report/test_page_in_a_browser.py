@@ -68,7 +68,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> ff.Comparison:
 def private(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the folder of a private run is: see `fleetfit.privacy`."""
     folder = Path(shutil.copytree(finished, tmp_path_factory.mktemp("private") / "run"))
-    spending = {"epsilon": 1.5, "delta": 1e-4, "noise": 1.0, "clip": 0.3, "rate": 0.1}
+    spending = {"epsilon": 1.5, "delta": 1e-4, "noise_multiplier": 1.0, "clipping_norm": 0.3, "rate": 0.1}
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     (folder / "metrics.jsonl").write_text("".join(json.dumps({**one, "privacy": spending}) + "\n" for one in lines))
     summary = json.loads((folder / "summary.json").read_text())

@@ -90,7 +90,7 @@ def test_a_damaged_file_is_left_out_and_named(folder: RunFolder, name: str) -> N
 
 
 def test_a_private_run_withholds_its_sums(folder: RunFolder) -> None:
-    privacy = {"epsilon": 1.0, "delta": 1e-3, "noise": 1.0, "clip": 1.0, "rate": 0.1}
+    privacy = {"epsilon": 1.0, "delta": 1e-3, "noise_multiplier": 1.0, "clipping_norm": 1.0, "rate": 0.1}
     folder.append(report(4, privacy=privacy, bytes_down=None, bytes_up=None))
     record = RunFolder.open(folder.path)
     assert record.is_private and record.summary.bytes_down is None

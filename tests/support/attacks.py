@@ -23,7 +23,7 @@ TINY: dict[str, Any] = {
     "fleet": {"groups": [{"budget": 0.4}, {"budget": 1.0}], "tolerance": 0.5},
     "local": {"epochs": 8, "batch_size": 8, "lr": 0.1},
     "cohort": {"fraction": 1.0},
-    "evaluate": {"every": 0, "norms": ["static"], "statistics_samples": 60},
+    "evaluate": {"every": 0, "batch_norm": ["static"], "statistics_samples": 60},
 }
 
 

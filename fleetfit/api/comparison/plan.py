@@ -10,7 +10,7 @@ values. The later wins. Rows and settings so are what their labels say, whatever
 in any run is refused; one of the file, which serves many runs, gets a note.
 
 The row "smallest model" is plain FedAvg at the smallest budget, with the file's own `[local]` and all other sections
-that the rows share, except `[method]` and `fleet.split`. Where it is as good as the other rows, a fleet needs no
+that the rows share, except `[method]` and `fleet.scaling`. Where it is as good as the other rows, a fleet needs no
 levels. By default it never refuses a comparison: if it does not fit, a note says why it is left out.
 
 `plan_comparison` checks what needs no data. `check_rows` then assembles each row in each setting once, with the first
@@ -68,7 +68,7 @@ _SAME_IN_ALL_RUNS = {
     "compare": "a comparison cannot contain another one. Leave it out",
     "evaluate.split": "numbers on different data do not rank methods. Set it at the top",
     "label": "only rows and settings have a label. Leave it out",
-    "printed": "only rows have printed numbers. Move it to a row",
+    "paper": "only rows have a paper's numbers. Move it to a row",
 }
 """Keys that rows, settings and lists of values cannot have, with the reasons."""
 NO_VALIDATION = (
@@ -156,7 +156,7 @@ class ComparisonPlan:
         tuning: The combinations of values to try; a single empty one without `[compare.tune]`.
         tune_seeds: The seeds to try them with.
         printed: A paper's numbers by (row, setting, column), for the tables without overrides: percent, or rounds.
-        smallest: Label of the last row if `compare.smallest` added it, or "".
+        smallest: Label of the last row if `compare.smallest_baseline` added it, or "".
         notes: Notes for the user.
     """
 
@@ -252,11 +252,12 @@ class ComparisonPlan:
         """
         if SMALLEST in self.rows:
             raise ConfigError(
-                f'[compare] smallest: a row of the file has the label "{SMALLEST}". Change it, or set smallest = '
+                f'[compare] smallest_baseline: a row of the file has the label "{SMALLEST}". Change it, or set '
+                "smallest_baseline = "
                 "false.",
-                key="compare.smallest",
+                key="compare.smallest_baseline",
             )
-        row = Source("[compare] smallest", "compare.smallest.", _FEDAVG)
+        row = Source("[compare] smallest_baseline", "compare.smallest_baseline.", _FEDAVG)
         return replace(self, rows={**self.rows, SMALLEST: row}, smallest=SMALLEST)
 
     def drop_smallest(self, reason: str = "") -> "ComparisonPlan":
@@ -272,7 +273,7 @@ class ComparisonPlan:
     @property
     def has_implied_smallest(self) -> bool:
         """Whether it has a row "smallest model" that the file does not ask for."""
-        return bool(self.smallest) and self.section.smallest is None
+        return bool(self.smallest) and self.section.smallest_baseline is None
 
     def _merge(self, row: str, setting: str) -> tuple[tuple[Source, ...], dict[str, Any]]:
         """Return the sources of a row in a setting, and their merged tables."""
@@ -282,7 +283,7 @@ class ComparisonPlan:
         sources = (*self.shared, *self.settings[setting], self.rows[row])
         tables = {**_merge_sources(sources), **_FEDAVG}  # plain FedAvg, which refuses a split of levels
         if isinstance(tables.get("fleet"), Mapping):
-            tables["fleet"] = {key: value for key, value in tables["fleet"].items() if key != "split"}
+            tables["fleet"] = {key: value for key, value in tables["fleet"].items() if key != "scaling"}
         return sources, tables
 
     def _plan_seeds(self, row: str, setting: str, first: Experiment | None) -> list[PlannedRun]:
@@ -368,15 +369,15 @@ def _make_plan(file: Mapping[str, Any], path: Path | None, overrides: Mapping[st
         tuning=list(_combine(tune)),
         # a seed that is not a number is refused below
         tune_seeds=section.tune_seeds or [max((seed for seed in seeds if isinstance(seed, int)), default=0) + 1],
-        printed=_read_printed(file, rows) if any("printed" in row for row in section.row) else {},
+        printed=_read_printed(file, rows) if any("paper" in row for row in section.row) else {},
     )
     _check_allowed_keys(plan)
-    if section.smallest or (section.smallest is None and _compares_methods(plan)):
+    if section.smallest_baseline or (section.smallest_baseline is None and _compares_methods(plan)):
         extended = plan.add_smallest()
         try:
             return _check_plan(extended)
         except ConfigError as error:
-            if section.smallest:
+            if section.smallest_baseline:
                 raise
             plan = extended.drop_smallest(str(error))
     return _check_plan(plan)
@@ -427,7 +428,7 @@ def _make_rows(section: CompareSection, base: Mapping[str, Any]) -> dict[str, So
     """Return the rows by label. The default label is the method's name."""
     rows: dict[str, Source] = {}
     for position, table in enumerate(section.row or [{}]):
-        tables = {name: value for name, value in table.items() if name not in ("label", "printed")}
+        tables = {name: value for name, value in table.items() if name not in ("label", "paper")}
         row = Source(f"[compare] row #{position + 1}", f"compare.row.{position}.", tables)
         method = merge_tables(base, tables).get("method", {}).get("name", MethodSection().name)
         label = _read_label(row, table, truncate(method, _LONGEST_LABEL))
@@ -478,16 +479,17 @@ def _list_columns(experiment: Experiment) -> list[str]:
                 "columns",
                 f'unknown column "{name}". The columns are {", ".join(COLUMNS)}.{did_you_mean(name, COLUMNS)}',
             )
-        if name.endswith(BATCH) and "batch" not in evaluate.norms[1:]:
+        if name.endswith(BATCH) and "batch" not in evaluate.batch_norm[1:]:
             refuse(
                 "columns",
-                f'"{name}" needs accuracy with both batch-norm policies. Set evaluate.norms = ["static", "batch"].',
+                f'"{name}" needs accuracy with both batch-norm policies. Set evaluate.batch_norm = ["static", '
+                '"batch"].',
             )
     if section.target_on not in COLUMNS or section.target_on.endswith((ROUNDS, "waste", *ATTACKED, BATCH)):
         refuse("target_on", f'"{section.target_on}" is not an accuracy.{did_you_mean(section.target_on, COLUMNS)}')
     for key, names in (("columns", columns), ("target_on", [section.target_on]), ("tune_on", [section.tune_on])):
-        if PERSONAL in names and evaluate.prior is None:
-            refuse(key, f'"{PERSONAL}" needs personal predictions. Set evaluate.prior = "own".')
+        if PERSONAL in names and not evaluate.personal:
+            refuse(key, f'"{PERSONAL}" needs personal predictions. Set evaluate.personal = true.')
         if ROUNDS in names and not section.targets:
             refuse(key, '"rounds" needs a target accuracy. Set one, such as target = 0.97.')
     return expand_columns(list(dict.fromkeys(columns)), section.targets)
@@ -501,12 +503,12 @@ def _read_printed(file: Mapping[str, Any], labels: Iterable[str]) -> dict[tuple[
     cells = list(itertools.product(_make_settings(section, grid), _list_columns(experiment)))
     printed: dict[tuple[str, str, str], float] = {}
     for position, (label, row) in enumerate(zip(labels, section.row, strict=False)):
-        key, numbers = f"compare.row.{position}.printed", row.get("printed", [])
+        key, numbers = f"compare.row.{position}.paper", row.get("paper", [])
         if not isinstance(numbers, list) or (numbers and len(numbers) != len(cells)):
             expected = "; ".join(join(*cell) for cell in cells)
             got = len(numbers) if isinstance(numbers, list) else repr(numbers)
             raise ConfigError(
-                f'row "{label}": printed must have {len(cells)} numbers, one for each column of the table '
+                f'row "{label}": paper must have {len(cells)} numbers, one for each column of the table '
                 f'({expected}), with "-" for a missing one; got {got}.',
                 key=key,
             )
@@ -515,7 +517,7 @@ def _read_printed(file: Mapping[str, Any], labels: Iterable[str]) -> dict[tuple[
                 printed[(label, *cell)] = float(number)
             elif number != "-":
                 raise ConfigError(
-                    f'row "{label}": printed must have numbers, or "-" for a missing one; got {number!r}.', key=key
+                    f'row "{label}": paper must have numbers, or "-" for a missing one; got {number!r}.', key=key
                 )
     return printed
 
@@ -580,9 +582,14 @@ def _check_plan(plan: ComparisonPlan) -> ComparisonPlan:
             )
         folders.add(run.subfolder)
     target_on = plan.section.target_on
-    if plan.targets and target_on not in ON_THE_WAY and not all(run.experiment.evaluate.whole for run in plan.runs):
+    if (
+        plan.targets
+        and target_on not in ON_THE_WAY
+        and not all(run.experiment.evaluate.whole_test_set for run in plan.runs)
+    ):
         raise ConfigError(
-            f'[compare] target_on: "{target_on}" is only measured after the last round. Set evaluate.whole = true to '
+            f'[compare] target_on: "{target_on}" is only measured after the last round. Set evaluate.whole_test_set '
+            "= true to "
             f"measure it at every evaluation, or choose one of {', '.join(ON_THE_WAY)}.",
             key="compare.target_on",
         )

@@ -32,8 +32,8 @@ def find_server_optimizer(experiment: Experiment) -> ServerOptimizer:
     """Return the server's optimizer. A method's own momentum is that of `fedavgm`."""
     method = to_table(experiment)["method"]
     for name in _SERVER_OPTIMIZERS:
-        if name in method.get("plus", {}):
-            return name, method["plus"][name]
+        if name in method.get("options", {}):
+            return name, method["options"][name]
     return "fedavgm", {**_PLAIN_MEAN, "momentum": float(method.get(_find_momentum_key(experiment), 0.0))}
 
 
@@ -59,14 +59,17 @@ def copy_recipe(first: Experiment, table: Mapping[str, Any], own_keys: Collectio
         changed["local"] = {**changed.get("local", {}), "schedule": schedule}
     row, (name, keys) = complete_experiment(changed), find_server_optimizer(first)
     momentum_key = _find_momentum_key(row)
-    own = (f"method.{momentum_key or 'plus.fedavgm'}", *(f"method.plus.{option}" for option in _SERVER_OPTIMIZERS))
+    own = (
+        f"method.{momentum_key or 'options.fedavgm'}",
+        *(f"method.options.{option}" for option in _SERVER_OPTIMIZERS),
+    )
     if (name, keys) == find_server_optimizer(row) or any(key.startswith(own) for key in own_keys):
         return changed
     method = dict(changed.get("method", {}))
     if momentum_key and keys == {**_PLAIN_MEAN, "momentum": keys.get("momentum")}:
         method[momentum_key] = keys["momentum"]
     else:
-        method["plus"] = {**row.method.plus, name: dict(keys)}
+        method["options"] = {**row.method.options, name: dict(keys)}
     try:
         build(build_method_spec(complete_experiment({**changed, "method": method})))
     except ConfigError:  # the method has another step
@@ -99,7 +102,7 @@ def _list_recipe(experiment: Experiment) -> dict[str, str]:
     """Return the recipe of a run as texts, by key."""
     table = to_table(experiment)
     local, cohort = dict(table["local"]), dict(table["cohort"])
-    schedule, _ = local.pop("schedule"), cohort.pop("choose", None)
+    schedule, _ = local.pop("schedule"), cohort.pop("selection", None)
     name, keys = find_server_optimizer(experiment)
     is_momentum = keys == {**_PLAIN_MEAN, "momentum": keys.get("momentum")}
     recipe = {

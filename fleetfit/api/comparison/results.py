@@ -335,8 +335,8 @@ def _list_notes(plan: ComparisonPlan, results: ComparisonResults, score: str) ->
         notes.append(f"Tuned on validation data: {join(one.row, one.setting)}: {chosen}.")
     if plan.printed:
         notes.append(f'Lines that end in "{OF_THE_PAPER.strip()}" have the paper\'s numbers.')
-    if section.differs:
-        notes.append(f"Differs from the paper's setting: {section.differs.strip()}")
+    if section.note:
+        notes.append(f"Differs from the paper's setting: {section.note.strip()}")
     if plan.overrides:
         changed = [f"{key} = {json.dumps(value, default=str)}" for key, value in flatten(plan.overrides).items()]
         notes.append(f"Changed for this table, where no row or setting has its own: {', '.join(changed)}.")

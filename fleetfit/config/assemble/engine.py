@@ -139,7 +139,7 @@ def set_feature_cache(problem: Problem, section: EngineSection) -> Problem:
     """Set the memory for cached features of a frozen backbone; 0 without a backbone."""
     if not problem.base:
         return problem
-    size = section.features_bytes
+    size = section.feature_cache_bytes
     if size is None:
         size = UNLIMITED if section.speed == "fast" else 0.0
     return problem.replace_features_bytes(size)

@@ -64,7 +64,7 @@ def deal_clients(
     plan = load_saved_plan(section)
     conditions = replace(conditions, measured={**(plan.measured if plan else {}), **conditions.measured})
     budgets: list[Budget] = [group.budget for group in section.groups]
-    sizes = compute_group_sizes([group.share for group in section.groups], clients)
+    sizes = compute_group_sizes([group.fraction for group in section.groups], clients)
     group = np.empty(clients, dtype=np.int64)
     group[make_numpy_rng(seed, "fleet").permutation(clients)] = np.repeat(np.arange(len(sizes)), sizes)
     tolerances = np.array([section.tolerance if g.tolerance is None else g.tolerance for g in section.groups])
@@ -173,7 +173,7 @@ def build_speeds(section: FleetSection, group: np.ndarray, seed: int) -> dict[st
     profiles = [find_profile(g.profile) for g in section.groups if g.profile is not None]
     speeds = {f.name: np.array([getattr(p, f.name) for p in profiles])[group] for f in fields(Speed)}
     if section.slow is not None:
-        is_slow = draw_slow_clients(group, section.slow.share, seed)
+        is_slow = draw_slow_clients(group, section.slow.fraction, seed)
         speeds["multiply_adds_per_s"] = np.where(is_slow, 1 / section.slow.factor, 1.0) * speeds["multiply_adds_per_s"]
         for name in ("down_bytes_per_s", "up_bytes_per_s"):
             speeds[name] = np.where(is_slow, 1 / section.slow.link, 1.0) * speeds[name]
@@ -235,26 +235,26 @@ def build_availability(section: AvailabilitySection | None, clients: int, seed: 
         return None
     where, key = "[fleet] availability", "fleet.availability"
     if section.trace is not None:
-        for name in ("share", "spread", "rounds", "day"):
+        for name in ("online", "spread", "rounds", "day"):
             if name in section.model_fields_set and getattr(section, name):
                 raise ConfigError(
                     f"{where}: the trace already determines who is online. Leave out {name} or the trace.",
                     key=f"{key}.{name}",
                 )
         return Availability(clients, leave=section.leave, trace=read_trace(section.trace, clients), seed=seed)
-    share = 1.0 if section.share is None else section.share
-    if section.rounds is not None and share == 1:
+    online = 1.0 if section.online is None else section.online
+    if section.rounds is not None and online == 1:
         raise ConfigError(
-            f"{where}: with share = 1 clients never go offline. Leave rounds out, or lower share.",
+            f"{where}: with online = 1 clients never go offline. Leave rounds out, or lower online.",
             key=f"{key}.rounds",
         )
-    if section.rounds is not None and section.rounds * (1 - share) < 1:
+    if section.rounds is not None and section.rounds * (1 - online) < 1:
         raise ConfigError(
-            f"{where} rounds: clients that are online {share:g} of the time stay for {1 / (1 - share):.4g} rounds if "
+            f"{where} rounds: clients that are online {online:g} of the time stay for {1 / (1 - online):.4g} rounds if "
             f"each round is drawn independently; rounds must be at least that, got {section.rounds:g}.",
             key=f"{key}.rounds",
         )
-    return Availability(clients, share, section.spread, section.rounds, section.day, section.leave, seed=seed)
+    return Availability(clients, online, section.spread, section.rounds, section.day, section.leave, seed=seed)
 
 
 # ---- the targets of levels -----------------------------------------------------------------------------------------
@@ -277,7 +277,7 @@ def build_targets(section: FleetSection, budgets: DeviceBudgets, blocks: int) ->
         targets = make_targets(
             budgets.budgets, levels, budgets.tolerances, section.cost, False, budgets.further, budgets.conditions
         )
-    return replace(targets, split=section.split or "")
+    return replace(targets, scaling=section.scaling or "")
 
 
 def _build_saved_targets(plan: Plan, section: FleetSection, budgets: DeviceBudgets) -> Targets:

@@ -22,7 +22,7 @@ from fleetfit.data import Data, count_samples
 from fleetfit.errors import ConfigError, DataError, MissingExtra
 from fleetfit.hooks import Method, apply_model_hook, build
 from fleetfit.layout import Architecture, State
-from fleetfit.planner import Plan, PlannedLevel, Targets, affords, compute_further_costs, find_mode
+from fleetfit.planner import Plan, PlannedLevel, Targets, affords, compute_further_costs, find_scaling
 from fleetfit.report.text import format_count
 from fleetfit.submodel import Submodel
 from fleetfit.training import initial_base
@@ -199,7 +199,7 @@ def build_plan(federation: Federation, budgets: DeviceBudgets, targets: Targets)
         absent.append(f"{client} ({', '.join([group, *failed])})")
     conditions = targets.conditions
     return Plan(
-        targets.cost, find_mode(levels, architecture.blocks), architecture.blocks, levels,
+        targets.cost, find_scaling(levels, architecture.blocks), architecture.blocks, levels,
         count_early_heads(federation.problem), tuple(absent), conditions.batch_size, conditions.measured,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Build the spec of the method from `[method]` and `[cohort] choose`, and check its requirements."""
+"""Build the spec of the method from `[method]` and `[cohort] selection`, and check its requirements."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,19 +23,20 @@ def build_method_spec(experiment: Experiment) -> dict[str, Any]:
     Raises:
         ConfigError: The same hook is set twice.
     """
-    section, choose = experiment.method, experiment.cohort.choose
+    section, choose = experiment.method, experiment.cohort.selection
     choice = dict(choose) if isinstance(choose, Mapping) else {"name": choose}
     spec = {"name": section.name, **section.settings}
     if choice != {"name": "uniform"}:
         if "choose_clients" in section.hooks:
             raise ConfigError(
-                "cohort.choose and method.hooks.choose_clients set the same hook. Leave one out.", key="cohort.choose"
+                "cohort.selection and method.hooks.choose_clients set the same hook. Leave one out.",
+                key="cohort.selection",
             )
         spec["cohort"] = choice
-    plus = section.plus
-    if experiment.cohort.deadline_s is not None and experiment.cohort.late == "shallower":
-        plus = {**plus, "in_time": {}}
-    return spec | ({"plus": plus} if plus else {}) | ({"hooks": section.hooks} if section.hooks else {})
+    options = section.options
+    if experiment.cohort.deadline_s is not None and experiment.cohort.on_deadline == "shallower":
+        options = {**options, "in_time": {}}
+    return spec | ({"options": options} if options else {}) | ({"hooks": section.hooks} if section.hooks else {})
 
 
 def choose_for_tokens(experiment: Experiment, data: Data | DataDescription) -> Experiment:
@@ -85,9 +86,10 @@ def check_model(experiment: Experiment, problem: Problem) -> None:
     Raises:
         ConfigError: `lora_product` averages LoRA's products, and the model has none.
     """
-    if "lora_product" in experiment.method.plus and not any(name.endswith(B) for name in problem.layout.tensors):
+    if "lora_product" in experiment.method.options and not any(name.endswith(B) for name in problem.layout.tensors):
         raise ConfigError(
-            f"[method.plus.lora_product] averages products of LoRA, but this model has no tensor {B}. Set [peft] name "
+            f"[method.options.lora_product] averages products of LoRA, but this model has no tensor {B}. Set [peft] "
+            "name "
             '= "lora", or leave the option out.',
             key="peft.name",
         )
@@ -120,9 +122,9 @@ def check_comparable(experiment: Experiment, federation: Federation) -> None:
     Raises:
         ConfigError: The cohort is too small, or clients of one level do not train the same elements.
     """
-    for option in sorted(experiment.method.plus.keys() & COMPARING.keys()):
-        where, key = f"[method.plus.{option}]", f"method.plus.{option}"
-        is_enough = partial(COMPARING[option], **experiment.method.plus[option])
+    for option in sorted(experiment.method.options.keys() & COMPARING.keys()):
+        where, key = f"[method.options.{option}]", f"method.options.{option}"
+        is_enough = partial(COMPARING[option], **experiment.method.options[option])
         if not is_enough(federation.cohort):
             fewest = next((n for n in range(federation.cohort, _MAX_CLIENTS) if is_enough(n)), _MAX_CLIENTS)
             raise ConfigError(

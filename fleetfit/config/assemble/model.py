@@ -81,7 +81,7 @@ def build_problem(
         shape,
         get_task(data.task),
         (architecture.blocks,),
-        start=experiment.start,
+        init_from=experiment.init_from,
         spec=spec if is_portable(spec) else None,
     )
 

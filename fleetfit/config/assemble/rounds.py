@@ -33,16 +33,16 @@ def build_settings(experiment: Experiment) -> Settings:
             split=evaluate.split,
             batch_size=evaluate.batch_size,
             metrics=tuple(evaluate.metrics),
-            personal=evaluate.prior == "own",
+            personal=evaluate.personal,
         ),
-        tuple(dict.fromkeys(evaluate.norms)),
+        tuple(dict.fromkeys(evaluate.batch_norm)),
         evaluate.statistics_samples,
         clients=evaluate.clients,
         samples=evaluate.samples,
-        always=evaluate.whole,
+        always=evaluate.whole_test_set,
     )
     cohort = experiment.cohort
-    training = Local.load({**dict(local), "deadline_s": cohort.deadline_s, "late": cohort.late})
+    training = Local.load({**dict(local), "deadline_s": cohort.deadline_s, "late": cohort.on_deadline})
     every = 0 if evaluate.every == "auto" else evaluate.every
     return Settings(experiment.rounds, training, every, scope)
 
@@ -53,11 +53,11 @@ def check_personal(experiment: Experiment, federation: Federation) -> None:
     Raises:
         ConfigError: The task has none.
     """
-    if experiment.evaluate.prior is not None and not federation.classes:
+    if experiment.evaluate.personal and not federation.classes:
         raise ConfigError(
             f'[evaluate] prior: "own" adds log class frequencies to logits, but a task of the kind '
             f"{federation.problem.task.name} has no classes. Leave it out.",
-            key="evaluate.prior",
+            key="evaluate.personal",
         )
 
 

@@ -13,15 +13,15 @@ from fleetfit.core import Federation, Problem
 from fleetfit.cost import Conditions, compute_cost, submodel_cost
 from fleetfit.errors import PlanError
 from fleetfit.hooks.levels import find_split, keeps_early_exits, may_split
-from fleetfit.planner import LevelShape, Mode, Plan, SplitLevel, Targets, find_shapes, get_sizes
+from fleetfit.planner import LevelShape, Plan, Scaling, SplitLevel, Targets, find_shapes, get_sizes
 from fleetfit.training.clock import STEP
 
 _TOLERANCES = (0.2, 0.3, 0.5)  # tried where no level fits
 _NOTED = 1.05  # how much more work than "both" a note names
-SPLITS: tuple[Mode, ...] = ("depth_first", "both", "width", "depth")
+SPLITS: tuple[Scaling, ...] = ("depth_first", "both", "width", "depth")
 
 
-def compare_splits(assembly: Assembly) -> dict[Mode, tuple[SplitLevel, ...]]:
+def compare_splits(assembly: Assembly) -> dict[Scaling, tuple[SplitLevel, ...]]:
     """Return the levels that each split makes of a run's budgets, smallest first, but for splits that do not fit."""
     experiment, budgets, problem = assembly.experiment, assembly.fleet, assembly.federation.problem
     targets = replace(build_targets(experiment.fleet, budgets, problem.architecture.blocks), splits=())
@@ -33,7 +33,7 @@ def compare_splits(assembly: Assembly) -> dict[Mode, tuple[SplitLevel, ...]]:
     }
 
 
-def _find_shapes(problem: Problem, targets: Targets, split: Mode) -> Sequence[LevelShape]:
+def _find_shapes(problem: Problem, targets: Targets, split: Scaling) -> Sequence[LevelShape]:
     """Return the levels that the planner makes by a split; none if they do not fit."""
     try:
         return find_shapes(problem.architecture, problem.input_shape, targets, split)
@@ -81,7 +81,8 @@ def describe_split(federation: Federation, planned: PlannedProblem) -> list[str]
     if ratio < _NOTED:
         return []
     return [
-        f'Levels keep whole early blocks: training takes {ratio:.3g} times the multiply-adds of fleet.split = "both". '
+        f"Levels keep whole early blocks: training takes {ratio:.3g} times the multiply-adds of fleet.scaling = "
+        '"both". '
         "`fleetfit plan` shows what each level costs."
     ]
 
@@ -144,13 +145,13 @@ def _find_remedy(
     return None
 
 
-def _list_remedies(planned: PlannedProblem, on_a_fleet: bool) -> Iterator[tuple[str, Targets, Mode]]:
+def _list_remedies(planned: PlannedProblem, on_a_fleet: bool) -> Iterator[tuple[str, Targets, Scaling]]:
     """Yield keys of `[fleet]` to try, and the targets and the split that they make."""
     fleet, budgets, blocks = planned.experiment.fleet, planned.budgets, planned.problem.architecture.blocks
     hook, targets = planned.method.make_levels, planned.targets
-    split: Mode = find_split(hook, targets) or "both"
-    exact: Mode = "both" if may_split(hook) else split
-    change = "" if exact == split else 'fleet.split = "both"'
+    split: Scaling = find_split(hook, targets) or "both"
+    exact: Scaling = "both" if may_split(hook) else split
+    change = "" if exact == split else 'fleet.scaling = "both"'
     if change:
         yield change, targets, exact
     is_absolute = any(not isinstance(group.budget, int | float) or group.budget > 1 for group in fleet.groups)

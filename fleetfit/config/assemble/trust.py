@@ -66,7 +66,7 @@ def draw_attackers(experiment: Experiment, attack: Attack, federation: Federatio
     """Draw the hostile clients by the levels that clients actually afford."""
     section, levels = experiment.attack, federation.level_of
     levels_with_data = np.where(federation.clients.num_examples > 0, levels, -1)
-    clients = draw_hostile_clients(levels_with_data, section.share, section.among, experiment.seed)
+    clients = draw_hostile_clients(levels_with_data, section.fraction, section.among, experiment.seed)
     level_by_client = {client: int(levels[client]) for client in clients}
     return Attackers(attack, clients, level_by_client, partial(get_round_submodel, federation), experiment.seed)
 
@@ -106,13 +106,13 @@ def _find_hook_owner(experiment: Experiment, hook: str) -> tuple[str, str]:
     section, cohort = experiment.method, experiment.cohort
     if hook in section.hooks:
         return f"method.hooks.{hook}", f"method.hooks.{hook}"
-    if hook == "adapt_job" and cohort.deadline_s is not None and cohort.late == "shallower":
-        return 'cohort.late = "shallower"', "cohort.late"
-    if hook in ("annotate", "update_server_memory") and cohort.choose != "uniform":
-        return "cohort.choose", "cohort.choose"
-    for option in section.plus:
+    if hook == "adapt_job" and cohort.deadline_s is not None and cohort.on_deadline == "shallower":
+        return 'cohort.on_deadline = "shallower"', "cohort.on_deadline"
+    if hook in ("annotate", "update_server_memory") and cohort.selection != "uniform":
+        return "cohort.selection", "cohort.selection"
+    for option in section.options:
         if option not in POST_PROCESSING:
-            return f"[method.plus.{option}]", f"method.plus.{option}"
+            return f"[method.options.{option}]", f"method.options.{option}"
     return str(section.name), "method.name"
 
 
@@ -173,17 +173,17 @@ def build_privacy(experiment: Experiment, federation: Federation) -> Privacy | N
     if not experiment.is_private:
         return None
     section = experiment.privacy
-    clip, noise, epsilon, key_file = section.clip, section.noise, section.epsilon, section.key_file
+    clip, noise, epsilon, key_file = section.clipping_norm, section.noise_multiplier, section.epsilon, section.key_file
     if clip is None:
         raise ConfigError(
-            "[privacy] clip: missing. Set the largest norm of a client's update, such as clip = 0.3.",
-            key="privacy.clip",
+            "[privacy] clipping_norm: missing. Set the largest norm of a client's update, such as clipping_norm = 0.3.",
+            key="privacy.clipping_norm",
         )
     if noise is None and epsilon is None:
         raise ConfigError(
-            "[privacy]: noise or epsilon is missing. Set the noise, such as noise = 1.0, or the budget of the "
-            "run, such as epsilon = 3.0.",
-            key="privacy.noise",
+            "[privacy]: noise_multiplier or epsilon is missing. Set noise_multiplier = 1.0, for example, or what the "
+            "run may spend, such as epsilon = 3.0.",
+            key="privacy.noise_multiplier",
         )
     if not key_file:
         raise ConfigError(
@@ -216,7 +216,7 @@ def build_privacy(experiment: Experiment, federation: Federation) -> Privacy | N
     ledger = Ledger(charges_repeats=federation.device is None)
     return Privacy(
         clip, noise, rate, delta, epsilon, key_file, ledger,
-        noise_from_budget=section.noise is None, known_cohorts=is_secure,
+        noise_from_budget=section.noise_multiplier is None, known_cohorts=is_secure,
     )  # fmt: skip
 
 
@@ -227,16 +227,16 @@ def _check_private_rounds(experiment: Experiment, federation: Federation) -> Non
     _check_sums(experiment, method, _PRIVATE_HOOKS, "[privacy]", ", which reveals more than the noise covers")
     if "choose_clients" in method.own_hooks:
         raise ConfigError(
-            "[privacy]: clients must be drawn independently with the same probability. Leave cohort.choose and "
+            "[privacy]: clients must be drawn independently with the same probability. Leave cohort.selection and "
             "method.hooks.choose_clients out.",
-            key="method.hooks.choose_clients" if "choose_clients" in section.hooks else "cohort.choose",
+            key="method.hooks.choose_clients" if "choose_clients" in section.hooks else "cohort.selection",
         )
-    further = [option for option in section.plus if option not in POST_PROCESSING]
+    further = [option for option in section.options if option not in POST_PROCESSING]
     is_optimizer = getattr(method.step, "func", None) in (fedavgm.step, fedadam.step)  # fedyogi has fedadam's
     if further or ("step" in method.own_hooks and not is_optimizer):
         owner, key = _find_hook_owner(experiment, "step")
         if further:
-            owner, key = f"[method.plus.{further[0]}]", f"method.plus.{further[0]}"
+            owner, key = f"[method.options.{further[0]}]", f"method.options.{further[0]}"
         raise ConfigError(f"[privacy]: {owner} uses more than a private round reveals. {_PLAIN_METHODS}", key=key)
     if section.hooks.get("weigh", "by_count") != "by_count":
         raise ConfigError(
@@ -299,7 +299,8 @@ def describe_privacy(privacy: Privacy, federation: Federation, rounds: int) -> t
     lasts = privacy.max_rounds(rounds)
     epsilon = replace(privacy, ledger=Ledger(begun=lasts)).make_report()["epsilon"]
     notes = [
-        f"Differential privacy of clients: noise {privacy.noise:.3g} times the clipping norm of {privacy.clip:g}, each "
+        f"Differential privacy of clients: noise {privacy.noise_multiplier:.3g} times the clipping norm of "
+        f"{privacy.clipping_norm:g}, each "
         f"client drawn with probability {privacy.rate:.3g}: epsilon {epsilon:.2f} at delta {privacy.delta:.2g} after "
         f"{lasts} rounds. Loss, cohorts, failures, bytes and the accuracy of single clients are withheld."
     ]
@@ -310,7 +311,9 @@ def describe_privacy(privacy: Privacy, federation: Federation, rounds: int) -> t
     for index in np.unique(federation.level_of[federation.able]).tolist():
         level = federation.levels[index]
         weights = get_slice_plan(federation.problem.layout, level.submodel).gather(members)
-        loudness[level.name] = privacy.noise * float((1 / (privacy.rate * weights[weights > 0])).square().sum().sqrt())
+        loudness[level.name] = privacy.noise_multiplier * float(
+            (1 / (privacy.rate * weights[weights > 0])).square().sum().sqrt()
+        )
     loudest = max(loudness, key=lambda level: loudness[level])
     if loudness[loudest] > _LOUD:
         notes.append(
@@ -344,14 +347,15 @@ def build_secure_run(experiment: Experiment, federation: Federation) -> SecureRu
     if not experiment.is_secure:
         return None
     section = experiment.secure
-    rules = SecureRules(section.minimum, section.threshold)
-    grid = Quantizer(section.range, section.bits, experiment.privacy.clip)
+    rules = SecureRules(section.min_clients, section.reconstruction_threshold)
+    grid = Quantizer(section.clipping_range, section.bits, experiment.privacy.clipping_norm)
     check_installed()
     if federation.cohort < rules.minimum:
         raise ConfigError(
-            f"[secure] minimum: a sum needs at least {rules.minimum} clients, but a cohort has {federation.cohort}. "
-            "Set [cohort] count, or a smaller minimum.",
-            key="secure.minimum",
+            f"[secure] min_clients: a sum needs at least {rules.minimum} clients, but a cohort has "
+            f"{federation.cohort}. "
+            "Set [cohort] count, or smaller min_clients.",
+            key="secure.min_clients",
         )
     most = federation.cohort if grid.clip is None else len(federation.clients)
     if most > grid.clients:
@@ -371,17 +375,19 @@ def _check_grid(federation: Federation, grid: Quantizer, clip: float) -> None:
     """Check that the grid can represent movements of the clipping norm, in one element and spread over all."""
     if grid.range < clip:
         raise ConfigError(
-            f"[secure] range: {grid.range:g} is below [privacy] clip = {clip:g}, but one element may move that far. "
-            f"Set range = {clip:g}, which is also the tightest bound on a client that does not clip.",
-            key="secure.range",
+            f"[secure] clipping_range: {grid.range:g} is below [privacy] clipping_norm = {clip:g}, but one element "
+            "may move that far. "
+            f"Set clipping_range = {clip:g}, which is also the tightest bound on a client that does not clip.",
+            key="secure.clipping_range",
         )
     layout = federation.problem.layout
     even = clip / get_slice_plan(layout, full_submodel(layout)).size ** 0.5
     if grid.step > even:
         raise ConfigError(
-            f"[secure] bits: a movement of [privacy] clip = {clip:g} spread over the whole model moves an element by "
+            f"[secure] bits: a movement of [privacy] clipping_norm = {clip:g} spread over the whole model moves an "
+            "element by "
             f"{even:.2g}, and numbers of {grid.bits} bits up to {grid.range:g} have steps of {grid.step:.2g}: it "
-            f"would be rounded to nothing. Set range = {clip:g}, or more bits.",
+            f"would be rounded to nothing. Set clipping_range = {clip:g}, or more bits.",
             key="secure.bits",
         )
 
@@ -410,11 +416,11 @@ def _check_secure_rounds(experiment: Experiment, federation: Federation) -> None
             "[secure]: masked numbers cannot be compressed. Leave compress out of [local], and set fewer bits.",
             key="local.compress",
         )
-    if "static" in experiment.evaluate.norms and has_batch_norm(federation):
+    if "static" in experiment.evaluate.batch_norm and has_batch_norm(federation):
         raise ConfigError(
             "[secure]: this model has batch-norm layers, whose statistics each client would send to the server. Use "
-            'another normalization, such as norm = "group" in [model], or set evaluate.norms = ["batch"].',
-            key="evaluate.norms",
+            'another normalization, such as norm = "group" in [model], or set evaluate.batch_norm = ["batch"].',
+            key="evaluate.batch_norm",
         )
 
 

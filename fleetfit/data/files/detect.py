@@ -168,7 +168,7 @@ def _choose_form(name: str, path: Path, paths: list[Path], keys: Keys) -> Keys:
     """
     if name == "images":
         return _choose_size(paths, keys)
-    return _choose_rate(path, keys) if name == "sounds" and "rate" not in keys else {}
+    return _choose_rate(path, keys) if name == "sounds" and "sample_rate" not in keys else {}
 
 
 def _choose_rate(path: Path, keys: Keys) -> Keys:
@@ -176,7 +176,7 @@ def _choose_rate(path: Path, keys: Keys) -> Keys:
     listed = find_labeled_files(path.name, path, SOUNDS, keys.get("label"), keys.get("groups"))
     rates = [] if listed is None else [read_header(file)[1] for file in listed.paths[: listed.sizes["train"]]]
     rate = max(sorted(set(rates)), key=rates.count, default=RATE)
-    return {} if rate == RATE else {"rate": rate}
+    return {} if rate == RATE else {"sample_rate": rate}
 
 
 def _detect_plain_text(path: Path) -> Keys:

@@ -62,7 +62,7 @@ class Spectrogram:
     Attributes:
         rate: Samples per second.
         samples: Samples of a sound; shorter ones are padded with silence at the end, longer ones are cut.
-        mels: Number of bands, the image's height.
+        n_mels: Number of bands, the image's height.
         window: Samples of a window (Hann).
         hop: Samples from one window to the next.
         resamples: Whether sounds of other sampling rates are resampled; else they are refused.
@@ -70,7 +70,7 @@ class Spectrogram:
 
     rate: int
     samples: int
-    mels: int
+    n_mels: int
     window: int
     hop: int
     resamples: bool = False
@@ -81,15 +81,16 @@ class Spectrogram:
         Raises:
             DataError: A size is below 1, or there are too many bands.
         """
-        if min(self.mels, self.window, self.hop) < 1 or max(self.window, self.hop) > self.samples:
+        if min(self.n_mels, self.window, self.hop) < 1 or max(self.window, self.hop) > self.samples:
             raise DataError(
                 f"a spectrogram needs at least one band, and a window and a hop of 1 to {self.samples} samples; got "
-                f"mels {self.mels}, window {self.window}, hop {self.hop}.",
-                key="mels",
+                f"n_mels {self.n_mels}, window {self.window}, hop {self.hop}.",
+                key="n_mels",
             )
         if self.bins > 8192:
             raise DataError(
-                f"{self.mels} mel bands are too many: the lowest are narrower than a bin of the spectrum.", key="mels"
+                f"{self.n_mels} mel bands are too many: the lowest are narrower than a bin of the spectrum.",
+                key="n_mels",
             )
 
     @property
@@ -100,17 +101,17 @@ class Spectrogram:
     @property
     def bins(self) -> int:
         """Length of the Fourier transform: a power of two of at least a window, with a bin in every band."""
-        narrowest = mel_to_hertz(2 * hertz_to_mel(self.rate / 2) / (self.mels + 1))  # the first band's full width
+        narrowest = mel_to_hertz(2 * hertz_to_mel(self.rate / 2) / (self.n_mels + 1))  # the first band's full width
         return int(2 ** math.ceil(math.log2(max(self.window, 2 * self.rate / narrowest))))
 
     def filters(self) -> Tensor:
         """Return each band's share of each bin's power, [mels, bins / 2 + 1].
 
-        Band m rises from edge m to 1 at edge m + 1 and falls to 0 at edge m + 2, straight in hertz; the mels + 2 edges
-        are equally far apart in mel.
+        Band m rises from edge m to 1 at edge m + 1 and falls to 0 at edge m + 2, straight in hertz; the n_mels + 2
+        edges are equally far apart in mel.
         """
         top = hertz_to_mel(self.rate / 2)
-        hertz = [mel_to_hertz(top * i / (self.mels + 1)) for i in range(self.mels + 2)]
+        hertz = [mel_to_hertz(top * i / (self.n_mels + 1)) for i in range(self.n_mels + 2)]
         edges = torch.tensor(hertz, dtype=torch.float64)
         bins = torch.arange(self.bins // 2 + 1, dtype=torch.float64) * (self.rate / self.bins)
         low, middle, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
@@ -239,9 +240,9 @@ def sounds(
     folder: str,
     label: str | None = None,
     groups: str | None = None,
-    rate: int = RATE,
+    sample_rate: int = RATE,
     seconds: float | None = None,
-    mels: int = 64,
+    n_mels: int = 64,
     window_ms: float = WINDOW_MS,
     hop_ms: float = HOP_MS,
     validation: float = 0.1,
@@ -261,10 +262,10 @@ def sounds(
             is looked up in the folder FLEETFIT_DATA.
         label: Column of the labels in a table of files (see `find_file_table`).
         groups: Column of the devices in such a table. Folders of devices are groups.
-        rate: Samples per second. Sounds of other rates are resampled. `data.path` sets the most common rate of the
-            training sounds.
+        sample_rate: Samples per second. Sounds of other rates are resampled. `data.path` sets the most common rate of
+            the training sounds.
         seconds: Length of a sound, rounded to whole hops; None: the most common one of the training sounds.
-        mels: Bands, the height of a spectrogram.
+        n_mels: Bands, the height of a spectrogram.
         window_ms: Length of a window in milliseconds.
         hop_ms: Milliseconds from one window to the next.
         validation: Share of the training sounds to hold out, if there is no validation set.
@@ -280,8 +281,10 @@ def sounds(
     """
     path = resolve_folder(folder)
     name = path.resolve().stem if path.is_file() else path.resolve().name
-    if not 1 <= rate <= _MAX_RATE:
-        raise DataError(f"{name}: rate must be 1 to {_MAX_RATE:,} samples per second, got {rate}.", key="rate")
+    if not 1 <= sample_rate <= _MAX_RATE:
+        raise DataError(
+            f"{name}: sample_rate must be 1 to {_MAX_RATE:,} samples per second, got {sample_rate}.", key="sample_rate"
+        )
     if seconds is not None and not 0 < seconds < math.inf:
         raise DataError(f"{name}: seconds must be above 0, got {seconds}.", key="seconds")
     listed = find_labeled_files(name, path, SUFFIXES, label, groups)
@@ -293,11 +296,11 @@ def sounds(
         )
     paths = listed.paths
     headers = [read_header(file) for file in paths[: listed.sizes["train"]]]
-    window, hop = round(window_ms * rate / 1000), round(hop_ms * rate / 1000)
-    lengths = [frames * rate / own for frames, own in headers]
-    hops = [round(length / max(1, hop)) for length in ([seconds * rate] if seconds is not None else lengths)]
+    window, hop = round(window_ms * sample_rate / 1000), round(hop_ms * sample_rate / 1000)
+    lengths = [frames * sample_rate / own for frames, own in headers]
+    hops = [round(length / max(1, hop)) for length in ([seconds * sample_rate] if seconds is not None else lengths)]
     count = max(statistics.median_high(statistics.multimode(hops)), -(-window // max(1, hop)), 1)
-    form = Spectrogram(rate, count * hop, mels, window, hop, resamples=True)
+    form = Spectrogram(sample_rate, count * hop, n_mels, window, hop, resamples=True)
     return replace(listed, notes=(*listed.notes, _describe_lengths(name, form, headers, lengths))).make_data(
         name,
         _load_sounds(name, paths, form),
@@ -318,7 +321,8 @@ def _describe_lengths(
     rates = "".join(f" {count} of {rate} samples per second are resampled." for rate, count in sorted(others.items()))
     return (
         f"{name}: sounds of {form.samples / form.rate:g} s (data.seconds) at {form.rate} samples per second "
-        f"(data.rate). Of {len(headers)} training sounds {shorter} are padded with silence and {longer} cut.{rates}"
+        f"(data.sample_rate). Of {len(headers)} training sounds {shorter} are padded with silence and {longer} "
+        f"cut.{rates}"
     )
 
 
@@ -344,17 +348,17 @@ def _load_sounds(name: str, paths: Sequence[Path], form: Spectrogram) -> NDArray
     """Return the spectrograms of files, from the cache if they are in it."""
 
     def build(allocate: cache.Allocate) -> cache.Array:
-        array = allocate((len(paths), 1, form.mels, form.frames))
+        array = allocate((len(paths), 1, form.n_mels, form.frames))
         form.read_into(array, ((functools.partial(read_bytes, file, DataError), Origin(file)) for file in paths))
         return array
 
-    key = cache.make_key(name, paths, ["sounds", form.rate, form.samples, form.mels, form.window, form.hop])
+    key = cache.make_key(name, paths, ["sounds", form.rate, form.samples, form.n_mels, form.window, form.hop])
     return cache.load_array(key, len(paths), build)
 
 
 def compute_seconds(frames: int, keys: Mapping[str, Any]) -> float:
     """Return the length of sounds that have a number of frames with some keys of `sounds`."""
-    rate = keys.get("rate", RATE)
+    rate = keys.get("sample_rate", RATE)
     return (frames - 1) * round(keys.get("hop_ms", HOP_MS) * rate / 1000) / rate
 
 
@@ -363,7 +367,7 @@ def prepare_sounds(path: Path, facts: Data, settings: Mapping[str, Any], halves:
     files = find_new_files(path, SUFFIXES, facts, settings.get("label"))
     if files is None:
         return None
-    rate = settings.get("rate", RATE)
+    rate = settings.get("sample_rate", RATE)
     window, hop = (
         round(settings.get(f"{key}_ms", usual) * rate / 1000) for key, usual in (("window", WINDOW_MS), ("hop", HOP_MS))
     )

@@ -53,7 +53,7 @@ _RATE = 16_000
 def speech_commands(
     folder: str | None = None,
     division: Literal["official", "speakers"] = "official",
-    mels: int = 64,
+    n_mels: int = 64,
     window_ms: float = 25.0,
     hop_ms: float = 10.0,
     validation: float = 0.1,
@@ -75,7 +75,7 @@ def speech_commands(
             folder FLEETFIT_DATA. None: FLEETFIT_DATA names the one above.
         division: "official": the lists or files, in which no speaker is in two splits; or "speakers": shares of every
             speaker's sounds are held out, so that each can be tested on its own.
-        mels: Bands, the height of a spectrogram.
+        n_mels: Bands, the height of a spectrogram.
         window_ms: Length of a window in milliseconds.
         hop_ms: Milliseconds from one window to the next.
         validation: Share of each speaker's training sounds to hold out, if there is no validation set.
@@ -93,7 +93,7 @@ def speech_commands(
         raise DataError(f'division must be "official" or "speakers", got {division!r}.', key="division")
     if resize is not None and resize < 1:
         raise DataError(f"speech_commands: resize must be at least 1 pixel, got {resize}.", key="resize")
-    spectrogram = Spectrogram(_RATE, _RATE, mels, round(window_ms * _RATE / 1000), round(hop_ms * _RATE / 1000))
+    spectrogram = Spectrogram(_RATE, _RATE, n_mels, round(window_ms * _RATE / 1000), round(hop_ms * _RATE / 1000))
     if folder is not None:
         folder = str(resolve_folder(folder))
     folder = find_or_download("speech_commands", folder, hub, *HUB, find=_find_set)
@@ -104,11 +104,11 @@ def speech_commands(
         raise DataError(f"speech_commands: no sounds in {folder or 'the folder'}.", path=folder)
 
     def build(allocate: cache.Allocate) -> cache.Array:
-        array = allocate((rows, 1, mels, spectrogram.frames))
+        array = allocate((rows, 1, n_mels, spectrogram.frames))
         spectrogram.read_into(array, contents)
         return array
 
-    key = cache.make_key("speech_commands", files, [rows, mels, spectrogram.window, spectrogram.hop])
+    key = cache.make_key("speech_commands", files, [rows, n_mels, spectrogram.window, spectrogram.hop])
     if division == "speakers":
         sounds = replace(sounds, sizes={"train": rows})
     return sounds.make_data(

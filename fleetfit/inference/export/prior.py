@@ -3,7 +3,7 @@
     offset(c) = log p_k(c) - log p(c),    p_k(c) = (n_c + 1) / (n + C)
 
 n_c are counts of labels of the client, n their sum, and p the fleet's class frequencies, if the run has asked for them;
-otherwise uniform. The offset is added to the logits of every exit, as `evaluate.prior = "own"` does for `personal`.
+otherwise uniform. The offset is added to the logits of every exit, as `evaluate.personal = true` does for `personal`.
 Who has the files can compute p_k.
 """
 
