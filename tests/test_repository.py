@@ -244,6 +244,37 @@ def test_the_places_of_changes_exist():
     assert not [place for place in places if not (PACKAGE / place).exists()]
 
 
+def find_missing(markdown: str, makefile: str) -> list[str]:
+    """Return links, paths and targets of make that a page of the root names and that do not exist."""
+    code = " ".join(
+        re.findall(r"`([^`\n]+)`", markdown) + re.findall(r"^```sh\n(.*?)^```", markdown, re.DOTALL | re.MULTILINE)
+    )
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", markdown)
+    folders = "|".join(path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))
+    paths = re.findall(rf"(?<![\w/.-])((?:{folders})/[\w./-]*)(?![\w*])", code)
+    missing = [path for path in [*links, *paths] if "NAME" not in path and not (ROOT / path).exists()]
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    return missing + [f"make {name}" for name in re.findall(r"\bmake ([a-z-]+)", code) if name not in targets]
+
+
+@pytest.mark.parametrize("page", ["AGENTS.md", "CONTRIBUTING.md"])
+def test_a_page_of_the_root_names_what_exists(page: str) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert find_missing((ROOT / page).read_text(encoding="utf-8"), makefile) == []
+
+
+def test_what_a_page_names_in_vain_is_seen() -> None:
+    page = "[a](docs/none.md#b) `fleetfit/none.py` `docs/` `make none` `make all` [words](#words)"
+    assert find_missing(page, "all: a\n") == ["docs/none.md", "fleetfit/none.py", "make none"]
+
+
+def test_agents_find_the_rooms() -> None:
+    rooms = (ROOT / "AGENTS.md").read_text(encoding="utf-8").partition("| rooms |")[2].partition("\n\n")[0]
+    named = re.findall(r"`([a-z_/]+(?:/|\.py))`", rooms)
+    assert len(named) > 20
+    assert not [name for name in named if not (PACKAGE / name).exists()]
+
+
 def test_no_class_name_stands_twice():
     """A reader who meets a class knows which one it is."""
     by_name = {}

@@ -81,7 +81,7 @@ def find_names(root: Path = ROOT) -> set[str]:
 def find_phrases(root: Path = ROOT) -> dict[str, list[int]]:
     """Return the numbers of the lines with a refused phrase, by file: docstrings, comments, messages, pages."""
     lines = {}
-    pages = [root / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "RELEASING", "SECURITY")]
+    pages = [root / f"{name}.md" for name in ("README", "AGENTS", "CHANGELOG", "CONTRIBUTING", "RELEASING", "SECURITY")]
     pages += [*sorted((root / "docs").glob("*.md")), *sorted((root / "docs" / "notebooks").glob("*.ipynb"))]
     for path in [*sorted((root / "fleetfit").rglob("*.py")), *pages]:
         place = path.relative_to(root).as_posix()
