@@ -21,7 +21,7 @@ SIGNATURES = {
     "run": "file, *, model, data, method, fleet, local, cohort, peft, attack, secure, privacy, engine, evaluate, "
     "checkpoint, rounds, seed, name, init_from, callbacks, out, on_round, progress, **unknown",
     "resume": "folder, *, on_round, callbacks, progress, **objects",
-    "load": "folder, **objects",
+    "load": "folder, checkpoint, **objects",
     "plan": "file, **sections",
     "derive": "module, data, *, exits, head, weights, axes, progress",
     "compare": "file, *, out, jobs, against, record, on_run, on_progress, progress, **sections",

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast, get_args
 
 from torch import Tensor, nn
 
@@ -24,7 +24,7 @@ from fleetfit.data import AbsentData, Data
 from fleetfit.data.files.folders import resolve_folder
 from fleetfit.data.transform import FILE
 from fleetfit.engines.base import Engine
-from fleetfit.errors import COMMAND, ConfigError, FleetFitError, RunError, did_you_mean
+from fleetfit.errors import COMMAND, ConfigError, FleetFitError, RunError, did_you_mean, format_expected
 from fleetfit.layout import predictions
 from fleetfit.machine import isolate_torch_state
 from fleetfit.markup import escape_html
@@ -46,6 +46,10 @@ if TYPE_CHECKING:
 
 DERIVED = "derived.json"
 """What was derived from a plain module, in the folder of a run of one."""
+
+
+CheckpointName = Literal["last", "best"]
+"""The checkpoint of which a run has its trained model."""
 
 
 class Objects(TypedDict, total=False):
@@ -74,8 +78,10 @@ class Run:
         experiment: Experiment,
         assembly: Assembly | None = None,
         engine: Engine | None = None,
+        best: int | None = None,
     ) -> None:
         self.files, self.experiment, self._engine = folder, experiment, engine
+        self._best = best  # the round whose checkpoint is used; None for the newest one
         self._models: dict[str, nn.Module] = {}  # of levels, for predictions
         self._notes: tuple[str, ...] | None = None  # of a run of a comparison, or of another process
         self._callbacks: list[NamedCallback] | None = None
@@ -86,6 +92,8 @@ class Run:
         """Return the folder and the progress of the run."""
         failed = self.summary["failures"] if self.finished else 0
         progress = f"{len(self.metrics)} of {self.experiment.rounds} rounds{', finished' * self.finished}"
+        if self._best is not None:
+            progress += f", best after round {self._best}"
         return f"Run({str(self.folder)!r}, {progress}{f', {failed} failed jobs' if failed else ''})"
 
     def _repr_html_(self) -> str:
@@ -169,12 +177,14 @@ class Run:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The columns of the last evaluation: the split, and all accuracies per batch-norm policy.
+        """The columns of the last evaluation (of the best one after `load(folder, "best")`).
+
+        They are the split, and all accuracies per batch-norm policy.
 
         Raises:
             RunError: The run has no evaluation yet.
         """
-        for report in reversed(self.metrics):
+        for report in reversed(self.metrics[: self._best]):
             if "evaluate" in report:
                 return dict(report["evaluate"])
         raise RunError(f"{self.folder} has no evaluation yet.", path=self.folder)
@@ -194,7 +204,7 @@ class Run:
 
     @property
     def server(self) -> Server:
-        """The server after the last round with a checkpoint."""
+        """The server after the last round with a checkpoint, or after the best one."""
         return cast(Server, self.checkpoint["server"])
 
     @isolate_torch_state()
@@ -390,7 +400,7 @@ class Run:
     def evaluate(
         self, data: Any = None, *, split: str | None = None, batch_size: int | None = None, **sections: Any
     ) -> dict[str, Any]:
-        """Evaluate the newest checkpoint again and return the columns. Writes no files.
+        """Evaluate the run's checkpoint again and return the columns. Writes no files.
 
         Args:
             data: Other data with labels, as of `predict`, or keys of `[data]`. None: the run's own data. A fleet's run
@@ -461,11 +471,19 @@ class Run:
     @isolate_torch_state()
     @explain_plug_ins()
     def checkpoint(self) -> dict[str, Any]:
-        """The newest usable checkpoint.
+        """The newest usable checkpoint, or the best one.
 
         Raises:
             RunError: There is no usable checkpoint: nothing is trained yet, or all are damaged or of another model.
         """
+        if self._best is not None:
+            best = load_usable_checkpoint(self, only=self._best)
+            if best is None:
+                raise RunError(
+                    f"{self.folder}: the checkpoint of its best round, {self._best}, is missing.",
+                    path=self.folder / "checkpoints",
+                )
+            return best
         try:
             reported = self.files.count_reports()
         except RunError:  # a trained model is usable without the reports
@@ -531,16 +549,22 @@ def find_data_changes(files: RunFolder, assembly: Assembly) -> tuple[str, ...]:
 
 @isolate_torch_state()
 @explain_plug_ins()
-def load(folder: str | Path, **objects: Unpack[Objects]) -> Run:
+def load(folder: str | Path, checkpoint: CheckpointName = "last", **objects: Unpack[Objects]) -> Run:
     """Open a run folder. A run that was started from Python with objects in place of names needs them.
 
     Args:
         folder: The run folder.
+        checkpoint: The trained model: of the "last" checkpoint, or of the "best" round, the one with the highest local
+            accuracy on validation data. Runs with `evaluate.split = "validation"` keep it.
         **objects: The objects in place of names, as `run` got them.
 
     Raises:
-        RunError: The folder is not a run folder, or its configuration cannot be read.
+        ConfigError: The name of a checkpoint is unknown.
+        RunError: The folder is not a run folder, its configuration cannot be read, or it has no best checkpoint.
     """
+    if checkpoint not in get_args(CheckpointName):
+        expected = format_expected("'last' or 'best'", checkpoint)
+        raise ConfigError(f"checkpoint {expected}", key="checkpoint")
     sections: dict[str, Any] = {**objects}
     files = RunFolder.open(folder)
     table = files.read_config()
@@ -573,7 +597,24 @@ def load(folder: str | Path, **objects: Unpack[Objects]) -> Run:
         )
     experiment = restore_experiment(table, **sections)
     _warn_of_edits(files, experiment)
-    return Run(files, experiment)
+    return Run(files, experiment, best=_find_best_round(files, experiment) if checkpoint == "best" else None)
+
+
+def _find_best_round(files: RunFolder, experiment: Experiment) -> int:
+    best = RunFolder(files.path).find_best()
+    if best is not None:
+        return best.round
+    if experiment.evaluate.split != "validation":
+        raise RunError(
+            f"{files.path} has no best checkpoint: it was evaluated on {experiment.evaluate.split} data, and only "
+            'validation data may choose. Set evaluate.split = "validation" and run it again.',
+            key="evaluate.split",
+            path=files.path,
+        )
+    raise RunError(
+        f"{files.path} has no best checkpoint: no evaluation has measured its clients' validation data yet.",
+        path=files.path,
+    )
 
 
 def _warn_of_edits(files: RunFolder, experiment: Experiment) -> None:
@@ -587,13 +628,16 @@ def _warn_of_edits(files: RunFolder, experiment: Experiment) -> None:
         logging.getLogger("fleetfit").warning("%s", sentence)
 
 
-def load_usable_checkpoint(run: Run, most: int | None = None, due: int = 0) -> dict[str, Any] | None:
+def load_usable_checkpoint(
+    run: Run, most: int | None = None, due: int = 0, only: int | None = None
+) -> dict[str, Any] | None:
     """Return the newest usable checkpoint, or None if the run has no checkpoints.
 
     Args:
         run: The run.
         most: The last round with a complete report. Later checkpoints are refused.
         due: The expected round of the newest checkpoint. An earlier one is logged.
+        only: The round of the only checkpoint that is wanted.
 
     Raises:
         RunError: All checkpoints are damaged or of another model.
@@ -604,7 +648,7 @@ def load_usable_checkpoint(run: Run, most: int | None = None, due: int = 0) -> d
         if most is not None and round > most:
             raise CheckpointError(f"metrics.jsonl has complete reports of only {most} rounds; restore the file")
 
-    checkpoint = run.files.load_checkpoint(check, due)
+    checkpoint = run.files.load_checkpoint(check, due, only)
     if checkpoint is None:
         return None
     server = checkpoint["server"]

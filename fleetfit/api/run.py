@@ -53,8 +53,8 @@ from fleetfit.runs.comparison import find_comparison
 from fleetfit.runs.data import make_fingerprint
 from fleetfit.runs.environment import describe_environment
 from fleetfit.runs.folder import RunFolder, choose_path, compute_checksum, to_json_value
-from fleetfit.runs.schema import SummaryRecord
-from fleetfit.runs.summary import add_seconds, make_summary
+from fleetfit.runs.schema import RoundRecord, SummaryRecord
+from fleetfit.runs.summary import add_seconds, find_best, make_summary
 
 Section = Mapping[str, Any]
 """Keys of a section of a run file."""
@@ -583,12 +583,15 @@ def _write_rounds(
     if settings.privacy is not None:
         remaining = settings.privacy.remaining_rounds(server.round, settings.rounds - server.round)
         settings = replace(settings, rounds=server.round + remaining)
-    before = files.metrics()[: server.round]
+    before, norm = files.metrics()[: server.round], target.experiment.evaluate.batch_norm[0]
+    best = find_best(map(RoundRecord.load, before), norm)
     for outcome in rounds.run(assembly.federation, engine, settings, server, renew, before):
         report = to_json_value(add_seconds(outcome.report, saving.read()))
         files.append(report)
         after = outcome.server
-        if after.round % often.every == 0 or after.round == settings.rounds:
+        best = find_best([RoundRecord.load(report)], norm, best)
+        best_round = 0 if best is None else best.round
+        if after.round % often.every == 0 or after.round in (settings.rounds, best_round):
             checkpoint = {
                 "server": {"state": after.state, "round": after.round, "memory": after.memory}
                 | ({"trained": after.trained} if after.trained else {})
@@ -597,7 +600,7 @@ def _write_rounds(
                 "statistics": outcome.statistics,
             }
             with saving.on("checkpoints"):
-                files.save_checkpoint(after.round, checkpoint, often.keep)
+                files.save_checkpoint(after.round, checkpoint, often.keep, best_round)
         yield report
 
 

@@ -25,6 +25,18 @@ LevelName = Annotated[str | None, typer.Option(help="Level; 1 is the smallest. D
 Client = Annotated[int | None, typer.Option(help="Use the data of one client.")]
 
 
+class CheckpointName(StrEnum):
+    """Checkpoints of a run."""
+
+    last = "last"
+    best = "best"
+
+
+Checkpoint = Annotated[
+    CheckpointName, typer.Option(help="Checkpoint of the run: the last one, or the best on validation data.")
+]
+
+
 class BudgetCost(StrEnum):
     """Units of an average budget."""
 
@@ -66,6 +78,7 @@ def predict(
     data: OtherData = None,
     split: Annotated[SplitName, typer.Option(help="Split of the data.")] = SplitName.test,
     batch_size: Annotated[int, typer.Option(min=1, help="Samples per forward pass.")] = 256,
+    checkpoint: Checkpoint = CheckpointName.last,
     out: Annotated[Path | None, path_option(parse_output_file, "CSV file to write, one line per sample.")] = None,
 ) -> None:
     """Classify a data set with a level's model (ScaleFL, Algorithm 4).
@@ -81,7 +94,7 @@ def predict(
     exits = [exit for exit, is_set in flags.items() if is_set]
     if len(exits) > 1:
         raise ConfigError("--adaptive, --stop and --best-exit exclude each other. Choose one.", key="exit")
-    run = load(folder)
+    run = load(folder, checkpoint.value)
     result = run.predict(
         data, level=level, exit=[*exits, "last"][0], split=split.value, client=client, batch_size=batch_size
     )
@@ -97,14 +110,15 @@ def evaluate(
     data: Annotated[str | None, typer.Option(help="Another data set of the same shape and classes.")] = None,
     split: Annotated[str, typer.Option(help="test, validation or train.")] = "test",
     batch_size: Annotated[int | None, typer.Option(help="Samples per forward pass.")] = None,
+    checkpoint: Checkpoint = CheckpointName.last,
     as_json: Annotated[bool, typer.Option("--json", help="Print all columns as JSON.")] = False,
 ) -> None:
-    """Evaluate the newest checkpoint of a run again. Writes no files."""
+    """Evaluate a checkpoint of a run again, by default the last one. Writes no files."""
     from fleetfit.api.results import load
     from fleetfit.runs.folder import to_json_value
 
     with output.redirect_stdout() if as_json else contextlib.nullcontext():
-        run = load(folder)
+        run = load(folder, checkpoint.value)
         columns = run.evaluate(data, split=split, batch_size=batch_size)
     if as_json:
         output.print_json(to_json_value(columns))
@@ -168,6 +182,7 @@ def calibrate(
     ] = False,
     client: Client = None,
     data: OtherData = None,
+    checkpoint: Checkpoint = CheckpointName.last,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Choose early-stopping thresholds for an average budget on validation data, and evaluate them on test data.
@@ -184,7 +199,7 @@ def calibrate(
     unit = find_budget_cost(amount) if cost is None else cost.value
     mode: Mode = "anytime" if anytime else "budgeted"
     with output.redirect_stdout() if as_json else contextlib.nullcontext():
-        run = load(folder)
+        run = load(folder, checkpoint.value)
         calibration = run.calibrate(
             level, budget=amount, cost=unit, mode=mode, measure=measure.value, temperature=temperature, client=client,
             data=data,
@@ -201,6 +216,7 @@ def calibrate(
         )
         return
     words = ["fleetfit", "predict", str(folder), "--level", calibration.level, "--stop"]
+    words += [] if checkpoint is CheckpointName.last else ["--checkpoint", checkpoint.value]
     command = shlex.join([*words, *([] if data is None else ["--data", data])])
     output.print_line(f"Saved: {calibration.file}. To stop early at these thresholds:{COMMAND}{command}")
 
@@ -284,6 +300,7 @@ def export(
         ),
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="With --push: make a new repository public.")] = False,
+    checkpoint: Checkpoint = CheckpointName.last,
 ) -> None:
     """Export a level's model for devices: tensors, torch.export program, ONNX graphs, model card.
 
@@ -295,7 +312,7 @@ def export(
     options = {"onnx": onnx, "int8": int8, "static-int8": static_int8, "transformers": transformers,
                "executorch": executorch}  # fmt: skip
     forms = [form for form, is_requested in options.items() if is_requested]
-    run = load(folder)
+    run = load(folder, checkpoint.value)
     exported = run.export(out, level, forms, data=data, progress=make_display(quiet=False), prior=prior)
     output.print_table(make_export_table(exported))
     output.print_line(f"Written: {out}")

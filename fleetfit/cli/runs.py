@@ -27,13 +27,14 @@ def runs(
     clear: Annotated[
         bool,
         typer.Option(
-            "--clear-checkpoints", help="Remove checkpoints of finished runs, except the newest readable one."
+            "--clear-checkpoints",
+            help="Remove checkpoints of finished runs, except the newest readable and the best one.",
         ),
     ] = False,
     last: Annotated[
         bool,
         typer.Option(
-            "--last", help="With --clear-checkpoints: also remove the newest one, which eval, predict and export need."
+            "--last", help="With --clear-checkpoints: also remove these, which eval, predict and export need."
         ),
     ] = False,
     unfinished: Annotated[

@@ -465,7 +465,7 @@ class EvaluateSection(Section):
         between: The part that evaluations before the last one measure; "auto" chooses it where ten complete ones cost
             more than a tenth. The last one is complete.
         batch_size: Samples per forward pass, which batch statistics depend on.
-        split: The split of each client that is evaluated.
+        split: The split of each client that is evaluated. With "validation" the run keeps its best checkpoint.
         batch_norm: Batch-norm policies, "static" and "batch" (statistics of each batch); the first is the headline.
         statistics_samples: Training samples, over all clients, from which static statistics are re-estimated.
         clients: Largest number of clients, drawn once; all by default.
@@ -495,7 +495,7 @@ class CheckpointSection(Section):
 
     Attributes:
         every: Rounds between checkpoints.
-        keep: Number of the newest that are kept.
+        keep: Number of the newest that are kept; with `evaluate.split = "validation"` the best one is kept, too.
     """
 
     every: Count = 1

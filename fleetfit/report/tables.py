@@ -65,6 +65,8 @@ def make_total_table(summary: "SummaryRecord") -> Table:
         (f"global {score} %", f"{format_percent(summary.global_)}{format_sample_counts(headline, 'global')}"),
         (f"local {score} %", f"{format_percent(summary.local)}{format_sample_counts(headline, 'local')}"),
     ]
+    if summary.best is not None:
+        rows.append((f"local {score} % after the best round, {summary.best.round}", format_percent(summary.best.local)))
     if headline.personal is not None:
         rows.append((f"personal {score} %, with each client's class frequencies", format_percent(headline.personal)))
     for norm, title in (("static", "static batch-norm statistics"), ("batch", "batch statistics")):

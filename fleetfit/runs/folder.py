@@ -32,7 +32,7 @@ from fleetfit.runs.schema import (
     RoundRecord,
     SummaryRecord,
 )
-from fleetfit.runs.summary import make_summary
+from fleetfit.runs.summary import Best, find_best, make_summary
 
 if TYPE_CHECKING:  # listing run folders does not import PyTorch
     from fleetfit.core import NodeDescription
@@ -455,7 +455,7 @@ class RunFolder:
             for part in (*self.path.glob(".*.part"), *checkpoints.glob(".*.part")):
                 shutil.rmtree(part) if part.is_dir() and not part.is_symlink() else part.unlink(missing_ok=True)
             for path in self.checkpoints():
-                if _parse_round(path) > round:
+                if parse_round(path) > round:
                     path.unlink(missing_ok=True)
         self.write("metrics.jsonl", "".join(f"{text}\n" for text, _ in lines))
 
@@ -483,10 +483,10 @@ class RunFolder:
     def checkpoints(self) -> list[Path]:
         """Return the checkpoint files, oldest first."""
         paths = (self.path / "checkpoints").glob("round-*.safetensors")
-        return sorted((path for path in paths if _CHECKPOINT.fullmatch(path.name)), key=_parse_round)
+        return sorted((path for path in paths if _CHECKPOINT.fullmatch(path.name)), key=parse_round)
 
-    def save_checkpoint(self, round: int, payload: Mapping[str, Any], keep: int = 2) -> None:
-        """Write a checkpoint, and remove all but the newest `keep`.
+    def save_checkpoint(self, round: int, payload: Mapping[str, Any], keep: int = 2, best: int = 0) -> None:
+        """Write a checkpoint, and remove all but the newest `keep` and the one of the best round.
 
         Raises:
             RunError: The file cannot be written, or the folder of checkpoints is a link.
@@ -498,28 +498,39 @@ class RunFolder:
             path = files.safe_join(self.path, name)
         write_checkpoint(path, payload)
         for old in self.checkpoints()[:-keep]:
-            old.unlink(missing_ok=True)
+            if parse_round(old) != best:
+                old.unlink(missing_ok=True)
+
+    def find_best(self) -> Best | None:
+        """Return the best round on validation data, up to the newest checkpoint; None without one.
+
+        Raises:
+            RunError: The reports are damaged.
+        """
+        newest = max(map(parse_round, self.checkpoints()), default=0)
+        return find_best(self.read_rounds()[:newest], self.norm)
 
     def load_checkpoint(
-        self, check: CheckpointCheck = lambda payload, round: None, due: int = 0
+        self, check: CheckpointCheck = lambda payload, round: None, due: int = 0, only: int | None = None
     ) -> dict[str, Any] | None:
         """Return the newest usable checkpoint, or None without checkpoints. Skipped checkpoints are logged.
 
         Args:
             check: Further check of a checkpoint.
             due: The expected round of the newest checkpoint. A missing one is logged, too.
+            only: The round of the only checkpoint that is wanted.
 
         Raises:
             RunError: A checkpoint has an unknown format, or none is usable.
         """
         from fleetfit.runs.checkpoints import CheckpointError, read_checkpoint  # imports PyTorch
 
-        paths = self.checkpoints()
+        paths = [path for path in self.checkpoints() if only in (None, parse_round(path))]
         skipped: list[tuple[Path, Exception | str]] = []
-        if paths and _parse_round(paths[-1]) < due:
+        if paths and parse_round(paths[-1]) < due:
             skipped.append((self.path / _format_checkpoint(due), "it is missing"))
         for path in reversed(paths):
-            round = _parse_round(path)
+            round = parse_round(path)
             try:
                 payload: dict[str, Any] = read_checkpoint(path)
                 check(payload, round)
@@ -531,8 +542,9 @@ class RunFolder:
             return payload
         if skipped:
             reasons = "; ".join(f"{path.name}: {reason}" for path, reason in skipped)
+            what = "every checkpoint" if only is None else "the best checkpoint"
             raise RunError(
-                f"every checkpoint in {self.path} is damaged, or does not fit its config.toml: {reasons}.",
+                f"{what} in {self.path} is damaged, or does not fit its config.toml: {reasons}.",
                 path=self.path / "checkpoints",
             )
         return None
@@ -670,6 +682,7 @@ def _format_checkpoint(round: int) -> str:
     return f"checkpoints/round-{round:06d}.safetensors"
 
 
-def _parse_round(path: Path) -> int:
+def parse_round(path: Path) -> int:
+    """Return the round of a checkpoint's file; 0 for another name."""
     match = _CHECKPOINT.fullmatch(path.name)
     return int(match[1]) if match else 0

@@ -15,7 +15,7 @@ from fleetfit import files
 from fleetfit.errors import FleetFitError, RunError
 from fleetfit.runs import RUN_FILES, RUNS
 from fleetfit.runs.comparison import RESULTS_FILE, TUNING_FOLDER
-from fleetfit.runs.folder import RunFolder
+from fleetfit.runs.folder import RunFolder, parse_round
 
 _MAX_FOLDERS = 4  # levels between the listed folder and a run; a comparison has three
 _MAX_CHARACTERS = 80  # of a name
@@ -241,7 +241,7 @@ def plan_cleanup(runs: Sequence[RunInfo], *, last: bool = False, unfinished: boo
 
     Args:
         runs: Runs and comparisons.
-        last: Also remove the newest readable checkpoint, without which a run has no trained model.
+        last: Also remove the newest readable and the best checkpoint, without which a run has no trained model.
         unfinished: Also clear unfinished runs, by the same rule.
     """
     plans = [_plan_run(run, last) for run in iter_runs(runs) if unfinished or run.finished]
@@ -257,7 +257,8 @@ def _plan_run(run: RunInfo, last: bool) -> RemovedCheckpoints:
         count = _find_newest_readable(checkpoints)
         if count < 0:
             return RemovedCheckpoints(run.folder, finished=run.finished, kept="none of its checkpoints can be read")
-    old = checkpoints[:count]
+    best = None if last else RunFolder(run.folder).find_best()
+    old = [path for path in checkpoints[:count] if best is None or parse_round(path) != best.round]
     size = sum(path.lstat().st_size for path in old if path.exists())
     return RemovedCheckpoints(run.folder, tuple(old), size, bool(old) and len(old) == len(checkpoints), run.finished)
 
@@ -280,11 +281,11 @@ def _find_newest_readable(checkpoints: Sequence[Path]) -> int:
 def clear_checkpoints(
     folder: str | Path = RUNS, *, last: bool = False, unfinished: bool = False
 ) -> list[RemovedCheckpoints]:
-    """Remove old checkpoints of the runs in a folder. Each finished run keeps its newest readable one.
+    """Remove old checkpoints of the runs in a folder. Each finished run keeps its newest readable and its best one.
 
     Args:
         folder: As in `list_runs`.
-        last: Also remove that one. `eval`, `predict`, `calibrate`, `export` and others then have no model; numbers
+        last: Also remove these. `eval`, `predict`, `calibrate`, `export` and others then have no model; numbers
             stay.
         unfinished: Also clear unfinished runs, by the same rule; with `last` they cannot be resumed.
 

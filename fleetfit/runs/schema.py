@@ -427,6 +427,13 @@ class LevelRecord(Record):
     local: Number | None
 
 
+class BestRecord(Record):
+    """A round, and its `local` accuracy on validation data."""
+
+    round: Count
+    local: Number
+
+
 class SummaryRecord(Record):
     """The final numbers of a run, `summary.json`. Sums are over all rounds; None for withheld numbers.
 
@@ -450,6 +457,7 @@ class SummaryRecord(Record):
         name: Name of the run.
         seed: Its seed.
         hostile_excluded: Share of the hostile clients' updates that a defence left out; likewise `honest_excluded`.
+        best: The best round on validation data; None without evaluations on them.
     """
 
     method: str
@@ -478,6 +486,7 @@ class SummaryRecord(Record):
     seed: int | None = None
     hostile_excluded: Number | None = None
     honest_excluded: Number | None = None
+    best: IfPresent[BestRecord] = None
 
     @model_validator(mode="after")
     def _check_norm(self) -> Self:

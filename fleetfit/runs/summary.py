@@ -1,8 +1,8 @@
 """The final numbers of a run, from the reports of its rounds."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetfit.runs.schema import RoundRecord, SummaryRecord
 
@@ -10,6 +10,13 @@ if TYPE_CHECKING:  # listing run folders does not import PyTorch
     from fleetfit.planner import Plan
 
 _MAX_REASONS = 5  # of failed jobs
+
+
+class Best(NamedTuple):
+    """The round with the highest `local` on validation data, and that accuracy."""
+
+    round: int
+    local: float
 
 
 def make_summary(
@@ -54,9 +61,29 @@ def make_summary(
         "left_out": [] if plan is None else list(plan.left_out),
         "notes": list(notes),
         **({"failure_reasons": dict(reasons.most_common(_MAX_REASONS))} if reasons and not is_private else {}),
+        **({} if (best := find_best(rounds, description["norm"])) is None else {"best": best._asdict()}),
         **_make_excluded_shares(rounds),
         **({"privacy": reports[-1]["privacy"]} if reports and "privacy" in reports[-1] else {}),
     }
+
+
+def find_best(rounds: Iterable[RoundRecord], norm: str, before: Best | None = None) -> Best | None:
+    """Return the best of the rounds that were evaluated on validation data; the first of equals, None without one.
+
+    Args:
+        rounds: The rounds.
+        norm: Main batch-norm policy.
+        before: The best of the rounds before them.
+    """
+    best = before
+    for record in rounds:
+        if record.evaluate is None or record.evaluate.split != "validation":
+            continue
+        accuracies = record.evaluate.accuracies(norm)
+        local = None if accuracies is None else accuracies.local
+        if local is not None and (best is None or local > best.local):
+            best = Best(record.round, local)
+    return best
 
 
 def _make_levels(plan: "Plan", accuracies: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -79,6 +79,22 @@ def test_every_method_ends_with_the_bits_of_local(spec: dict[str, Any], tmp_path
         assert ours["bytes_up"] == theirs["bytes_up"] and ours["waste"] == theirs["waste"]
 
 
+def test_best_checkpoint_equals_local(tmp_path: Path) -> None:
+    table = described({"name": "scalefl"}, rounds=6, evaluate={"every": 1, "split": "validation"})
+    table["local"]["lr"], table["checkpoint"] = 1.0, {"keep": 1}
+    lab, base = lab_of(tmp_path, table)
+    run = lab.serve()
+    local = [report["evaluate"]["static"]["local"] for report in run.metrics]
+    best = 1 + local.index(max(local))
+    assert best < 6, "not the newest"
+    for folder in (run.folder, base.folder):
+        assert ff.load(folder, "best").server.round == best
+        assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
+            f"round-{number:06d}.safetensors" for number in (best, 6)
+        ]
+    assert have_same_state(ff.load(run.folder, "best"), ff.load(base.folder, "best"))
+
+
 @pytest.mark.parametrize("kind", LIGHTER)
 def test_lighter_updates_too(kind: str, tmp_path: Path) -> None:
     table = described({"name": "scalefl"})
