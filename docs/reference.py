@@ -80,18 +80,28 @@ def type_in_words(kind: Any, metadata: list[Any] | None = None) -> str:
     return f"{words} {between}".strip()
 
 
-def format_default(name: str, field: FieldInfo) -> str:
-    """Return a key's default as a run file has it, or an empty string."""
+def find_default(name: str, field: FieldInfo, said: str) -> tuple[str, str]:
+    """Return a key's default, as a run file has it or in words, and its meaning without it."""
     if field.default_factory_takes_validated_data:  # which depends on the optimizer
         optimizers: dict[str, list[str]] = {}
         for optimizer, settings in OPTIMIZERS.items():
             if name in settings:
                 optimizers.setdefault(written(settings[name]), []).append(optimizer)
-        return ", ".join(f"`{value}` ({', '.join(names)})" for value, names in optimizers.items())
+        return ", ".join(f"`{value}` ({', '.join(names)})" for value, names in optimizers.items()), said
     if field.is_required():
-        return ""
-    value = field.get_default(call_default_factory=True)
-    return "" if value in (None, "", {}, []) else f"`{written(value)}`"
+        return "needed", said
+    return split_default(field.get_default(call_default_factory=True), said)
+
+
+def split_default(value: object, said: str) -> tuple[str, str]:
+    """Return a default, as a run file has it or in words, and the meaning of its key without it."""
+    default, rest = listing.format_key(value, said) if value in (None, "", [], {}) else (written(value), said)
+    return mark_value(default), rest
+
+
+def mark_value(default: str) -> str:
+    """Return a default with backticks, unless it is in words."""
+    return f"`{default}`" if re.fullmatch(r"""".*"|\[.*\]|\{.*\}|-?[\d.e-]+|true|false""", default) else default
 
 
 def inner_sections(kind: Any) -> Iterator[type[Section]]:
@@ -129,8 +139,8 @@ def keys_table(
             raise ValueError(f"{section.__name__} does not explain {name}: give it a line under Attributes.")
         said = meanings[name] if name in meanings else first_sentences(field.annotation)
         there = {anchors[inner] for inner in inner_sections(field.annotation) if anchors and inner in anchors}
+        default, said = ("", said) if is_section else find_default(name, field, said)
         said += "".join(f" [Its keys](#{anchor})." for anchor in sorted(there))
-        default = "" if is_section else format_default(name, field)
         cells = (f"`{name}`", type_in_words(field.annotation, field.metadata), default, said)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join([*lines, *(partition_rows() if section is PartitionSection else ())])
@@ -142,8 +152,8 @@ def partition_rows() -> Iterator[str]:
         function = names.resolve("partitions", kind)
         meanings = explained(function.__doc__ or "")
         for key, parameter in [*inspect.signature(function, eval_str=True).parameters.items()][3:]:
-            default = "" if parameter.default is None else f"`{written(parameter.default)}`"
-            yield f'| `{key}` | {type_in_words(parameter.annotation)} | {default} | With "{kind}": {meanings[key]} |'
+            default, said = split_default(parameter.default, meanings[key])
+            yield f'| `{key}` | {type_in_words(parameter.annotation)} | {default} | With "{kind}": {said} |'
 
 
 def sections_of(section: type[Section], where: str = "") -> Iterator[tuple[str, type[Section]]]:
@@ -211,8 +221,7 @@ def function_keys(function: Callable[..., Any], skip: int = 0) -> str:
     """Return the parameters of a function as a table, from the given place on."""
     meanings, rows = explained(function.__doc__ or ""), ["| key | default | meaning |", "| --- | --- | --- |"]
     for key, parameter in [*inspect.signature(function).parameters.items()][skip:]:
-        default = "" if parameter.default is None else f"`{written(parameter.default)}`"
-        rows.append(f"| `{key}` | {default} | {meanings[key]} |")
+        rows.append(f"| `{key}` | {' | '.join(split_default(parameter.default, meanings[key]))} |")
     return "\n".join(rows) if len(rows) > 2 else "No keys of its own."
 
 
@@ -240,7 +249,7 @@ def built_in_page() -> str:
             table = listing.make_key_table(kind, name)
             summary = table.title.partition(": ")[2]
             rows = ["| key | default | meaning |", "| --- | --- | --- |"]
-            rows += [f"| `{k}` | {f'`{d}`' if d else ''} | {said} |".replace("\\|", "|") for k, d, said in table.rows]
+            rows += [f"| `{k}` | {mark_value(d)} | {said} |".replace("\\|", "|") for k, d, said in table.rows]
             parts += [f"### `{name}`", summary, "\n".join(rows) if table.rows else "No keys of its own."]
     parts += ["## Partitions", "Keys beside `data.partition.kind`."]
     for name in names.KINDS["partitions"].modules:

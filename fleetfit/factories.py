@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fleetfit.errors import ConfigError, did_you_mean, format_expected, truncate
-from fleetfit.names import describe_failure, find_plug_in
+from fleetfit.names import describe_failure, find_other_name, find_plug_in
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -117,7 +117,11 @@ def _describe_unknown_key(
     remedy = f"{'The data give' if section == '[model]' else 'FleetFit passes'} it: leave it out."
     if key in context:
         return f'does not take "{key}" here. {remedy}'
-    hint = did_you_mean(key, (*keys, *hidden, *context))
+    other = find_other_name(_join_key(section, key))
+    if other and other.rpartition(".")[2] not in keys:
+        outer, _, inner = other.partition(".")
+        return f'has no "{truncate(key)}". Did you mean {f"[{outer}] {inner}" if inner else outer}?'
+    hint = did_you_mean(other.rpartition(".")[2] or key, (*keys, *hidden, *context))
     if hint and hint == did_you_mean(key, context.keys() - {*keys}):
         hint += f" {remedy}"
     return f'has no "{truncate(key)}"; it takes {", ".join(keys) or "nothing"}.{hint}'

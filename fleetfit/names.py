@@ -437,3 +437,70 @@ def describe_failure(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return f"called sys.exit({error.code!r}), which would end the whole program; raise an error instead"
     return f"raised {format_cause(error, typed=True)}"
+
+
+# ---- keys that other libraries name otherwise ------------------------------------------------------------------------
+
+_NAMES_ELSEWHERE = {
+    "rounds": "num_rounds num_server_rounds communication_rounds comm_round global_rounds global_epochs",
+    "seed": "random_state random_seed manual_seed",
+    "init_from": "initial_parameters pretrained resume_from_checkpoint",
+    "callbacks": "loggers logger trackers report_to",
+    "data.name": "dataset dataset_name",
+    "data.path": "data_dir data_path dataset_path",
+    "data.validation": "val_split validation_split validation_size val_size",
+    "data.test": "test_size test_split",
+    "data.label": "label_column target_column labels_column",
+    "data.length": "max_length max_seq_length block_size sequence_length",
+    "data.size": "image_size img_size input_size",
+    "data.sample_rate": "sampling_rate",
+    "data.n_mels": "num_mels",
+    "data.partition.clients": "clients num_clients n_clients num_partitions num_supernodes client_num_in_total",
+    "data.partition.kind": "partitioner partition_method",
+    "data.partition.alpha": "dirichlet_alpha partition_alpha",
+    "data.partition.min_samples": "min_partition_size",
+    "data.partition.balance": "self_balancing",
+    "data.partition.shards_per_client": "num_shards_per_partition",
+    "model.name": "model_name arch architecture",
+    "peft.rank": "r lora_r lora_rank",
+    "peft.alpha": "lora_alpha",
+    "peft.targets": "target_modules",
+    "method.name": "algorithm strategy federated_optimizer aggregation",
+    "method.options.fedprox.mu": "proximal_mu prox_mu",
+    "method.options.fedavgm.momentum": "server_momentum",
+    "method.options.fedavgm.lr": "server_learning_rate server_lr",
+    "local.optimizer": "optim optimiser client_optimizer",
+    "local.lr": "learning_rate eta client_lr",
+    "local.epochs": "num_epochs local_epochs max_epochs num_train_epochs",
+    "local.batch_size": "per_device_train_batch_size train_batch_size client_batch_size",
+    "local.weight_decay": "l2 wd",
+    "local.betas": "adam_beta1 adam_beta2",
+    "local.eps": "adam_epsilon",
+    "local.clip_norm": "max_grad_norm gradient_clip_val grad_clip",
+    "local.schedule": "lr_scheduler lr_scheduler_type scheduler lr_schedule",
+    "local.patience": "early_stopping_patience early_stopping",
+    "cohort.fraction": "fraction_fit fraction_train client_fraction participation sample_fraction",
+    "cohort.count": "clients_per_round client_num_per_round min_fit_clients min_train_nodes num_clients_per_round "
+    "cohort.clients",
+    "cohort.selection": "client_selection client_sampler",
+    "privacy.clipping_norm": "l2_norm_clip privacy.max_grad_norm privacy.clip",
+    "privacy.noise_multiplier": "sigma noise privacy.noise",
+    "privacy.epsilon": "target_epsilon",
+    "privacy.delta": "target_delta",
+    "engine.device": "accelerator",
+    "engine.workers": "num_workers n_workers n_jobs num_processes",
+    "engine.precision": "fp16 bf16 mixed_precision amp",
+    "engine.compile": "torch_compile",
+    "evaluate.every": "eval_every eval_steps test_every eval_interval frequency_of_the_test",
+    "evaluate.batch_size": "per_device_eval_batch_size eval_batch_size test_batch_size",
+    "evaluate.clients": "fraction_evaluate",
+    "checkpoint.every": "save_steps save_every checkpoint_every",
+    "checkpoint.keep": "save_total_limit save_top_k",
+}
+OTHER_NAMES = {word: key for key, words in _NAMES_ELSEWHERE.items() for word in words.split()}
+"""Keys of run files, by what Flower, Opacus, PyTorch, Lightning, Hugging Face and FedML call them."""
+
+
+def find_other_name(key: str) -> str:
+    """Return the key that a dotted key of another library means, or its last part; "" for none."""
+    return OTHER_NAMES.get(key) or OTHER_NAMES.get(key.rpartition(".")[2], "")

@@ -1,5 +1,6 @@
 """A run file becomes an experiment; every mistake in it is a sentence that names its place."""
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import torch
 from pydantic import TypeAdapter
 from support import Expected, raises
 
+from fleetfit import names
 from fleetfit.api.run import run
+from fleetfit.cli.listing import read_catalogue
 from fleetfit.config import Experiment, load, load_experiment, to_table, to_toml
 from fleetfit.config.assemble.fleet import compute_group_sizes
 from fleetfit.config.assemble.levels import format_ranges
@@ -66,6 +69,35 @@ def test_a_path_of_windows_leads_to_single_quotes(line: str, quoted: str | None,
 )
 def test_words_lead_to_keys(word: str, keys: list[str]) -> None:
     assert find_keys(word) == keys
+
+
+@pytest.mark.parametrize(
+    ("sections", "right"),
+    [
+        ({"learning_rate": 1.0}, "[local] lr"),
+        ({"num_rounds": 3}, '"rounds"'),
+        ({"local": {"max_grad_norm": 1.0}}, '"clip_norm"'),
+        ({"privacy": {"max_grad_norm": 1.0}}, '"clipping_norm"'),
+        ({"cohort": {"clients": 3}}, '"count"'),
+        ({"data": {"num_partitions": 3}}, "[data] partition.clients"),
+        ({"data": {"partition": {"self_balancing": True}}}, '"balance"'),
+        ({"method": {"name": "fedavg", "proximal_mu": 1.0}}, "[method] options.fedprox.mu"),
+        ({"method": {"options": {"fedadam": {"eta": 1.0}}}}, '"lr"'),
+        ({"peft": {"name": "lora", "lora_alpha": 8.0}}, '"alpha"'),
+    ],
+)
+def test_names_of_other_libraries_lead_to_keys(sections: dict[str, Any], right: str) -> None:
+    with raises(ConfigError, right):
+        assemble(load_experiment(**sections))
+
+
+def test_every_name_of_another_library_leads_to_a_key() -> None:
+    page = (Path(__file__).parents[1] / "docs/keys.md").read_text()
+    plug_ins = {key for kind in read_catalogue().values() for entry in kind.values() for key, *_ in entry["keys"]}
+    known = {*re.findall(r"^\| `(\w+)`", page, re.MULTILINE), *names.list_names("options"), *plug_ins, "path"}
+    for word, key in names.OTHER_NAMES.items():
+        assert key.partition(".")[0] in Experiment.model_fields and key.rpartition(".")[2] in known, (word, key)
+        assert word not in Experiment.model_fields, word
 
 
 def test_the_empty_file_is_fleetfit_on_digits() -> None:

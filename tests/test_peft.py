@@ -336,8 +336,8 @@ def test_resume_does_not_need_the_start(pretrained: Path, tmp_path: Path) -> Non
 def test_a_tuned_run_can_be_started_from(pretrained: Path, tmp_path: Path) -> None:
     """Another run takes both what was frozen and what was trained."""
     first = ff.run({**settings("depthfl", "ssf"), "init_from": str(pretrained)}, out=tmp_path / "first")
-    second = ff.run({**settings("depthfl", "ssf"), "init_from": str(first.folder), "local": {"lr": 1e-12, "momentum": 0.0}},
-                    out=tmp_path / "second")  # fmt: skip
+    second = ff.run({**settings("depthfl", "ssf"), "init_from": str(first.folder),
+                     "local": {"lr": 1e-12, "momentum": 0.0}}, out=tmp_path / "second")  # fmt: skip
     assert all(torch.allclose(t, first.server.state[n], atol=1e-6) for n, t in second.server.state.items())
     problem = second.assembly.federation.problem
     assert all(torch.equal(t, first.assembly.federation.problem.base[n]) for n, t in problem.base.items())

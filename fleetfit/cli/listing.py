@@ -167,7 +167,7 @@ def import_entry(kind: str, name: str) -> Entry:
     factory = names.resolve(kind, name)
     doc = inspect.getdoc(inspect.unwrap(factory)) or ""  # a preset's keys are described by the general factory
     keys = [
-        (key, format_default(parameter.default), find_meaning(doc, key))
+        (key, *format_key(parameter.default, find_meaning(doc, key)))
         for key, parameter in inspect.signature(factory).parameters.items()
         if key not in _CONTEXT
     ]
@@ -178,9 +178,25 @@ def import_entry(kind: str, name: str) -> Entry:
     return Entry(names.describe_entry(kind, name), keys, None if facts is None else vars(facts))
 
 
-def format_default(default: Any) -> str:
-    """Return the default of a key as TOML has it; "" for none."""
-    return "" if default in (inspect.Parameter.empty, None) else json.dumps(default, default=str)
+def format_key(default: Any, meaning: str) -> tuple[str, str]:
+    """Return a key's default as TOML has it, and its meaning.
+
+    Of a key that is None by default, which TOML does not have, a clause of the docstring says what holds instead:
+    "None: the run's", "the run's by default" or "by default the run's". It becomes the default.
+    """
+    if default is inspect.Parameter.empty:
+        return "needed", meaning
+    if default not in (None, "", [], {}, ()):
+        return json.dumps(default, default=str), meaning
+    clauses = re.split(r"(?<=[;.]) (?=\S)", meaning)
+    for index, clause in enumerate(clauses):
+        match = re.match(r'None(?: or "none")?: (.*)', clause)
+        if match or re.search(r"\bby default\b", clause, re.IGNORECASE):
+            words = match[1] if match else re.sub(r"(?i)^by default,? | by default", "", clause)
+            rest = " ".join(clauses[:index]).rstrip(";."), " ".join(clauses[index + 1 :])
+            joint = "; " if clause.endswith(";") and not rest[1][:1].isupper() else ". "
+            return words.strip(" ;."), joint.join(filter(None, rest)).rstrip(".") + "."
+    return "none" if default is None else json.dumps(default), meaning
 
 
 def find_meaning(doc: str, key: str) -> str:

@@ -181,18 +181,10 @@ def _drop_union_members(path: Sequence[str]) -> list[str]:
     return [part for i, part in enumerate(path) if i == 0 or not (part in _UNION_MEMBERS or "[" in part)]
 
 
-_COMMON_NAMES = {"learning_rate": "lr"}
-"""Names of other libraries that no comparison of letters leads from."""
-
-
-_OPTION_NAMES = {"clients": "data.partition.clients", "num_clients": "data.partition.clients", "num_rounds": "rounds"}
-"""Keys that people look for among the options of the command line."""
-
-
 def find_keys(word: str) -> list[str]:
     """Return the dotted keys of a run file that a word means: a section's key (lr: local.lr), or one spelt alike."""
     sections = {name: getattr(field.annotation, "model_fields", {}) for name, field in Experiment.model_fields.items()}
-    word = _OPTION_NAMES.get(word, _COMMON_NAMES.get(word, word))
+    word = names.find_other_name(word) or word
     if word.partition(".")[0] in sections:
         return [word]
     dotted: dict[str, list[str]] = {name: [name] for name in sections}
@@ -217,7 +209,10 @@ def _suggest_key(path: Sequence[str], schema: type[Section]) -> str:
             annotation = section.model_fields[part].annotation
             members = (one for one in typing.get_args(annotation) if isinstance(one, type) and issubclass(one, Section))
             section = next(members, annotation)  # of `DriftSection | None`
-    word, keys = _COMMON_NAMES.get(path[-1], path[-1]), list(getattr(section, "model_fields", {}))
+    word, keys = path[-1], list(getattr(section, "model_fields", {}))
+    if other := names.find_other_name(".".join(part for part in path if not part.isdigit())):
+        last = other.rpartition(".")[2]
+        return f' Did you mean "{last}"?' if last in keys else f" Did you mean {format_key(other)}?"
     hint = did_you_mean(word, keys)
     others = [s for s, f in schema.model_fields.items() if word in getattr(f.annotation, "model_fields", {})]
     if others and (not hint or len(path) == 1):

@@ -197,7 +197,7 @@ class GroupSection(Section):
         budget: Limit of the fleet's cost on a device, or a table of several limits that all hold. A number up to 1
             is a fraction of the full model's cost, a larger one and text with a unit ("20 ms", "200 MB") are absolute.
             A name that ends in .toml is a budget file, whose `tolerance` counts too (`fleetfit.config.load`).
-        fraction: Its fraction of the clients; groups without one divide the rest equally.
+        fraction: Its fraction of the clients; by default groups divide the rest equally.
         tolerance: epsilon_k of its clients; `fleet.tolerance` by default.
         name: Name in reports; "1/8" for a budget of 0.125 by default.
         profile: Speed of its devices and their links: a name (`fleetfit list profiles`) or a table of figures.
@@ -378,7 +378,7 @@ class PrivacySection(Section):
     """`[privacy]`: differential privacy of clients (see `fleetfit.privacy`). Without this section there is none.
 
     Attributes:
-        clipping_norm: Largest Euclidean norm of a client's update.
+        clipping_norm: Largest Euclidean norm of a client's update; the section needs it.
         noise_multiplier: Standard deviation of the noise, as a multiple of `clipping_norm`.
         epsilon: The privacy to spend. With `noise_multiplier` the run ends when it is spent; without, the noise is
             chosen so that all rounds spend it.
@@ -426,10 +426,11 @@ class EngineSection(OpenSection):
         speed: "exact" computes in fp32, with the same bits on every machine of one kind; "fast" chooses for each
             level's shape the precision and memory format that pay on this machine (`fleetfit.training.runtime`).
         precision: For all levels, with any speed: "fp32", or "bf16" for products of matrices; weights stay fp32.
+            By default as `speed` chooses.
         memory_format: For all levels, of images; by default each level's shape chooses.
-        compile: For all levels: whether `torch.compile` compiles them.
+        compile: For all levels: whether `torch.compile` compiles them; false by default.
         feature_cache_bytes: Memory of each process for cached features of a frozen backbone; features that exceed it go
-            into a file. 0: they are computed each time, the default if the speed is exact.
+            into a file; 0 computes them each time. By default 0 if the speed is exact, else as much as is free.
     """
 
     name: Any = "local"
@@ -445,9 +446,9 @@ class EvaluationPartSection(Section):
 
     Attributes:
         clients: Largest number of clients; all by default, as of the others.
-        client_samples: Largest number of samples of each client.
-        samples: Largest number of samples of the whole test set.
-        statistics_samples: Largest number of training samples for static statistics, over all clients.
+        client_samples: Largest number of samples of each client; all by default.
+        samples: Largest number of samples of the whole test set; all by default.
+        statistics_samples: Largest number of training samples for static statistics, over all clients; all by default.
     """
 
     clients: Annotated[int, Field(ge=0)] | None = None

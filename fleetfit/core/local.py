@@ -94,7 +94,7 @@ class LocalSection(Section):
             every job: nothing of it is kept from round to round.
         epochs: Passes over the client's data.
         batch_size: Samples per step, or "all".
-        lr: Learning rate of the first round; `schedule` changes it.
+        lr: Learning rate of the first round; `schedule` changes it. `optimizer` names models with another default.
         momentum: Momentum of SGD.
         nesterov: Whether SGD's momentum is Nesterov's.
         betas: Decay rates of the two moving averages of Adam and AdamW.

@@ -29,7 +29,7 @@ def digits(validation: float = 0.1, test: float = 0.2, seed: int = 0, augment: s
         validation: Share of the training images to hold out, class by class, 0 <= validation < 1.
         test: Share of all images to hold out as the test set, class by class, 0 <= test < 1.
         seed: Seed of the held out samples.
-        augment: None or "shift" (one pixel); digits should not be mirrored.
+        augment: "shift" moves training images by one pixel; digits should not be mirrored.
 
     Raises:
         DataError: A share or the seed is out of range.
