@@ -469,7 +469,7 @@ _NAMES_ELSEWHERE = {
     "method.options.fedprox.mu": "proximal_mu prox_mu",
     "method.options.fedavgm.momentum": "server_momentum",
     "method.options.fedavgm.lr": "server_learning_rate server_lr",
-    "local.optimizer": "optim optimiser client_optimizer",
+    "local.optimizer": "optim client_optimizer",
     "local.lr": "learning_rate eta client_lr",
     "local.epochs": "num_epochs local_epochs max_epochs num_train_epochs",
     "local.batch_size": "per_device_train_batch_size train_batch_size client_batch_size",

@@ -23,7 +23,7 @@ def run_file(folder: Path, groups: str) -> Path:
 
 def test_a_group_may_name_a_file_seen_from_the_run_file(tmp_path: Path) -> None:
     (tmp_path / "pi.toml").write_text(PI)
-    path = run_file(tmp_path, '{ budget = "../pi.toml", share = 0.5 }, { budget = 1.0 }')
+    path = run_file(tmp_path, '{ budget = "../pi.toml", fraction = 0.5 }, { budget = 1.0 }')
     first, second = load_experiment(path).fleet.groups
     assert first.budget == {"parameters": 0.3, "memory_bytes": "200 MB"} and first.tolerance == 0.05
     assert (first.name, first.share) == ("pi", 0.5) and second.tolerance is None
@@ -70,7 +70,7 @@ def test_wrong_budget_files_are_named(
             read()
 
 
-@pytest.mark.parametrize("groups", ["no list", [3], [{"budget": ["x.toml"]}], [{"share": 0.5}]])
+@pytest.mark.parametrize("groups", ["no list", [3], [{"budget": ["x.toml"]}], [{"fraction": 0.5}]])
 def test_other_tables_are_left_to_the_schema(groups: Any) -> None:
     with raises(ConfigError, "groups") as error:
         load_experiment({"fleet": {"groups": groups}})

@@ -94,9 +94,9 @@ def test_names_of_other_libraries_lead_to_keys(sections: dict[str, Any], right: 
 def test_every_name_of_another_library_leads_to_a_key() -> None:
     page = (Path(__file__).parents[1] / "docs/keys.md").read_text()
     plug_ins = {key for kind in read_catalogue().values() for entry in kind.values() for key, *_ in entry["keys"]}
-    known = {*re.findall(r"^\| `(\w+)`", page, re.MULTILINE), *names.list_names("options"), *plug_ins, "path"}
+    keys = {*re.findall(r"^\| `(\w+)`", page, re.MULTILINE), *names.list_names("options"), *plug_ins, "path"}
     for word, key in names.OTHER_NAMES.items():
-        assert key.partition(".")[0] in Experiment.model_fields and key.rpartition(".")[2] in known, (word, key)
+        assert key.partition(".")[0] in Experiment.model_fields and key.rpartition(".")[2] in keys, (word, key)
         assert word not in Experiment.model_fields, word
 
 

@@ -43,7 +43,7 @@ SMALL = ["data.name=tiny:tiny_data", "model.name=tiny:tiny", "data.partition.cli
         ("model.checkpoint = ''", Expected("[model] checkpoint", key="model.checkpoint")),
         ("fleet.levels = []", Expected('"cluster", "halving"', "[]", key="fleet.levels")),
         (
-            "fleet.groups = [{ budget = 1.0, share = nan }]",
+            "fleet.groups = [{ budget = 1.0, fraction = nan }]",
             Expected("[fleet] groups #1.fraction", "nan", key="fleet.groups.0.fraction"),
         ),
         ("fleet.availability.leave = nan", Expected("[fleet] availability.leave", key="fleet.availability.leave")),

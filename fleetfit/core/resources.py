@@ -67,7 +67,7 @@ class Availability:
     Client c is online a share s_c of the time. In round 0 it is online with probability s_c. Later, with probability
     1 - q it stays as it was, and with probability q it is drawn anew, online with probability s_c. That is the chain of
     two states whose offline spells last 1 / (q s_c) rounds on average, and online ones 1 / (q (1 - s_c)); q follows
-    from `rounds`, which is meant for a client with s_c = `share`. With a day of D rounds it is drawn with probability
+    from `rounds`, which is meant for a client with s_c = `online`. With a day of D rounds it is drawn with probability
     s_c + min(s_c, 1 - s_c) sin(2 pi (t / D + p_c)) in round t, with p_c uniform in [0, 1): some have their night when
     others have their day.
 

@@ -8,7 +8,7 @@ and m the mean of those blocks' movements in the last round, by that level's cli
     g <- beta m + (1 - beta) g
 
 as ReeFL's authors run it (ICML 2024, appendices A and B). Their server optimizer on top of that is `options.fedadam`
-with `lr = 1e-3`, `beta2 = 0.999`, `tau = 1e-6` and `begins = 0.0`. A level hands down g after its own mixing.
+with `lr = 1e-3`, `beta2 = 0.999`, `tau = 1e-6` and `v0 = 0.0`. A level hands down g after its own mixing.
 
 The server keeps the last block of the level with d blocks under `exit{d}/`, from the round on in which a client of that
 level first trained it. Until then, and for the deepest level always, it is the full model's. All blocks are averaged in

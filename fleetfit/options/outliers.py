@@ -39,7 +39,7 @@ def outliers(threshold: float = 2.0, min_clients: int = 4) -> Method:
 
     Args:
         threshold: How many times as far from the median as the median client a client may be, above 1.
-        min_clients: Clients that have to cover a block for it to be judged, at min_clients 3.
+        min_clients: Clients that have to cover a block for it to be judged, at least 3.
     """
     check_range("method.options.outliers.threshold", threshold, 1)
     check_range("method.options.outliers.min_clients", min_clients, 3, closed=True)

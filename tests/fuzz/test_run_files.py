@@ -96,7 +96,7 @@ PLAUSIBLE: list[Any] = [
     "fedsgd", "shards", "natural", "iid", "multiply_adds", "memory_bytes", "halving", "all", "drop", "int8",
     "cosine", "rolling", "by_samples", "lora", "frozen", "cnn", "digits", "size", "diversity", "group", "tiny:tiny",
     "tiny:tiny_data", [0.5, 1.0], [1.0], [{"budget": 0.3}, {"budget": 1.0}], [{"budget": "20 K"}], [1, 2],
-    [{"budget": 1.0, "profile": "phone"}], {"sd": 0.5}, {"share": 0.5}, {"name": "loss"}, {"fedprox": {}}, {},
+    [{"budget": 1.0, "profile": "phone"}], {"sd": 0.5}, {"fraction": 0.5}, {"name": "loss"}, {"fedprox": {}}, {},
 ]  # fmt: skip
 KEYS = ["zzyzx", "name", "kind", "seed", "rounds", '"a.b"', '""', "model", "data", "compare", "levels", "groups",
         "options", "hooks", "partition", '"\\u0000"', "a" * 5000, "settings", "model_fields", "__class__"]  # fmt: skip
