@@ -38,6 +38,17 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
     return ff.run(SMALL, out=tmp_path_factory.mktemp("runs") / "run")
 
 
+def test_a_data_frame_has_the_numbers_of_all_rounds(done: ff.Run) -> None:
+    pytest.importorskip("pandas")
+    frame = done.to_frame()
+    assert list(frame.index) == [1, 2, 3]
+    assert list(frame["loss"]) == [line["train"]["loss"] for line in done.metrics]
+    assert list(frame["local"].isna()) == ["evaluate" not in line for line in done.metrics]
+    assert frame["local"].iloc[-1] == done.accuracy("local")
+    assert frame["levels/2/local"].iloc[-1] == done.accuracy("local", level=2)
+    assert frame["evaluate/batch/global"].iloc[-1] == done.accuracy("global", norm="batch")
+
+
 def states_equal(a: ff.Run, b: ff.Run) -> bool:
     x, y = (RunFolder.open(r.folder).load_checkpoint() for r in (a, b))
     assert x is not None and y is not None

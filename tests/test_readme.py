@@ -128,12 +128,14 @@ def test_the_python_of_the_first_page_works(shown, monkeypatch, capsys):
     variables: dict = {}
     for block in blocks:
         exec(compile(block.replace("rounds=20", "rounds=1"), "start.md", "exec"), variables)
+    assert set(variables["table"]["prediction"]) <= {"0", "1"} and len(variables["table"]) == 69
+    assert (Path("curves.png").stat().st_size, Path("device/model.onnx").stat().st_size) > (0, 0)
     assert variables["logits"].shape == (1, 10)
     assert variables["again"].summary == variables["run"].summary
     assert variables["photos"].finished
     lines = capsys.readouterr().out.splitlines()
     name, label, probability = lines[-1].split()
-    assert len(lines) == 5 and name.endswith(".jpg") and label in ("cat", "dog") and 0.5 <= float(probability) <= 1
+    assert len(lines) == 6 and name.endswith(".jpg") and label in ("cat", "dog") and 0.5 <= float(probability) <= 1
 
 
 def test_the_plan_on_the_first_page_is_what_plan_prints(shown, monkeypatch, capsys):

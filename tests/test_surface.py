@@ -36,7 +36,7 @@ SIGNATURES = {
 }
 
 RUN = {"accuracy", "assembly", "best_exit", "calibrate", "checkpoint", "columns", "evaluate", "export", "finished",
-       "folder", "metrics", "model", "notes", "plan", "predict", "predict_exits", "server", "summary"}  # fmt: skip
+       "folder", "metrics", "model", "notes", "plan", "predict", "predict_exits", "server", "summary", "to_frame"}  # fmt: skip
 
 
 def test_exported_names() -> None:

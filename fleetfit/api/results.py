@@ -1,6 +1,7 @@
 """`Run`: a run and its folder. It is cheap to open, and reads files on first use."""
 
 import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -13,6 +14,7 @@ from fleetfit.api.callbacks import NamedCallback, make_callbacks
 from fleetfit.api.code import find_code_changes
 from fleetfit.api.commands import format_resume
 from fleetfit.api.progress import ProgressOption, RoundFacts, RunDisplay, format_html, open_display
+from fleetfit.callbacks import scalars
 from fleetfit.config import Assembly, Experiment
 from fleetfit.config.assemble.data import build_data
 from fleetfit.config.assemble.run import assemble, assemble_fleet, assemble_without_data
@@ -24,7 +26,15 @@ from fleetfit.data import AbsentData, Data
 from fleetfit.data.files.folders import resolve_folder
 from fleetfit.data.transform import FILE
 from fleetfit.engines.base import Engine
-from fleetfit.errors import COMMAND, ConfigError, FleetFitError, RunError, did_you_mean, format_expected
+from fleetfit.errors import (
+    COMMAND,
+    ConfigError,
+    FleetFitError,
+    RunError,
+    did_you_mean,
+    format_expected,
+    import_optional,
+)
 from fleetfit.layout import predictions
 from fleetfit.machine import isolate_torch_state
 from fleetfit.markup import escape_html
@@ -133,6 +143,25 @@ class Run:
         reports = self.files.metrics()
         self._check_round_count(len(reports))
         return reports
+
+    def to_frame(self) -> Any:
+        """Return the numbers of all rounds so far as a `pandas.DataFrame`, a line for each round, such as for plots.
+
+        The columns are those of `fleetfit.callbacks.scalars`, without `train/` and without `evaluate/` and the first
+        batch-norm policy: `loss`, `local`, `global`, `levels/1/local`. Accuracies are between 0 and 1, and missing in
+        rounds that were not evaluated.
+
+        Raises:
+            MissingExtra: pandas is not installed.
+            RunError: Reports are damaged or missing.
+        """
+        pandas = import_optional("pandas", "tables", "A data frame")
+        prefix = re.compile(rf"train/|evaluate/{self.experiment.evaluate.batch_norm[0]}/")
+        rows = [
+            {"round": report["round"], **{prefix.sub("", name, 1): number for name, number in scalars(report).items()}}
+            for report in self.metrics
+        ]
+        return pandas.DataFrame(rows).set_index("round")
 
     def _read_rounds(self) -> list[RoundRecord]:
         rounds = self.files.read_rounds()
