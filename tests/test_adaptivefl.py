@@ -218,7 +218,7 @@ def test_each_slot_draws_a_model_and_a_client() -> None:
 @pytest.mark.parametrize(("kind", "share"), [("CS", 1 / 3), ("C", 1 / 3), ("S", 1 / 2), ("random", 1 / 2)])
 def test_clients_are_drawn_by_their_reward(kind: str, share: float) -> None:
     """Two clients alike but for curiosity: one was chosen four times for each type, so its R_c is half as large."""
-    federation, _ = fleet(budgets=(1.0, 1.0), cohort=1, choose=kind)
+    federation, _ = fleet(budgets=(1.0, 1.0), cohort=1, selection=kind)
     chosen = torch.tensor([[1.0, 4.0]] * 3)
     memory = {"adaptivefl": {"curiosity": chosen, "resources": torch.ones(7, 2)}}
     server = replace(start(federation), memory=memory)
@@ -227,7 +227,7 @@ def test_clients_are_drawn_by_their_reward(kind: str, share: float) -> None:
 
 
 def test_greedy_always_sends_the_largest() -> None:
-    federation, _ = fleet(choose="greedy")
+    federation, _ = fleet(selection="greedy")
     assignment = federation.method.assign(federation, start(federation), make_numpy_rng(0))
     assert {model for _, model, _ in assignment} == {L1}
 
@@ -379,7 +379,7 @@ def test_a_failed_job_lowers_no_score(flags: dict[str, bool]) -> None:
 
 def test_greedy_with_the_whole_fleet_is_all_large() -> None:
     """Everybody affords the full model and everybody takes part: FedAvg on the full model, bit for bit."""
-    federation, simulation = fleet(budgets=(1.0,) * 5, cohort=5, choose="greedy")
+    federation, simulation = fleet(budgets=(1.0,) * 5, cohort=5, selection="greedy")
     *_, mine = run(federation, local_engine(simulation), SETTINGS, start(federation))
     spec = {"name": "all_large"}
     method = build(spec)
@@ -578,7 +578,7 @@ def test_the_server_never_sees_a_budget() -> None:
     ("table", "expected"),
     [
         ({"fleet": {"reports_budget": True}}, Expected("[fleet] reports_budget")),
-        ({"method": {"name": "adaptivefl", "selection": "best"}}, Expected("choose", "best")),
+        ({"method": {"name": "adaptivefl", "selection": "best"}}, Expected("selection", "best")),
         (
             {
                 "method": {"name": "adaptivefl", "hooks": {"choose_clients": "uniform"}},

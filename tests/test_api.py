@@ -526,11 +526,11 @@ def test_tuning_for_the_fewest_rounds(tmp_path: Path, file: Path) -> None:
         ("[[compare.setting]]\nrounds = 1", Expected("setting #1", key="compare.setting.0.label")),
         ("[[compare.setting]]\nlabel = 'a'\n" * 2, Expected('"a"', key="compare.setting")),
         ("[[compare.setting]]\nlabel = 'a'\nlocl.lr = 1", Expected("locl")),
-        ("[[compare.setting]]\nlabel = 'a'\nprinted = [1]", Expected(key="compare.setting.0.printed")),
-        ("[[compare.row]]\nprinted = [1]", Expected('row "fleetfit"', 2, "local; global", key="compare.row.0.paper")),
-        ("[[compare.row]]\nprinted = 84.5", Expected(84.5, key="compare.row.0.paper")),
-        ("[[compare.row]]\nprinted = [1, 'x']", Expected("'x'", key="compare.row.0.paper")),
-        ("difers = 'x'", Expected("[compare] difers", '"differs"')),
+        ("[[compare.setting]]\nlabel = 'a'\npaper = [1]", Expected(key="compare.setting.0.paper")),
+        ("[[compare.row]]\npaper = [1]", Expected('row "fleetfit"', 2, "local; global", key="compare.row.0.paper")),
+        ("[[compare.row]]\npaper = 84.5", Expected(84.5, key="compare.row.0.paper")),
+        ("[[compare.row]]\npaper = [1, 'x']", Expected("'x'", key="compare.row.0.paper")),
+        ("noet = 'x'", Expected("[compare] noet", '"note"')),
     ],
 )
 def test_a_wrong_table_is_refused_before_anything_runs(tmp_path: Path, text: str, expected: Expected) -> None:

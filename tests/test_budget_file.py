@@ -26,7 +26,7 @@ def test_a_group_may_name_a_file_seen_from_the_run_file(tmp_path: Path) -> None:
     path = run_file(tmp_path, '{ budget = "../pi.toml", fraction = 0.5 }, { budget = 1.0 }')
     first, second = load_experiment(path).fleet.groups
     assert first.budget == {"parameters": 0.3, "memory_bytes": "200 MB"} and first.tolerance == 0.05
-    assert (first.name, first.share) == ("pi", 0.5) and second.tolerance is None
+    assert (first.name, first.fraction) == ("pi", 0.5) and second.tolerance is None
 
 
 def test_a_budget_files_tolerance_counts(tmp_path: Path) -> None:

@@ -60,7 +60,9 @@ def test_rows_get_schedule_and_momentum_of_the_first(name: str) -> None:
 
 
 def test_the_smallest_model_gets_them_too() -> None:
-    rows = plan_rows({"method": {"name": "fleetfit", "momentum": 0.8}}, {"method": {"name": "heterofl"}}, smallest=True)
+    rows = plan_rows(
+        {"method": {"name": "fleetfit", "momentum": 0.8}}, {"method": {"name": "heterofl"}}, smallest_baseline=True
+    )
     assert {run.experiment.method.name for run in rows.values()} == {"fleetfit", "heterofl", "fedavg"}
     assert [get_step(run)[1]["momentum"] for run in rows.values()] == [0.8, 0.8, 0.8]
 
@@ -145,7 +147,7 @@ def read_notes(comparison: ff.Comparison) -> str:
 
 
 def test_the_lines_below_the_table_have_the_keys_that_differ_and_the_costs(tmp_path: Path) -> None:
-    comparison = compare_text(tmp_path, f"{HEAD}[compare]\nsmallest = false\n{ROWS}")
+    comparison = compare_text(tmp_path, f"{HEAD}[compare]\nsmallest_baseline = false\n{ROWS}")
     notes = read_notes(comparison)
     assert "local.schedule (cosine minimum=0.01 " in notes
     assert "server momentum (0.5 in ours; 0 in theirs, dyn)" in notes
@@ -166,7 +168,7 @@ def test_the_lines_below_the_table_have_the_keys_that_differ_and_the_costs(tmp_p
 
 
 def test_a_comparison_with_one_recipe_says_so_and_what_is_left(tmp_path: Path) -> None:
-    keys = "same_recipe = true\nsmallest = false\ngrid.seed = [0, 1]"
+    keys = "same_recipe = true\nsmallest_baseline = false\ngrid.seed = [0, 1]"
     comparison = compare_text(tmp_path, f"{HEAD}[compare]\n{keys}\n{ROWS}")
     notes = read_notes(comparison)
     assert "compare.same_recipe" in notes and "of ours" in notes
@@ -180,7 +182,7 @@ def test_a_comparison_with_one_recipe_says_so_and_what_is_left(tmp_path: Path) -
 
 def test_equal_rows_are_said_to_be_equal(tmp_path: Path) -> None:
     rows = ROWS.partition('[[compare.row]]\nlabel = "theirs"')[0] + '[[compare.row]]\nlabel = "tau"\nmethod.tau = 0.5\n'
-    notes = compare_text(tmp_path, f"{HEAD}[compare]\nsmallest = false\n{rows}").table.notes
+    notes = compare_text(tmp_path, f"{HEAD}[compare]\nsmallest_baseline = false\n{rows}").table.notes
     assert any(note.startswith("All rows") for note in notes) and not any(note.startswith("Cost") for note in notes)
 
 
@@ -194,7 +196,7 @@ def test_the_demo_has_one_recipe() -> None:
 
 
 def test_the_terminal_prints_the_table_first_and_what_its_accuracies_are(tmp_path: Path) -> None:
-    (tmp_path / "file.toml").write_text(f"{HEAD}[compare]\nsmallest = false\n{ROWS}")
+    (tmp_path / "file.toml").write_text(f"{HEAD}[compare]\nsmallest_baseline = false\n{ROWS}")
     printed = run_verb("compare", tmp_path / "file.toml", "--out", tmp_path / "out", code=0).out
     order = ("method ", "local is ", "global is ", "Differences from ours", "multiply-adds ┃", "Results: ", "Page: ")
     places = [printed.index(word) for word in order]

@@ -78,7 +78,7 @@ def test_it_is_plain_fedavg_with_the_sections_that_rows_share(tmp_path: Path) ->
 def test_it_does_without_the_split_of_the_other_rows(place: str, tmp_path: Path) -> None:
     """FedAvg refuses `fleet.scaling`; all other keys of the fleet are for all rows."""
     rows = ROWS.replace("heterofl", "fleetfit")
-    text = HEAD.replace("tolerance", 'split = "both", tolerance') if place == "the file" else HEAD
+    text = HEAD.replace("tolerance", 'scaling = "both", tolerance') if place == "the file" else HEAD
     setting = '[[compare.setting]]\nlabel = "s"\nfleet.scaling = "both"\n' if place == "a setting" else ""
     comparison = compare_text(
         tmp_path, text + rows + setting, overrides=["fleet.scaling=both"] * (place == "an override")

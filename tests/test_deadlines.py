@@ -407,7 +407,7 @@ def test_deadline_key_adds_in_time() -> None:
     assert with_it.federation.method_spec["options"].keys() == {"fedprox", "in_time"}
     assert with_it.settings.local.deadline_s == 3.0 and with_it.settings.local.late == "shallower"
     assert any("real time" in note for note in with_it.notes)  # nobody has a profile
-    stopping = assemble_cohort(deadline_s=3.0, late="stop")
+    stopping = assemble_cohort(deadline_s=3.0, on_deadline="stop")
     assert stopping.federation.method_spec["options"].keys() == {"fedprox"} and stopping.settings.local.late == "stop"
     off = assemble_cohort()
     assert off.federation.method_spec["options"].keys() == {"fedprox"} and off.settings.local.deadline_s is None

@@ -60,7 +60,7 @@ def test_rounds_equal_a_plain_loop(share: float, temperature: float, alpha: floa
     (w_k - x) after it; h <- h - alpha/6 sum_k (w_k - x) over those of the round's clients that have the tensor, of six
     in all; x <- mean - h / alpha.
     """
-    spec = {"name": "depthfl", "alpha": alpha, "ramp": 2, "share": share, "temperature": temperature}
+    spec = {"name": "depthfl", "alpha": alpha, "ramp": 2, "weight": share, "temperature": temperature}
     hooks = {"choose_clients": lambda federation, server, rng: CHOSEN[server.round]}
     federation, simulation = tiny_federation({**spec, "hooks": hooks}, norm=False)
     pieces = [federation.problem.submodel(1.0, exits) for exits in DEPTHS]
@@ -97,7 +97,7 @@ def test_rounds_equal_a_plain_loop(share: float, temperature: float, alpha: floa
 
 
 REEFL_APPENDIX_A = {
-    "depthfl": {"alpha": 0.1, "ramp": 300, "share": 1.0, "temperature": 1.0},
+    "depthfl": {"alpha": 0.1, "ramp": 300, "weight": 1.0, "temperature": 1.0},
     "inclusivefl": {"beta": 0.2},
 }
 

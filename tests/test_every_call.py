@@ -50,7 +50,7 @@ Y = np.arange(160) % 3
 TABLES: dict[str, Any] = {
     "rounds": 1, "model": {"name": "mlp", "hidden": 16}, "fleet": {"tolerance": 0.4}, "local": {"max_steps": 2},
 }  # fmt: skip
-ROWS = {"row": [{"method": {"name": "scalefl"}}, {"method": "heterofl"}], "smallest": False}
+ROWS = {"row": [{"method": {"name": "scalefl"}}, {"method": "heterofl"}], "smallest_baseline": False}
 TOML = """
 rounds = 1
 model = { name = "mlp", hidden = 16 }
@@ -210,7 +210,7 @@ def test_compare(call: Calls, place: Path, way: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_rows_win_over_overrides(call: Calls, tmp_path: Path, alone: bool) -> None:
-    rows = {"row": [{"method": "scalefl", "rounds": 1}, {"method": "heterofl"}], "smallest": False}
+    rows = {"row": [{"method": "scalefl", "rounds": 1}, {"method": "heterofl"}], "smallest_baseline": False}
     tables = {**{k: v for k, v in TABLES.items() if k != "rounds"}, "compare": rows, "data": (X, Y)}
     more = {"out": tmp_path / "compared", "overrides": ["rounds=3"]}
     comparison = call("compare", **tables, **more) if alone else call("compare", tables, **more)

@@ -161,7 +161,7 @@ def test_numbers_of_the_first_three_rounds() -> None:
 def test_fedadam_goes_on_top() -> None:
     """The paper's server optimizer sees g after the distillation; a level's own block has its own moments."""
     adam = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "tau": 1e-6}
-    federation, simulation = by_depth((1, 2, 3), plus={"fedadam": adam})
+    federation, simulation = by_depth((1, 2, 3), options={"fedadam": adam})
     plain = Reference(federation, simulation, 0.2)
     for server, chosen in zip(after(federation, simulation, len(ROUNDS))[1:], ROUNDS, strict=True):
         plain.round(chosen, adam)
@@ -201,7 +201,7 @@ def test_untrained_levels_use_the_full_model() -> None:
 
 def test_rounds_of_failures_move_nothing() -> None:
     """Neither blocks nor moments: no update, so nothing to hand down and nothing for FedAdam."""
-    federation, simulation = by_depth((1, 2, 3), plus={"fedadam": {}})
+    federation, simulation = by_depth((1, 2, 3), options={"fedadam": {}})
     before = after(federation, simulation, 1)[-1]
 
     def fail(index: int, reply: Reply) -> Reply:

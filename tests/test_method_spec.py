@@ -137,7 +137,10 @@ def test_the_empty_spec_is_fedavg() -> None:
         ({"name": "scalefl", "beta": "much"}, Expected("[method] scalefl: beta", "'much'", key="method.beta")),
         ({"name": "scalefl", "beta": True}, Expected("[method] scalefl: beta", "True", key="method.beta")),
         ({"name": "scalefl", "printed": "yes"}, Expected("[method] scalefl: printed", "'yes'", key="method.printed")),
-        ({"name": "scalefl", "split": "depht"}, Expected("[method] scalefl: split", '"depth"?', key="method.scaling")),
+        (
+            {"name": "scalefl", "scaling": "depht"},
+            Expected("[method] scalefl: scaling", '"depth"?', key="method.scaling"),
+        ),
         ({"name": "scalefl", "temprature": 2.0}, Expected('"temprature"', '"temperature"?', key="method.temprature")),
         ({"name": "fedavg", "beta": 0.1}, Expected("fedavg", '"beta"', "nothing", key="method.beta")),
         ({"name": "scalfl"}, Expected('"scalefl"?', key="method.name")),

@@ -40,7 +40,7 @@ def text(outputs, y):
 
 def table(folder: Path, *metrics: str, **evaluate: Any) -> dict[str, Any]:
     (folder / "mine.py").write_text(METRICS)
-    section = {"metrics": [f"{folder}/mine.py:{one}" for one in metrics], "every": 0, "norms": ["static"]}
+    section = {"metrics": [f"{folder}/mine.py:{one}" for one in metrics], "every": 0, "batch_norm": ["static"]}
     return {**TINY, "model": {**TINY["model"], "norm": False}, "evaluate": {**section, **evaluate}}
 
 

@@ -91,7 +91,7 @@ def test_a_file_is_as_its_paper_or_says_how_it_differs(path: Path) -> None:
     assert (paper is None) == (path.stem in OF_OUR_OWN), "a new file: say whose settings it has"
     if paper is None:
         return
-    differs = read_toml(path).get("compare", {}).get("differs", "")
+    differs = read_toml(path).get("compare", {}).get("note", "")
     wrong: dict[str, Any] = {}
     for label, experiment in experiments(path):
         data, method = experiment.data, experiment.method.name
@@ -124,7 +124,7 @@ def test_decoupled_is_that_of_the_paper_whose_table_it_stands_in() -> None:
         rows = [row.get("method", {}) for row in read_toml(path).get("compare", {}).get("row", [])]
         for row in rows:
             if row.get("name") == "decoupled":
-                ours = (row.get("split", "width"), row.get("trained_by", "own"))
+                ours = (row.get("scaling", "width"), row.get("trained_by", "own"))
                 seen.add(ours)
                 assert ours == (("pool", "able") if path.stem.startswith("adaptivefl-") else ("width", "own")), path
     assert len(seen) == 2
@@ -273,14 +273,14 @@ def test_fedavg_trains_as_the_labels_say(path: Path) -> None:
         roles = path.stem == "fedavg-shakespeare"
         partition = table["data"]["partition"]
         assert partition.get("clients") in ((1146, None) if roles else (100,)), label
-        assert partition["kind"] != "shards" or partition["per_client"] == 2, label
+        assert partition["kind"] != "shards" or partition["shards_per_client"] == 2, label
 
 
 # ---- what differs, said in each file ---------------------------------------------------------------------------------
 
 
 def said_by(path: Path) -> str:
-    return str(read_toml(path).get("compare", {}).get("differs", ""))
+    return str(read_toml(path).get("compare", {}).get("note", ""))
 
 
 @pytest.mark.parametrize("path", [p for p in FILES if said_by(p)], ids=lambda path: str(path.relative_to(ROOT)))

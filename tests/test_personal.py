@@ -271,7 +271,7 @@ def test_privacy_withholds_it(tmp_path: Path) -> None:
     assert not any(line["evaluate"]["static"]["personal"] for line in outcome.metrics if "evaluate" in line)
     with raises(ConfigError, key="evaluate.personal"):
         ff.run(
-            load_experiment({**table, "evaluate": TINY["evaluate"]}, ["evaluate.personal=own"]), out=tmp_path / "other"
+            load_experiment({**table, "evaluate": TINY["evaluate"]}, ["evaluate.personal=true"]), out=tmp_path / "other"
         )
 
 
@@ -318,7 +318,9 @@ def test_a_comparison_has_it_as_a_column(tmp_path: Path) -> None:
         {row: 100 * share for row, share in shares.items()}, abs=1e-3
     )
     assert "personal" in (comparison.folder / "table.csv").read_text().partition("\n")[0].split(",")
-    without = compare_text(tmp_path, COMPARED.replace(', prior = "own"', "").replace(', "personal"', ""), out="without")
+    without = compare_text(
+        tmp_path, COMPARED.replace(", personal = true", "").replace(', "personal"', ""), out="without"
+    )
     assert "personal" not in (without.folder / "table.csv").read_text()
 
 
@@ -330,7 +332,7 @@ def test_a_comparison_has_it_as_a_column(tmp_path: Path) -> None:
     ],
 )
 def test_the_column_needs_the_key(change: str, key: str, tmp_path: Path) -> None:
-    text = COMPARED.replace(', prior = "own"', "").replace('columns = ["local", "personal"]', change)
+    text = COMPARED.replace(", personal = true", "").replace('columns = ["local", "personal"]', change)
     (tmp_path / "file.toml").write_text(text)
     with raises(ConfigError, "evaluate.personal", key=key):
         plan_comparison(tmp_path / "file.toml")

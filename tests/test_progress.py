@@ -47,7 +47,7 @@ WITHHELD = {"train": {"loss": None, "clients": None}, "failures": [], "bytes_dow
 
 
 def make_description(rounds: int = 4) -> Any:
-    return types.SimpleNamespace(rounds=rounds, evaluate=types.SimpleNamespace(norms=["static"]))
+    return types.SimpleNamespace(rounds=rounds, evaluate=types.SimpleNamespace(batch_norm=["static"]))
 
 
 # ---- lines -----------------------------------------------------------------------------------------------------------

@@ -366,7 +366,7 @@ def test_a_module_without_blocks_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"heads": 3}, {"mlp": 0.0}, {"heads": 0}, {"at": "end"}, {"queue": "new"}, {"zeta": 0.0}, {"share": -1.0},
+    [{"heads": 3}, {"mlp": 0.0}, {"heads": 0}, {"at": "end"}, {"queue": "new"}, {"zeta": 0.0}, {"weight": -1.0},
      {"temperature": 0.0}, {"ramp": -1}, {"teacher": "deepest"}, {"estimate": "zero"}],
 )  # fmt: skip
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
@@ -530,9 +530,9 @@ def test_estimate_and_feddyn_are_both_remembered() -> None:
     """Each as it is alone: what one part of a method remembers is none of the other's business."""
     memories = {}
     for name, spec in {
-        "reefl": {"name": "reefl", "share": 0.0, "estimate": "kept"},
-        "both": {"name": "reefl", "share": 0.0, "estimate": "kept", "options": {"feddyn": {}}},
-        "feddyn": {"name": "reefl", "share": 0.0, "options": {"feddyn": {}}},
+        "reefl": {"name": "reefl", "weight": 0.0, "estimate": "kept"},
+        "both": {"name": "reefl", "weight": 0.0, "estimate": "kept", "options": {"feddyn": {}}},
+        "feddyn": {"name": "reefl", "weight": 0.0, "options": {"feddyn": {}}},
     }.items():
         job, device, _ = job_and_device(spec)
         for round in (0, 1):

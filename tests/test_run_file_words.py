@@ -35,7 +35,7 @@ SMALL = ["data.name=tiny:tiny_data", "model.name=tiny:tiny", "data.partition.cli
         ("method.name = ''", Expected("[method] name", '"scalefl"', "''", key="method.name")),
         (
             "data.partition.cliens = 3",
-            Expected('"cliens"', "kind, clients, seed, alpha, minimum", '"clients"?', key="data.partition.cliens"),
+            Expected('"cliens"', "kind, clients, seed, alpha, min_samples", '"clients"?', key="data.partition.cliens"),
         ),
         ("partition.cliens = 3", Expected("[data] partition?", key="partition")),
         ("engine.device = ''", Expected('"cpu", "cuda" or "cuda:N"', '""', key="engine.device")),
@@ -47,7 +47,7 @@ SMALL = ["data.name=tiny:tiny_data", "model.name=tiny:tiny", "data.partition.cli
             Expected("[fleet] groups #1.fraction", "nan", key="fleet.groups.0.fraction"),
         ),
         ("fleet.availability.leave = nan", Expected("[fleet] availability.leave", key="fleet.availability.leave")),
-        ("method = { name = 'depthfl', share = nan }", Expected("[method] share", "nan", key="method.weight")),
+        ("method = { name = 'depthfl', weight = nan }", Expected("[method] weight", "nan", key="method.weight")),
         ("method.temperature = inf", Expected("[method] temperature", "inf", key="method.temperature")),
         ("method.options.fedprox.mu = nan", Expected("[method] options.fedprox.mu", key="method.options.fedprox.mu")),
         (
@@ -58,7 +58,7 @@ SMALL = ["data.name=tiny:tiny_data", "model.name=tiny:tiny", "data.partition.cli
         ('name = "a\\u0000b"', Expected("name", 200, key="name")),
         ('init_from = "a\\u0000b"', Expected("init_from", "NUL", key="init_from")),
         ('fleet.levels = "a\\u0000b.toml"', Expected("[fleet] levels", "NUL", key="fleet.levels")),
-        (f"start = '{'x' * 5000}'", Expected("xxxx", kind=RunError)),
+        (f"init_from = '{'x' * 5000}'", Expected("xxxx", kind=RunError)),
         (
             "method.hooks.choose_channels = [1]",
             Expected("prefix, window, rolling, random", key="method.hooks.choose_channels"),

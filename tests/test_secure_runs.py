@@ -24,7 +24,7 @@ from fleetfit.rounds import run_round, start
 from fleetfit.submodel import concat_state, full_submodel, get_slice_plan
 from fleetfit.validation import find_sums_error
 
-SECURE: dict[str, Any] = {"minimum": 3}
+SECURE: dict[str, Any] = {"min_clients": 3}
 PROFILE = {"multiply_adds_per_s": 1e9, "down_bytes_per_s": 1e6, "up_bytes_per_s": 1e6}
 
 

@@ -373,7 +373,7 @@ def test_connected_clients_are_chosen_once(choice: str) -> None:
 
 @pytest.mark.parametrize("kind", ["CS", "random", "greedy"])
 def test_adaptivefl_chooses_among_the_connected(kind: str) -> None:
-    federation, _ = tiny_federation({"name": "adaptivefl", "choose": kind}, 12, 8)
+    federation, _ = tiny_federation({"name": "adaptivefl", "selection": kind}, 12, 8)
     federation = replace(federation, connected=lambda r: np.arange(12) % 3 == r % 3)
     server = start(federation)
     for round in range(3):

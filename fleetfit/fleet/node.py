@@ -371,7 +371,7 @@ class Node:
     def _member(self) -> Member | None:
         """The node as a member of secure rounds, where it has a key for them."""
         own = self.settings.secure
-        return None if own is None else Member(Path(own.member), own.minimum, Path(self.settings.folder))
+        return None if own is None else Member(Path(own.member), own.min_clients, Path(self.settings.folder))
 
     def _run_phase(self, header: Header, parts: Mapping[str, bytes | bytearray]) -> bytes:
         if self._member is None:

@@ -51,11 +51,11 @@ class NodeSecure(Section):
 
     Attributes:
         member: The file that `fleetfit flower member` wrote for this node.
-        minimum: Members, at least, of a sum with this node's numbers; the server cannot lower it.
+        min_clients: Members, at least, of a sum with this node's numbers; the server cannot lower it.
     """
 
     member: str
-    minimum: Annotated[int, Field(ge=2)] = 3
+    min_clients: Annotated[int, Field(ge=2)] = 3
 
 
 class NodeSettings(Section):

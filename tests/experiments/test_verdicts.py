@@ -342,7 +342,7 @@ def test_the_page_has_runs_and_differences(repository: Repository) -> None:
     }  # fmt: skip
     repository.results([*flat(), *(one | {"rounds": 75} for one in spread("Ten", 10))], settings_of_file=settings)
     (repository.root / "experiments" / "small").mkdir()
-    (repository.root / "experiments" / FILE).write_text('[compare]\ndiffers = "ResNet-20 for ResNet-110."\n')
+    (repository.root / "experiments" / FILE).write_text('[compare]\nnote = "ResNet-20 for ResNet-110."\n')
     (line,) = (line for line in repository.page.splitlines() if "Settings: " in line)
     parts = ("resnet20", "cifar10", "16x16", "10000 ", "50 clients (dirichlet, alpha = 100)", "75 or 100 rounds",
              "2 local epochs", "0.1")  # fmt: skip
@@ -536,7 +536,7 @@ def test_each_experiment_is_described_once(repository: Repository) -> None:
     repository.claims(table(above("one", "Ten")), table(above("two", "Ten"), title="Table 2"))
     repository.results([*(one | {"seconds": 1800.0} for one in flat()), *spread("Ten", 10)])
     (repository.root / "experiments" / "small").mkdir()
-    (repository.root / "experiments" / FILE).write_text('[compare]\ndiffers = "All of it."\n')
+    (repository.root / "experiments" / FILE).write_text('[compare]\nnote = "All of it."\n')
     (repository.root / "experiments" / "LOG.md").write_text(
         "## A trial (`small/made-up.toml`)\n\n## Paper's Table 1, judged (`small/made-up.toml`, three seeds)\n"
     )

@@ -33,7 +33,7 @@ from fleetfit.fleet import node as nodes_side, transport
 from fleetfit.fleet.certificates import make_member
 from fleetfit.fleet.secure_aggregation import read_member
 
-SECURE: dict[str, Any] = {"minimum": 2, "threshold": 0.6}
+SECURE: dict[str, Any] = {"min_clients": 2, "reconstruction_threshold": 0.6}
 TABLE = described(
     {"name": "scalefl"}, secure=SECURE, model={"name": "tiny:tiny", "norm": False}, cohort={"fraction": 1.0}, rounds=2
 )

@@ -42,7 +42,7 @@ method = { name = "scalefl", beta = 0.1, options = { fedprox = { mu = 0.1 } }, h
 local = { epochs = 1, batch_size = 8, lr = 0.1, schedule = { kind = "step", at = [1], factor = 0.5 } }
 cohort = { count = 2, choose = { name = "loss", candidates = 3 } }
 engine = { name = "local", device = "cpu", threads = 1 }
-evaluate = { every = 1, norms = ["static", "batch"], statistics_samples = 10 }
+evaluate = { every = 1, batch_norm = ["static", "batch"], statistics_samples = 10 }
 checkpoint = { every = 1, keep = 2 }
 """
 COMPARING = (
