@@ -35,8 +35,9 @@ SIGNATURES = {
     "Run.export": "self, out, level, forms, *, data, progress, prior",
 }
 
-RUN = {"accuracy", "assembly", "best_exit", "calibrate", "checkpoint", "columns", "evaluate", "export", "finished",
-       "folder", "metrics", "model", "notes", "plan", "predict", "predict_exits", "server", "summary", "to_frame"}  # fmt: skip
+RUN = {"accuracy", "assembly", "best_exit", "calibrate", "checkpoint", "columns", "evaluate", "export",
+       "finished", "folder", "metrics", "model", "notes", "plan", "predict", "predict_exits", "server",
+       "summary", "to_frame"}  # fmt: skip
 
 
 def test_exported_names() -> None:
