@@ -275,8 +275,10 @@ class Transform(pydantic.BaseModel):
         if isinstance(source, Samples | TableSplits):
             return self._apply_in_memory(source, facts, halves)
         if self.kind in KINDS:
-            module = importlib.import_module(f"fleetfit.data.files.{self.kind}")
-            data = getattr(module, KINDS[self.kind])(source, facts, self.settings, halves)
+            is_array = source.is_file() and source.suffix.lower() in (".npy", ".npz") and not self.columns
+            kind = "arrays" if is_array else self.kind  # stored samples, as in memory
+            module = importlib.import_module(f"fleetfit.data.files.{kind}")
+            data = getattr(module, KINDS[kind])(source, facts, self.settings if kind == self.kind else {}, halves)
         return self._read(source, halves) if data is None else data
 
     def _apply_in_memory(self, source: "Samples | TableSplits", facts: Data, halves: bool) -> Data:

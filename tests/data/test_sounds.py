@@ -286,3 +286,32 @@ def test_new_sounds_are_read_like_the_training_sounds(form: str, trained: ff.Run
         return
     assert [predictions[Path(name).name]["label"] for name in names] == [row[1] for row in rows]
     assert trained.evaluate(data=path)["static"]["samples"] == 3
+
+
+def test_sounds_of_parquet_files_are_those_of_the_folder(trained: ff.Run, tmp_path: Path) -> None:
+    """In a column of any name, as bytes or as the structure of Hugging Face, in one file or in several."""
+    for number, frequency in enumerate((500, 2600, 3000)):
+        write_wave(tmp_path / "new" / f"{number}.wav", make_tone(frequency, 16_000, 0.4), 16_000)
+    contents = [path.read_bytes() for path in sorted((tmp_path / "new").iterdir())]
+    structures = [{"bytes": content, "path": None} for content in contents]
+    labels = ["low", "high", "high"]
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    for part in (0, 1):
+        rows = slice(2 * part, 2 * part + 2)
+        table = pandas.DataFrame({"number": range(3), "audio": structures})[rows]
+        table.to_parquet(tmp_path / "hub" / "data" / f"test-0000{part}-of-00002.parquet", index=False)
+    for name, columns in {"audio": {"audio": structures}, "other": {"clip": contents, "length": [1, 2, 3]},
+                          "labeled": {"audio": structures, "label": labels}}.items():  # fmt: skip
+        pandas.DataFrame(columns).to_parquet(tmp_path / f"{name}.parquet", index=False)
+    expected = trained.predict(tmp_path / "new")
+    for name in ("audio.parquet", "other.parquet", "labeled.parquet", "hub"):
+        result = trained.predict(tmp_path / name)
+        np.testing.assert_allclose(result.probabilities, expected.probabilities, atol=1e-6, err_msg=name)
+        assert result.truth == (labels if name == "labeled.parquet" else None)
+    run_verb("predict", trained.folder, "--data", tmp_path / "audio.parquet", "--out", tmp_path / "p.csv", code=0)
+    assert pandas.read_csv(tmp_path / "p.csv")["prediction"].tolist() == expected.labels
+    pandas.DataFrame({"audio": [*contents[:2], b"no sound"]}).to_parquet(tmp_path / "damaged.parquet", index=False)
+    pandas.DataFrame({"audio": [1.0, 2.0]}).to_parquet(tmp_path / "numbers.parquet", index=False)
+    for name in ("damaged", "numbers"):
+        with raises(DataError, path=tmp_path / f"{name}.parquet"):
+            trained.predict(tmp_path / f"{name}.parquet")

@@ -63,10 +63,11 @@ def test_images_without_labels_in_every_form(trained: ff.Run, tmp_path: Path) ->
     rows.save_to_disk(str(tmp_path / "saved"))
     datasets.DatasetDict({"test": rows}).save_to_disk(str(tmp_path / "only test"))
     rows.to_parquet(str(tmp_path / "rows.parquet"))
+    rows.rename_column("image", "picture").add_column("number", [1, 2, 3]).to_parquet(str(tmp_path / "named.parquet"))
     (tmp_path / "folder").mkdir()
     rows.to_parquet(str(tmp_path / "folder" / "test.parquet"))
     shutil.make_archive(str(tmp_path / "archive"), "zip", tmp_path / "new")
-    for name in ("saved", "only test", "rows.parquet", "folder", "archive.zip"):
+    for name in ("saved", "only test", "rows.parquet", "named.parquet", "folder", "archive.zip"):
         result = trained.predict(tmp_path / name)
         assert result.truth is None and result.labels == expected.labels, name
         np.testing.assert_allclose(result.probabilities, expected.probabilities, atol=1e-6)

@@ -5,12 +5,15 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from support import Expected, raises, run_verb
 
 import fleetfit as ff
 from fleetfit.api.inference import load_samples
+from fleetfit.data.files.detect import detect_format
+from fleetfit.data.files.text import text as read_texts
 from fleetfit.errors import ConfigError, DataError
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -102,18 +105,47 @@ def test_texts_without_labels_in_every_form(of_each_kind: ff.Run, tmp_path: Path
     for number, text in enumerate(NEW):
         (tmp_path / "files" / f"{number}.txt").write_text(text)
     (tmp_path / "lines.txt").write_text("\n".join(NEW))
+    (tmp_path / "LINES.TXT").write_text("\n".join(NEW))
+    for number, text in enumerate(NEW):
+        for name in (f"notes/{number}.md", f"mixed/inner/{number}{'.md' if number else '.txt'}"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(text)
+    (tmp_path / "mixed" / "inner" / "files.csv").write_text("file\n0.txt\n1.md\n2.md\n")
     for name in ("test/test.csv", "train/train.csv", "other/new.csv"):
         write_rows(tmp_path / name, ["text"], *[(text,) for text in NEW])
     write_rows(tmp_path / "review.csv", ["review"], *[(text,) for text in NEW])
     frame = pandas.DataFrame({"number": range(3), "text": NEW})
     forms = [frame, frame["text"], frame["text"].to_numpy(), {"text": NEW}, rows,
-             *(tmp_path / name for name in ("saved", "only test", "rows.parquet", "hub", "files", "lines.txt", "test",
+             *(tmp_path / name for name in ("saved", "only test", "rows.parquet", "hub", "files", "lines.txt",
+                                            "LINES.TXT", "notes", "mixed/inner/files.csv", "test",
                                             "train", "other", "review.csv"))]  # fmt: skip
     for form in forms:
         result = of_each_kind.predict(form)
         assert result.truth is None and set(result.labels) <= set(WORDS)
         assert torch.equal(torch.from_numpy(result.probabilities), torch.from_numpy(expected.probabilities)), form
     assert of_each_kind.predict(tmp_path / "files").names == ["0.txt", "1.txt", "2.txt"]
+
+
+def test_a_markdown_file_is_one_text(trained: ff.Run, tmp_path: Path) -> None:
+    (tmp_path / "note.md").write_text("\n".join(NEW))
+    one = trained.predict(tmp_path / "note.md")
+    assert one.names == ["note.md"]
+    np.testing.assert_allclose(one.probabilities, trained.predict([" ".join(NEW)]).probabilities, atol=1e-6)
+    run_verb("predict", trained.folder, "--data", tmp_path / "note.md", "--out", tmp_path / "p.csv", code=0)
+    with (tmp_path / "p.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["file"], row["prediction"]) == ("note.md", one.labels[0])
+
+
+def test_a_folder_of_markdown_for_each_class_is_trained_on(tmp_path: Path) -> None:
+    for suffix in (".md", ".txt"):
+        for name, words in WORDS.items():
+            for number, word in enumerate(words.split() * 5):
+                (tmp_path / suffix / "texts" / name).mkdir(parents=True, exist_ok=True)
+                (tmp_path / suffix / "texts" / name / f"{number}{suffix}").write_text(f"{word} and {number}")
+    assert detect_format(str(tmp_path / ".md" / "texts"))["name"] == "text"
+    data = [read_texts(str(tmp_path / suffix / "texts")) for suffix in (".md", ".txt")]
+    assert torch.equal(data[0].x[:], data[1].x[:]) and data[0].class_names == ("food", "sport")
 
 
 def test_labels_beside_texts_in_memory(trained: ff.Run) -> None:

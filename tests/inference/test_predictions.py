@@ -13,7 +13,7 @@ from support import raises
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fleetfit as ff
-from fleetfit.errors import ConfigError, FleetFitError, MissingExtra
+from fleetfit.errors import ConfigError, DataError, FleetFitError, MissingExtra
 
 RNG = np.random.default_rng(3)
 NAMES = np.array(["ant", "bee", "cow", "dog"])
@@ -106,6 +106,51 @@ def test_tables_in_memory(rows: ff.Run, tmp_path: Path) -> None:
     assert rows.predict(frame[::-1]).labels == first.labels[::-1]
     with raises(ConfigError, "table", key="data"):
         rows.predict(X)
+
+
+def test_files_of_rows_without_labels(rows: ff.Run, tmp_path: Path) -> None:
+    """Every format of a table has the rows of the frame, and so has a folder without a training set."""
+    datasets = pytest.importorskip("datasets", reason="the extra hub is not installed")
+    frame = make_frame(label=False)
+    expected = rows.predict(frame)
+    frame.to_parquet(tmp_path / "new.parquet", index=False)
+    frame.to_json(tmp_path / "new.jsonl", orient="records", lines=True, double_precision=15)
+    frame.to_json(tmp_path / "new.json", orient="records", double_precision=15)
+    for name in ("test", "other"):
+        (tmp_path / name).mkdir()
+        frame.to_csv(tmp_path / name / f"{name}.csv", index=False)
+    (tmp_path / "parts").mkdir()
+    frame[:100].to_json(tmp_path / "parts" / "a.jsonl", orient="records", lines=True, double_precision=15)
+    frame[100:].to_json(tmp_path / "parts" / "b.jsonl", orient="records", lines=True, double_precision=15)
+    datasets.DatasetDict({"test": datasets.Dataset.from_pandas(frame)}).save_to_disk(str(tmp_path / "saved"))
+    for name in ("new.parquet", "new.jsonl", "new.json", "test", "other", "parts", "saved"):
+        result = rows.predict(tmp_path / name)
+        assert result.truth is None and len(result) == 160, name
+        np.testing.assert_allclose(result.probabilities, expected.probabilities, atol=1e-6)
+    (tmp_path / "mixed.jsonl").write_text('{"a": 1}\n{"a": "one"}\n')
+    (tmp_path / "empty.json").write_text("[]")
+    for name in ("mixed.jsonl", "empty.json"):
+        with raises(DataError, path=tmp_path / name):
+            rows.predict(tmp_path / name)
+
+
+def test_files_of_arrays_without_labels(images: ff.Run, tmp_path: Path) -> None:
+    """A file has the samples of the array, by whatever name; several arrays are told apart by their names."""
+    expected = images.predict(PIXELS[:9]).probabilities
+    np.save(tmp_path / "new.npy", PIXELS[:9])
+    np.savez(tmp_path / "unnamed.npz", PIXELS[:9])
+    np.savez(tmp_path / "named.npz", pictures=PIXELS[:9])
+    np.savez(tmp_path / "test.npz", x_test=PIXELS[:9], x_validation=PIXELS[9:12])
+    np.savez(tmp_path / "labeled.npz", x_test=PIXELS[:9], y_test=NAMES[Y][:9])
+    (tmp_path / "folder").mkdir()
+    np.save(tmp_path / "folder" / "x.npy", PIXELS[:9])
+    for name in ("new.npy", "unnamed.npz", "named.npz", "test.npz", "labeled.npz", "folder"):
+        result = images.predict(tmp_path / name)
+        np.testing.assert_allclose(result.probabilities, expected, atol=1e-6, err_msg=name)
+        assert result.truth == (NAMES[Y][:9].tolist() if name == "labeled.npz" else None)
+    np.savez(tmp_path / "two.npz", a=PIXELS[:9], b=PIXELS[:9])
+    with raises(DataError, "x", "a, b", path=tmp_path / "two.npz"):
+        images.predict(tmp_path / "two.npz")
 
 
 def test_sparse_samples_and_a_function(tmp_path: Path) -> None:

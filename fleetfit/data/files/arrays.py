@@ -26,7 +26,7 @@ from fleetfit.data.cache import load_folder
 from fleetfit.data.dataset import MAX_CLASSES, Data, Facts
 from fleetfit.data.files.folders import list_sample_files, resolve_folder
 from fleetfit.data.rows import Rows, make_new_data, number_classes
-from fleetfit.data.splits import find_splits
+from fleetfit.data.splits import BY_NAME, find_splits
 from fleetfit.errors import DataError, FleetFitError, check_range, did_you_mean, format_cause, truncate
 from fleetfit.factories import declare_unused
 from fleetfit.machine import free_memory
@@ -372,15 +372,21 @@ def _convert_objects(array: NDArray[Any], name: str) -> NDArray[Any]:
 
 
 def prepare_array_file(path: Path, facts: Data, settings: Mapping[str, Any], halves: bool = False) -> Data | None:
-    """Return the arrays of an .npz file or a folder of .npy files (see `transform.KINDS`).
+    """Return the arrays of an .npz file or a folder of .npy files, or one .npy file (see `transform.KINDS`).
 
-    If they have a test set, only that is read. Without the array of labels, the data have none.
+    If they have a test set, only that is read. A single array has the samples, whatever its name. Without the array of
+    labels, the data have none.
     """
     x, y = (str(settings.get(key, key)) for key in ("x", "y"))
-    if (path.is_dir() and not list_sample_files(path, "*.npy")) or (path.is_file() and path.suffix.lower() != ".npz"):
+    suffix = path.suffix.lower()
+    if (path.is_dir() and not list_sample_files(path, "*.npy")) or (path.is_file() and suffix not in (".npy", ".npz")):
         return None
-    store = Arrays(path)
-    parts = _find_parts(store, x)
+    store = Arrays(path.parent if path.is_file() and suffix == ".npy" else path)
+    if store.path != path or len(store.names) == 1:
+        only = path.stem if store.path != path else store.names[0]
+        return prepare_arrays(store.load(only), None, facts, path.resolve().stem, halves)
+    parts = {} if x in store else {split: f"{x}_{name}" for name, split in BY_NAME.items() if f"{x}_{name}" in store}
+    parts = parts or _find_parts(store, x)
     split = next(split for split in ("test", "validation", "train") if split in parts)
     alias = parts[split][len(x) :]
     labels = store.load(f"{y}{alias}") if f"{y}{alias}" in store else None

@@ -121,8 +121,8 @@ def _detect_folder(folder: Path, keys: Keys) -> Keys:
     problem = "has an unknown format" if any(folder.iterdir()) else "has no files"
     raise DataError(
         f"{folder} {problem}. Expected a folder of images per class (CLASS/*.jpg, or train/CLASS/*.jpg), of sounds "
-        "(.wav, .flac, .ogg) or of .txt files per class, or a folder with train.csv, train.parquet, x.npy and y.npy, "
-        ".txt files, or a data set of Hugging Face datasets (save_to_disk).",
+        "(.wav, .flac, .ogg) or of .txt or .md files per class, or a folder with train.csv, train.parquet, x.npy and "
+        "y.npy, .txt files, or a data set of Hugging Face datasets (save_to_disk).",
         path=folder,
     )
 

@@ -35,7 +35,6 @@ from fleetfit.data.files import parquet
 from fleetfit.data.files.folders import (
     convert_saved_dataset,
     download,
-    find_new_tables,
     find_or_download,
     find_parquet_files,
     is_system_name,
@@ -47,6 +46,7 @@ from fleetfit.data.files.labeled import (
     find_class_folders,
     find_labeled_files,
     find_new_files,
+    read_new_parquet,
 )
 from fleetfit.data.image_reader import (
     EncodedImages,
@@ -146,21 +146,13 @@ def prepare_images(path: Path, facts: Data, settings: Mapping[str, Any], halves:
     labels = (settings["label"],) if settings.get("label") else _LABEL
     folder = unpack_zip(path) if path.is_file() and path.suffix.lower() == ".zip" else path
     files = find_new_files(folder, IMAGES, facts, settings.get("label") if settings.get("image") else None)
-
-    def find_label(file: parquet.File) -> str | None:
-        return next((name for name in labels if name in file.columns), None)
-
     source: ImageFiles | _ParquetImages
     if files is not None and files.file_names is not None:
         notes, y, file_names = [*files.notes], files.y, files.file_names
         source = ImageFiles(files.folder.absolute(), file_names)
-    elif paths := find_new_tables(folder, (".parquet",), lambda path: find_label(parquet.File(path)) is not None):
-        tables, notes, file_names = [*map(parquet.File, paths)], [], None
-        source = _ParquetImages(tables, tables[0].column(settings.get("image"), _IMAGE, "image"))
-        label = find_label(tables[0])
-        encoded = [] if label is None else [parquet.encode_labels(facts, table, label) for table in tables]
-        classes = [some for some in encoded if some is not None]
-        y = np.concatenate(classes) if classes and len(classes) == len(tables) else None
+    elif tables := read_new_parquet(folder, facts, labels):
+        (rows, y), notes, file_names = tables, [], None
+        source = _ParquetImages(rows, rows[0].find_bytes_column(settings.get("image"), _IMAGE, "image"))
     else:
         return None
     upright = settings.get("exif_orientation") is not False
@@ -329,7 +321,7 @@ def read_parquet(
         if split in splits
     }
     all_files = [file for files in split_files.values() for file in files]
-    image = all_files[0].column(image, _IMAGE, "image")
+    image = all_files[0].find_bytes_column(image, _IMAGE, "image")
     label = all_files[0].column(label, _LABEL, "label")
     y, classes, class_names = parquet.read_labels(all_files, label)
     return Rows(

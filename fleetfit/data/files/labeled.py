@@ -20,8 +20,14 @@ from numpy.typing import NDArray
 
 from fleetfit.data import cache
 from fleetfit.data.dataset import Data
-from fleetfit.data.files import folders as listings, table
-from fleetfit.data.files.folders import ListFolder, find_tables, is_saved_dataset, list_sample_files
+from fleetfit.data.files import folders as listings, parquet, table
+from fleetfit.data.files.folders import (
+    ListFolder,
+    find_new_tables,
+    find_tables,
+    is_saved_dataset,
+    list_sample_files,
+)
 from fleetfit.data.rows import Rows
 from fleetfit.data.splits import find_splits
 from fleetfit.errors import DataError, quote_some, truncate
@@ -413,6 +419,33 @@ def find_new_files(
     y, notes = _label_by_folders(places, classes)
     encoded = np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
     return Rows(None, y, {"test": len(names)}, facts.classes, classes, None, tuple(notes), folder, encoded)
+
+
+def read_new_parquet(
+    path: Path, facts: Data, labels: Sequence[str]
+) -> tuple[list[parquet.File], NDArray[np.int64] | None] | None:
+    """Return the Parquet files of new samples, and the labels if all files have them; None if there are no files.
+
+    Args:
+        path: A file, a folder, or a saved data set.
+        facts: The training data, or their facts.
+        labels: Names of the column of the labels.
+
+    Raises:
+        DataError: A file is damaged, or a label is not a class of the run.
+    """
+
+    def find_label(file: parquet.File) -> str | None:
+        return next((name for name in labels if name in file.columns), None)
+
+    paths = find_new_tables(path, (".parquet",), lambda path: find_label(parquet.File(path)) is not None)
+    if not paths:
+        return None
+    files = [*map(parquet.File, paths)]
+    label = find_label(files[0])
+    encoded = [] if label is None else [parquet.encode_labels(facts, file, label) for file in files]
+    classes = [some for some in encoded if some is not None]
+    return files, np.concatenate(classes) if classes and len(classes) == len(files) else None
 
 
 def _label_by_folders(names: Sequence[Path], class_names: Sequence[str]) -> tuple[NDArray[np.int64] | None, list[str]]:

@@ -119,6 +119,13 @@ class File(RowFile):
                 path=self.path,
             ) from error
 
+    def find_bytes_column(self, requested: str | None, usual: Sequence[str], what: str) -> str:
+        """Return the name of the column of encoded samples, of any name if no other has bytes (see `column`)."""
+        encoded = [field.name for field in self.schema if _has_bytes(field.type)]
+        if requested is None and len(encoded) == 1 and not set(usual) & set(self.columns):
+            return self.column(encoded[0], (), what)
+        return self.column(requested, usual, what)
+
     def _check_size(self, column: str) -> None:
         """Refuse a column that claims to unpack to more than memory can hold."""
         about = self._parquet.metadata
@@ -183,15 +190,13 @@ class File(RowFile):
         row = 0
         for batch in self._iter_batches(column):
             values = batch.column(0)
-            if types.is_struct(values.type) and values.type.get_field_index("bytes") >= 0:
-                values = values.field("bytes")
-            if not (types.is_binary(values.type) or types.is_large_binary(values.type)):
+            if not _has_bytes(values.type):
                 raise DataError(
                     f'column "{column}" of {self.path} has {values.type}, not the bytes of {what}s.',
                     path=self.path,
                     column=column,
                 )
-            encoded = values.to_pylist()
+            encoded = (values.field("bytes") if types.is_struct(values.type) else values).to_pylist()
             if None in encoded:
                 raise DataError(
                     f'row {row + encoded.index(None)} of {self.path} has no {what} in column "{column}".',
@@ -270,6 +275,14 @@ class File(RowFile):
         except (KeyError, TypeError, ValueError, RecursionError, IndexError):
             return ()
         return tuple(names) if isinstance(names, list) and all(map(_is_name, names)) else ()
+
+
+def _has_bytes(kind: Any) -> bool:
+    from pyarrow import types
+
+    if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        kind = kind.field("bytes").type
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
 def _is_name(name: object) -> bool:

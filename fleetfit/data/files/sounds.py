@@ -15,11 +15,12 @@ silence, as the rounding to 16 bits alone makes more noise.
 
 import functools
 import io
+import itertools
 import math
 import statistics
 import wave
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -33,8 +34,9 @@ from torch import Tensor
 
 from fleetfit.data import cache
 from fleetfit.data.dataset import Data, Facts
+from fleetfit.data.files import parquet
 from fleetfit.data.files.folders import resolve_folder
-from fleetfit.data.files.labeled import find_labeled_files, find_new_files
+from fleetfit.data.files.labeled import find_labeled_files, find_new_files, read_new_parquet
 from fleetfit.data.image_reader import Origin, count_threads
 from fleetfit.data.rows import make_new_data
 from fleetfit.errors import DataError, MissingExtra, import_optional
@@ -46,6 +48,7 @@ RATE = 16_000
 WINDOW_MS = 25.0
 HOP_MS = 10.0
 """Samples per second, and milliseconds of a window and a hop, of `sounds`."""
+_COLUMNS, _LABEL = ("audio", "sound"), ("label", "labels")  # of Parquet files
 _MAX_RATE = 1_000_000
 _FLOOR_DB = -120.0
 _BATCH = 64  # number of sounds of a second in memory
@@ -346,14 +349,35 @@ def read_header(file: Path) -> tuple[int, int]:
 
 def _load_sounds(name: str, paths: Sequence[Path], form: Spectrogram) -> NDArray[np.uint8]:
     """Return the spectrograms of files, from the cache if they are in it."""
+    sounds = ((functools.partial(read_bytes, file, DataError), Origin(file)) for file in paths)
+    return _load_spectrograms(cache.make_key(name, paths, _list_sizes(form)), len(paths), sounds, form)
 
+
+def _load_parquet(name: str, tables: Sequence[parquet.File], form: Spectrogram) -> NDArray[np.uint8]:
+    column = tables[0].find_bytes_column(None, _COLUMNS, "sound")
+
+    def list_sounds() -> Iterator[Sound]:
+        for table in tables:
+            contents = itertools.chain.from_iterable(table.images(column, "sound"))
+            for row, content in enumerate(contents):
+                yield functools.partial(bytes, content), table.place(row)
+
+    paths = [table.path for table in tables]
+    key = cache.make_key(name, paths, [*_list_sizes(form), column])
+    return _load_spectrograms(key, sum(table.rows for table in tables), list_sounds(), form)
+
+
+def _list_sizes(form: Spectrogram) -> list[object]:
+    return ["sounds", form.rate, form.samples, form.n_mels, form.window, form.hop]
+
+
+def _load_spectrograms(key: str, count: int, sounds: Iterable[Sound], form: Spectrogram) -> NDArray[np.uint8]:
     def build(allocate: cache.Allocate) -> cache.Array:
-        array = allocate((len(paths), 1, form.n_mels, form.frames))
-        form.read_into(array, ((functools.partial(read_bytes, file, DataError), Origin(file)) for file in paths))
+        array = allocate((count, 1, form.n_mels, form.frames))
+        form.read_into(array, sounds)
         return array
 
-    key = cache.make_key(name, paths, ["sounds", form.rate, form.samples, form.n_mels, form.window, form.hop])
-    return cache.load_array(key, len(paths), build)
+    return cache.load_array(key, count, build)
 
 
 def compute_seconds(frames: int, keys: Mapping[str, Any]) -> float:
@@ -363,9 +387,10 @@ def compute_seconds(frames: int, keys: Mapping[str, Any]) -> float:
 
 
 def prepare_sounds(path: Path, facts: Data, settings: Mapping[str, Any], halves: bool = False) -> Data | None:
-    """Return new sounds of a file, a folder or a table of files as spectrograms (see `transform.KINDS`)."""
-    files = find_new_files(path, SUFFIXES, facts, settings.get("label"))
-    if files is None:
+    """Return new sounds of a file, a folder, a table of files or Parquet as spectrograms (see `transform.KINDS`)."""
+    listed = find_new_files(path, SUFFIXES, facts, settings.get("label"))
+    tables = None if listed else read_new_parquet(path, facts, (settings["label"],) if "label" in settings else _LABEL)
+    if listed is None and tables is None:
         return None
     rate = settings.get("sample_rate", RATE)
     window, hop = (
@@ -374,5 +399,8 @@ def prepare_sounds(path: Path, facts: Data, settings: Mapping[str, Any], halves:
     mels, frames = facts.x.shape[2:]
     form = Spectrogram(rate, (frames - 1) * hop, mels, window, hop, resamples=True)
     name = path.resolve().name
-    x = _load_sounds(name, files.paths, form)
-    return make_new_data(facts, name, x, files.y, halves, notes=files.notes, file_names=files.file_names)
+    if listed is None:
+        assert tables is not None
+        return make_new_data(facts, name, _load_parquet(name, tables[0], form), tables[1], halves)
+    x = _load_sounds(name, listed.paths, form)
+    return make_new_data(facts, name, x, listed.y, halves, notes=listed.notes, file_names=listed.file_names)

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from fleetfit import files
 from fleetfit.data.dataset import MAX_CLASSES, Data, Facts
 from fleetfit.data.files import parquet
-from fleetfit.data.files.folders import convert_saved_dataset, find_tables, resolve_folder
+from fleetfit.data.files.folders import convert_saved_dataset, find_new_tables, find_tables, resolve_folder
 from fleetfit.data.rows import Rows, make_new_data
 from fleetfit.data.splits import fill_missing_splits, hold_out
 from fleetfit.errors import DataError, did_you_mean, escape_controls, format_cause, join_some, truncate
@@ -45,6 +45,7 @@ from fleetfit.files import parse_json
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a table in CSV or Parquet")
 _CSV = (".csv", ".tsv")
 SUFFIXES = (*_CSV, ".parquet")
+JSON = (".jsonl", ".json")
 LABELS = ("label", "labels", "target", "class", "y")
 """Default names of the label column; otherwise it is the last column."""
 IN_MEMORY = Path("in memory")
@@ -268,10 +269,10 @@ def read_sheet(
 
 
 def read_table(path: Path, separator: str | None = None, header: bool = True, missing: Sequence[str] = ()) -> Any:
-    """Read a CSV or Parquet file.
+    """Read a file of CSV, Parquet or JSON.
 
     Args:
-        path: A file that ends in .parquet, or a file of separated cells.
+        path: A file that ends in .parquet, in .jsonl or .json, or a file of separated cells.
         separator: Separator of cells; None: detected in the first rows.
         header: Whether the first line names the columns; if not, they are "1", "2" and so on.
         missing: Further cells without a value, in addition to `MISSING`.
@@ -283,15 +284,15 @@ def read_table(path: Path, separator: str | None = None, header: bool = True, mi
         DataError: The file is not a table, or a key of CSV files is set for a Parquet file.
     """
     suffix = path.suffix.lower()
-    if suffix == ".parquet":
+    if suffix == ".parquet" or suffix in JSON:
         if separator is not None or not header:
             key, reason = ("header", "no header line") if separator is None else ("separator", "no separators")
             raise DataError(
-                f"{key}: {path} is a Parquet file, which has {reason}. Leave {key} out.",
+                f"{key}: {path} is a file of {suffix}, which has {reason}. Leave {key} out.",
                 path=path,
                 key=key,
             )
-        return _read_parquet(path)
+        return _read_parquet(path) if suffix == ".parquet" else _read_json(path)
     if suffix in (".gz", ".zip", ".bz2", ".xz", ".zst"):
         raise DataError(f"{path} is compressed. Decompress it first.", path=path)
     if suffix in (".xls", ".xlsx", ".ods"):
@@ -300,6 +301,55 @@ def read_table(path: Path, separator: str | None = None, header: bool = True, mi
     if not rows.num_rows:
         raise DataError(f"{path} has a header line but no rows.", path=path)
     return rows
+
+
+def _read_json(path: Path) -> Any:
+    import pyarrow as pa
+
+    columns = read_objects(path)
+    if not columns:
+        raise DataError(f"{path} has no rows.", path=path)
+    check_names(path, list(columns))
+    try:
+        return pa.table(columns)
+    except pa.ArrowException as error:
+        raise DataError(f"{path} cannot be read as a table: {format_cause(error)}", path=path) from error
+
+
+def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return table
+
+
+def read_objects(path: Path) -> dict[str, list[Any]]:
+    """Return the columns of a file with one JSON object per line, or with one JSON list of objects.
+
+    Raises:
+        DataError: It has something else.
+    """
+    content = files.read_text(path, DataError)
+    whole = content.lstrip()[:1] == "["
+    objects: list[Any] = []
+    for number, part in enumerate([content] if whole else content.split("\n"), 1):
+        if part.strip():
+            try:
+                parsed = json.loads(part, object_pairs_hook=_refuse_duplicate_keys)
+            except (ValueError, RecursionError) as error:
+                raise DataError(
+                    f"{'' if whole else f'line {number} of '}{path} is not JSON: {error}", path=path, row=number
+                ) from error
+            objects.extend(parsed if whole else [parsed])
+    wrong = next((i for i, value in enumerate(objects) if not isinstance(value, dict)), None)
+    if wrong is not None:
+        raise DataError(
+            f"{path} must have JSON objects, one per line or in one list; row {wrong} is not an object.",
+            path=path,
+            row=wrong,
+        )
+    names = dict.fromkeys(name for value in objects for name in value)
+    return {name: [value.get(name) for value in objects] for name in names}
 
 
 def read_cells(
@@ -1494,7 +1544,12 @@ def prepare_table(path: Path, facts: Data, settings: Mapping[str, Any] | None = 
     The encoding of the training data has all keys.
     """
     encoder = TableEncoder.from_json(facts.columns, "columns.json")
-    sheet = read_sheet(convert_saved_dataset(path), missing=encoder.missing)
+    folder = convert_saved_dataset(path, training=False)
+    new = find_new_tables(folder, (*_CSV, ".parquet", *JSON), lambda _: True) if folder.is_dir() else []
+    if new:  # without a training set
+        sheet = make_sheet([("test", file, read_table(file, missing=encoder.missing)) for file in new])
+    else:
+        sheet = read_sheet(folder, missing=encoder.missing)
     return _prepare(path.resolve().stem, facts, encoder, sheet, halves)
 
 

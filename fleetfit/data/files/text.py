@@ -1,4 +1,4 @@
-"""Labeled texts on disk: Parquet, CSV, TSV, JSON lines, or a folder of .txt files per class.
+"""Labeled texts on disk: Parquet, CSV, TSV, JSON lines, or a folder of .txt or .md files per class.
 
 Examples are the unpacked IMDB, or your own table. A set is a folder with a train file (`train.csv`) and optionally
 `validation` (or `valid`, `val`, `dev`) and `test`, or a single file. Parquet files may be numbered like those of
@@ -8,7 +8,6 @@ Examples are the unpacked IMDB, or your own table. A set is a folder with a trai
 """
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetfit import files
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import parquet
 from fleetfit.data.files.folders import (
@@ -31,14 +29,14 @@ from fleetfit.data.files.folders import (
     resolve_folder,
 )
 from fleetfit.data.files.labeled import find_labeled_files, find_new_files
-from fleetfit.data.files.table import IN_MEMORY, read_cells
+from fleetfit.data.files.table import IN_MEMORY, read_cells, read_objects
 from fleetfit.data.files.tokens import Texts, encode, encode_texts, load_tokenizer
 from fleetfit.data.rows import Rows, make_new_data
 from fleetfit.errors import DataError, quote_some, truncate
 from fleetfit.files import parse_path, read_text
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder or a file of labeled texts")
-FILE_SUFFIXES = (".txt",)
+FILE_SUFFIXES = (".txt", ".md")
 """Suffixes of files with a text each."""
 SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".json")
 TEXT_COLUMNS = ("text", "sentence")
@@ -151,7 +149,7 @@ def _open_rows(path: Path, header: bool) -> parquet.RowFile:
         is_tsv = path.suffix == ".tsv"
         return Cells(path, read_cells(path, "\t" if is_tsv else None, header, quoted=not is_tsv))
     if path.suffix in (".jsonl", ".json"):
-        return Cells(path, _read_objects(path))
+        return Cells(path, read_objects(path))
     raise DataError(f"{path} has an unknown suffix. Use one of {', '.join(SUFFIXES)}.", path=path)
 
 
@@ -201,38 +199,6 @@ class Cells(parquet.RowFile):
     def is_empty(self, column: str) -> bool:
         """Return whether no row has a value in a column."""
         return not any(str(value).strip() for value in self._cells[column] if value is not None)
-
-
-def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        raise ValueError("a key occurs twice")
-    return table
-
-
-def _read_objects(path: Path) -> dict[str, list[Any]]:
-    """Read a file with one JSON object per line, or with one JSON list of objects."""
-    content = files.read_text(path, DataError)
-    whole = content.lstrip()[:1] == "["
-    objects: list[Any] = []
-    for number, part in enumerate([content] if whole else content.split("\n"), 1):
-        if part.strip():
-            try:
-                parsed = json.loads(part, object_pairs_hook=_refuse_duplicate_keys)
-            except (ValueError, RecursionError) as error:
-                raise DataError(
-                    f"{'' if whole else f'line {number} of '}{path} is not JSON: {error}", path=path, row=number
-                ) from error
-            objects.extend(parsed if whole else [parsed])
-    wrong = next((i for i, value in enumerate(objects) if not isinstance(value, dict)), None)
-    if wrong is not None:
-        raise DataError(
-            f"{path} must have JSON objects, one per line or in one list; row {wrong} is not an object.",
-            path=path,
-            row=wrong,
-        )
-    names = dict.fromkeys(name for value in objects for name in value)
-    return {name: [value.get(name) for value in objects] for name in names}
 
 
 def read_rows(
@@ -343,15 +309,15 @@ def _join_columns(table: parquet.RowFile, columns: Sequence[str]) -> list[str]:
 
 
 def prepare_texts(path: Path, facts: Data, settings: Mapping[str, Any], halves: bool = False) -> Data | None:
-    """Return new texts of a file, or of a folder of .txt files or tables, as tokens (see `transform.KINDS`).
+    """Return new texts of a file, or of a folder of files or tables, as tokens (see `transform.KINDS`).
 
-    A row of a table has the label of its column, a .txt file that of `find_new_files`. A single .txt file has a text on
-    each line, without labels. If a text has no label, the data have none.
+    A row of a table has the label of its column, a file that of `find_new_files`. A single .txt file has a text on
+    each line, without labels; a single .md file is one text. If a text has no label, the data have none.
     """
     label = None if settings.get("text") else settings.get("label")
     names, labels = None, None
     notes: list[str] = []
-    if path.suffix == ".txt" and path.is_file():
+    if path.suffix.lower() == ".txt" and path.is_file():
         lines = read_text(path, DataError).split("\n")
         texts = [line for line in lines if line.strip()]
         if blank := len(lines[:-1]) + bool(lines[-1]) - len(texts):
