@@ -40,7 +40,7 @@ model = { name = "tiny:tiny" }
 fleet = { groups = [{ budget = 0.4 }, { budget = 1.0 }], tolerance = 0.5 }
 method = { name = "scalefl", beta = 0.1, options = { fedprox = { mu = 0.1 } }, hooks = { choose_channels = "rolling" } }
 local = { epochs = 1, batch_size = 8, lr = 0.1, schedule = { kind = "step", at = [1], factor = 0.5 } }
-cohort = { count = 2, choose = { name = "loss", candidates = 3 } }
+cohort = { count = 2, selection = { name = "loss", candidates = 3 } }
 engine = { name = "local", device = "cpu", threads = 1 }
 evaluate = { every = 1, batch_norm = ["static", "batch"], statistics_samples = 10 }
 checkpoint = { every = 1, keep = 2 }
