@@ -1,4 +1,4 @@
-# Targets for people and for CI; `make help` lists them. Needs a Python from 3.11 to 3.13 and make, nothing else.
+# Targets for people and for CI; `make help` lists them. Needs a Python from 3.11 to 3.14 and make, nothing else.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,13 +6,13 @@ STAMP := $(VENV)/.made-by-make
 DEMO_STAMP := $(VENV)/.made-for-demo
 DEMO_NEEDS := numpy safetensors pydantic typer rich tomli-w filelock jinja2 psutil pillow
 EXTRAS := partitioners,text,audio,hub,peft,ray,flower,plots,export,executorch,privacy,secure,tensorboard,wandb,mlflow,docs,dev
-IN_RANGE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+IN_RANGE := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
 # pip shows its progress to people.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install $(if $(CI),-qq) -c constraints.txt
 $(DEMO_STAMP): PIP += --no-compile
 
 # The Python that makes the environment: the first of these that runs and is in range, or `make env PYTHON=...`.
-PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python; do \
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 python; do \
 	$$p -c '$(IN_RANGE)' >/dev/null 2>&1 && { echo $$p; break; }; done)
 
 # Tests start many processes of Python: none of them compiles the package anew, whatever the caller's shell says.
@@ -39,17 +39,17 @@ env: $(STAMP) ## make .venv: all extras, the exact versions of constraints.txt
 # machine and fetches nothing that another build would need.
 define MAKE_VENV
 	@if [ -d $(VENV) ] && ! $(BIN)/python -c '$(IN_RANGE)' 2>/dev/null; then \
-		echo "make: $(VENV) has no working Python from 3.11 to 3.13. Remove it with 'make clean-env', then try again." >&2; \
+		echo "make: $(VENV) has no working Python from 3.11 to 3.14. Remove it with 'make clean-env', then try again." >&2; \
 		exit 2; \
 	fi
 	@if [ ! -d $(VENV) ]; then \
 		python='$(PYTHON)'; \
 		if [ -z "$$python" ]; then \
-			echo "make: no Python from 3.11 to 3.13 found. Install one, or name it: make PYTHON=/path/to/python3.11 env" >&2; \
+			echo "make: no Python from 3.11 to 3.14 found. Install one, or name it: make PYTHON=/path/to/python3.11 env" >&2; \
 			exit 2; \
 		fi; \
 		if ! "$$python" -c '$(IN_RANGE)'; then \
-			echo "make: PYTHON=$$python does not run, or is not from 3.11 to 3.13." >&2; \
+			echo "make: PYTHON=$$python does not run, or is not from 3.11 to 3.14." >&2; \
 			exit 2; \
 		fi; \
 		echo "Making $(VENV) with $$("$$python" --version)"; \
