@@ -72,7 +72,7 @@ def test_the_wheel_is_the_package() -> None:
     assert {"fleetfit/py.typed", "fleetfit/cli/demo.toml", "fleetfit/cli/catalogue.json"} <= own
     others = {name.split("/", 1)[1] for name in names - own}
     assert others == {"METADATA", "WHEEL", "entry_points.txt", "RECORD", "licenses/LICENSE"}
-    assert "License-Expression: Apache-2.0" in metadata and "Requires-Python: <3.14,>=3.11" in metadata
+    assert "License-Expression: Apache-2.0" in metadata and "Requires-Python: <3.15,>=3.11" in metadata
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert {line.removeprefix("Provides-Extra: ") for line in metadata.splitlines() if "Provides-Extra" in line} == {
         *extras
