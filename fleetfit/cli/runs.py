@@ -13,7 +13,7 @@ from fleetfit.errors import ConfigError, RunError, did_you_mean
 from fleetfit.report.text import Table, format_bytes, format_percent
 from fleetfit.runs import RUNS
 
-if TYPE_CHECKING:  # imports pydantic
+if TYPE_CHECKING:
     from fleetfit.runs.listing import RemovedCheckpoints, RunInfo
 
 _MAX_METHODS = 32
@@ -50,7 +50,7 @@ def runs(
     A comparison is one line; pass its folder to list its runs. --clear-checkpoints removes old checkpoints after a
     confirmation. It keeps the newest readable one of a finished run, and all of an unfinished run.
     """
-    from fleetfit.runs.listing import list_runs, plan_cleanup, remove_checkpoints  # imports pydantic
+    from fleetfit.runs.listing import list_runs, plan_cleanup, remove_checkpoints
 
     if not clear:
         options = [name for name, is_on in (("last", last), ("unfinished", unfinished), ("yes", yes)) if is_on]

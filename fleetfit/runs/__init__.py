@@ -31,3 +31,19 @@ RUNS = Path("runs")
 RUN_FILES = ("config.toml", "metrics.jsonl", "summary.json", "plan.toml", "fleet.json", "environment.json",
              "nodes.json", "privacy.json", "secure.json")  # fmt: skip
 """The files of a run folder that a person may read."""
+RESULTS_FILE = "results.json"
+"""The results of a comparison, in its folder."""
+TUNING_FOLDER = "tune"
+"""The folder of a comparison's tuning runs, in its folder."""
+
+
+class InvalidRecord(ValueError):
+    """A stored value does not fit its model.
+
+    Attributes:
+        key: Dotted keys and positions of the value; None for the whole value.
+    """
+
+    def __init__(self, reason: str, key: str | None) -> None:
+        super().__init__(reason)
+        self.key = key

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from fleetfit import files
 from fleetfit.errors import RunError
-from fleetfit.runs.schema import Count, Digits, InvalidRecord, List, Record, Share
+from fleetfit.runs import InvalidRecord
+from fleetfit.runs.schema import Count, Digits, List, Record, Share
 from fleetfit.submodel.state import DTYPES, flatten, tensor_bytes, unflatten
 
 FORMAT = 2

@@ -12,12 +12,11 @@ from pathlib import Path
 
 from fleetfit.errors import RunError
 from fleetfit.files import is_file, parse_path
+from fleetfit.runs import RESULTS_FILE, TUNING_FOLDER
 from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import ComparisonResults, PlannedRunRecord, PlannedRunsRecord, RunResult
 
-RUNS_FILE, RESULTS_FILE = "runs.json", "results.json"
-TUNING_FOLDER = "tune"
-"""Folder of the tuning runs, in the comparison's folder."""
+RUNS_FILE = "runs.json"
 _MAX_FOLDERS = 5
 """Folders between the folder of a comparison and a run: tune, row, setting, values and seed."""
 

@@ -15,31 +15,41 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from fleetfit import files
 from fleetfit.errors import COMMAND, FleetFitError, RunError
 from fleetfit.names import get_short_name
-from fleetfit.runs.environment import describe_environment
-from fleetfit.runs.schema import (
-    NO_ACCURACIES,
-    AccuracyRecord,
-    EnvironmentRecord,
-    FleetRecord,
-    InvalidRecord,
-    NodesRecord,
-    Record,
-    RoundRecord,
-    SummaryRecord,
-)
-from fleetfit.runs.summary import Best, find_best, make_summary
+from fleetfit.runs import InvalidRecord
 
-if TYPE_CHECKING:  # listing run folders does not import PyTorch
+if TYPE_CHECKING:  # listing run folders imports neither PyTorch nor pydantic
     from fleetfit.core import NodeDescription
     from fleetfit.planner import Plan
+    from fleetfit.runs.schema import (
+        AccuracyRecord,
+        EnvironmentRecord,  # noqa: F401 - in a text
+        FleetRecord,
+        NodesRecord,  # noqa: F401 - in a text
+        Record,
+        RoundRecord,
+        SummaryRecord,
+    )
+    from fleetfit.runs.summary import Best
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound="Record")
 T = TypeVar("T")
+N = TypeVar("N", bound="RoundReport")
+
+
+class RoundReport(Protocol):
+    """A round's report, as far as it is read."""
+
+    @property
+    def round(self) -> int:
+        """Its number, from 1."""
+        ...
+
 
 _CHECKPOINT = re.compile(r"round-(\d{6,12})\.safetensors")
 _BASE = "base.safetensors"
@@ -94,8 +104,8 @@ class StoredFile(Generic[T]):
     A missing file reads as the default, and so does a damaged one, which `RunFolder.find_problems` names.
     """
 
-    def __init__(self, name: str, read: "Callable[[RunFolder], T]", default: T) -> None:
-        self.name, self._read, self._default = name, read, default
+    def __init__(self, name: str, read: "Callable[[RunFolder], T]", make_default: Callable[[], T]) -> None:
+        self.name, self._read, self._make_default = name, read, make_default
 
     def __get__(self, folder: "RunFolder", owner: type) -> T:
         """Return the content."""
@@ -110,10 +120,12 @@ class StoredFile(Generic[T]):
 
     def _load(self, folder: "RunFolder") -> tuple[T, str]:
         try:
-            return self._read(folder) if self.name == _CONFIG or folder.has(self.name) else self._default, ""
+            return self._read(folder) if self.name == _CONFIG or folder.has(self.name) else self._make_default(), ""
         except (FleetFitError, ValueError, RecursionError) as error:
             reason = str(error).replace(str(folder.path / self.name), self.name)
-            return self._default, reason if reason.startswith(self.name) else f"{self.name} cannot be read: {reason}"
+            return self._make_default(), reason if reason.startswith(
+                self.name
+            ) else f"{self.name} cannot be read: {reason}"
 
 
 @dataclass(frozen=True)
@@ -319,12 +331,14 @@ class RunFolder:
 
         return Plan.from_toml(self.text("plan.toml"))
 
-    def read_fleet(self) -> FleetRecord:
+    def read_fleet(self) -> "FleetRecord":
         """Return the clients of the run.
 
         Raises:
             RunError: The file is missing or damaged.
         """
+        from fleetfit.runs.schema import FleetRecord  # imports pydantic
+
         return self.read("fleet.json", FleetRecord)
 
     def read_planned_nodes(self) -> "list[NodeDescription]":
@@ -340,12 +354,14 @@ class RunFolder:
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(f"{self.path / NODES} is damaged: {error}.", path=self.path / NODES) from None
 
-    def read_summary(self) -> SummaryRecord:
+    def read_summary(self) -> "SummaryRecord":
         """Return the final numbers of a finished run.
 
         Raises:
             RunError: The file is missing or damaged, or a later version of FleetFit wrote it.
         """
+        from fleetfit.runs.schema import SummaryRecord  # imports pydantic
+
         path, remedy = self.path / _SUMMARY, f'Remove it, and "fleetfit resume {self.path}" writes it again.'
         summary = self.read(_SUMMARY, SummaryRecord, remedy)
         if not summary.levels:
@@ -367,6 +383,8 @@ class RunFolder:
 
     def record_resumption(self, round: int) -> None:
         """Record a resumption after a round, with its environment, in `environment.json`. Failures are ignored."""
+        from fleetfit.runs.environment import describe_environment  # its imports are slow
+
         environment = RunFolder(self.path).environment.dump()
         environment["resumed"] = [*environment.get("resumed", ()), {"round": round, **describe_environment()}]
         with contextlib.suppress(RunError):
@@ -394,15 +412,23 @@ class RunFolder:
         Raises:
             RunError: A line is damaged, or belongs to another round.
         """
-        return [files.parse_json(text) for text, _ in self._read_intact_lines()]
+        return [files.parse_json(text) for text, _ in self._read_intact_lines(_load_round)]
 
-    def read_rounds(self) -> list[RoundRecord]:
+    def read_rounds(self) -> "list[RoundRecord]":
         """Return the reports of the rounds. An incomplete last line does not count.
 
         Raises:
             RunError: A line is damaged, or belongs to another round.
         """
-        return [record for _, record in self._read_intact_lines()]
+        return self.read_reports(_load_round)
+
+    def read_reports(self, load: Callable[[Any], N]) -> list[N]:
+        """Return the reports of the rounds as `load` returns them. An incomplete last line does not count.
+
+        Raises:
+            RunError: A line is damaged, or belongs to another round.
+        """
+        return [report for _, report in self._read_intact_lines(load)]
 
     def count_reports(self) -> int:
         """Return the number of rounds before the first damaged line.
@@ -410,10 +436,10 @@ class RunFolder:
         Raises:
             RunError: The file cannot be read.
         """
-        return len(self._read_lines()[0])
+        return len(self._read_lines(_load_round)[0])
 
-    def _read_intact_lines(self) -> list[tuple[str, RoundRecord]]:
-        lines, error, is_incomplete = self._read_lines()
+    def _read_intact_lines(self, load: Callable[[Any], N]) -> list[tuple[str, N]]:
+        lines, error, is_incomplete = self._read_lines(load)
         if error is None or is_incomplete:
             return lines
         path, number = self.path / _METRICS, len(lines) + 1
@@ -421,22 +447,22 @@ class RunFolder:
         remedy = "" if key else " Remove this line and those after it."
         raise RunError(f"{path}, line {number}, is damaged: {error}.{remedy}", key=key, path=path)
 
-    def _read_lines(self) -> tuple[list[tuple[str, RoundRecord]], ValueError | None, bool]:
+    def _read_lines(self, load: Callable[[Any], N]) -> tuple[list[tuple[str, N]], ValueError | None, bool]:
         """Return the lines of `metrics.jsonl` before the first damaged one, its damage, and whether it is the last."""
         if not self.has(_METRICS):
             return [], None, False
         *texts, remainder = files.read_bytes(self.path / _METRICS, RunError).split(b"\n")
-        lines: list[tuple[str, RoundRecord]] = []
+        lines: list[tuple[str, N]] = []
         for number, line in enumerate(texts, 1):
             try:
                 text = line.decode()
-                record = RoundRecord.load(files.parse_json(text))
-                if record.round != number:
+                report = load(files.parse_json(text))
+                if report.round != number:
                     raise ValueError(f"it is not of round {number}")
             except ValueError as error:
                 is_last = number == len(texts) and not remainder
                 return lines, error, is_last and not isinstance(error, InvalidRecord)
-            lines.append((text, record))
+            lines.append((text, report))
         return lines, None, False
 
     def has_rounds(self) -> bool:
@@ -449,7 +475,7 @@ class RunFolder:
         Raises:
             RunError: The folder cannot be written, or a folder in it is a link.
         """
-        lines = self._read_lines()[0][:round]
+        lines = self._read_lines(_load_round)[0][:round]
         with _run_errors(self.path, "cannot be written into"):
             checkpoints = files.safe_join(self.path, "checkpoints/any").parent
             for part in (*self.path.glob(".*.part"), *checkpoints.glob(".*.part")):
@@ -501,12 +527,14 @@ class RunFolder:
             if parse_round(old) != best:
                 old.unlink(missing_ok=True)
 
-    def find_best(self) -> Best | None:
+    def find_best(self) -> "Best | None":
         """Return the best round on validation data, up to the newest checkpoint; None without one.
 
         Raises:
             RunError: The reports are damaged.
         """
+        from fleetfit.runs.summary import find_best  # imports pydantic
+
         newest = max(map(parse_round, self.checkpoints()), default=0)
         return find_best(self.read_rounds()[:newest], self.norm)
 
@@ -551,22 +579,26 @@ class RunFolder:
 
     # -- for pages and lists: files as far as they can be read
 
-    config = StoredFile[Mapping[str, Any]](_CONFIG, read_config, {})
-    environment = StoredFile(
-        "environment.json", lambda self: self.read("environment.json", EnvironmentRecord), EnvironmentRecord()
+    config = StoredFile[Mapping[str, Any]](_CONFIG, read_config, dict)
+    environment = StoredFile["EnvironmentRecord"](
+        "environment.json",
+        lambda self: self.read("environment.json", _import_schema().EnvironmentRecord),
+        lambda: _import_schema().EnvironmentRecord(),
     )
-    fleet = StoredFile[FleetRecord | None]("fleet.json", read_fleet, None)
-    nodes = StoredFile(NODES, lambda self: self.read(NODES, NodesRecord), NodesRecord())
-    rounds = StoredFile[Sequence[RoundRecord]](_METRICS, read_rounds, [])
-    plan = StoredFile["Plan | None"]("plan.toml", read_plan, None)
-    stored_summary = StoredFile[SummaryRecord | None](_SUMMARY, read_summary, None)
+    fleet = StoredFile["FleetRecord | None"]("fleet.json", read_fleet, lambda: None)
+    nodes = StoredFile["NodesRecord"](
+        NODES, lambda self: self.read(NODES, _import_schema().NodesRecord), lambda: _import_schema().NodesRecord()
+    )
+    rounds = StoredFile["Sequence[RoundRecord]"](_METRICS, read_rounds, list)
+    plan = StoredFile["Plan | None"]("plan.toml", read_plan, lambda: None)
+    stored_summary = StoredFile["SummaryRecord | None"](_SUMMARY, read_summary, lambda: None)
 
     def find_problems(self, *names: str) -> tuple[str, ...]:
         """Return sentences on files that cannot be read: all of the attributes, or those that are named."""
         stored = [file for file in vars(RunFolder).values() if isinstance(file, StoredFile)]
         problems = [file.load(self)[1] for file in stored if not names or file.name in names]
         if not names and not any(one.startswith(_METRICS) for one in problems):
-            lines, _, is_incomplete = self._read_lines()
+            lines, _, is_incomplete = self._read_lines(_load_round)
             if is_incomplete:
                 problems.append(f"{_METRICS}: line {len(lines) + 1}, the last one, is damaged and left out.")
         return tuple(filter(None, problems))
@@ -605,14 +637,16 @@ class RunFolder:
         return "static"
 
     @cached_property
-    def evaluations(self) -> list[tuple[int, AccuracyRecord]]:
+    def evaluations(self) -> "list[tuple[int, AccuracyRecord]]":
         """The evaluated rounds, with accuracies by the main batch-norm policy."""
         pairs = [(one.round, one.evaluate.accuracies(self.norm)) for one in self.rounds if one.evaluate is not None]
         return [(number, accuracies) for number, accuracies in pairs if accuracies is not None]
 
     @property
-    def last(self) -> AccuracyRecord:
+    def last(self) -> "AccuracyRecord":
         """The accuracies of the last evaluation; empty if there is none."""
+        from fleetfit.runs.schema import NO_ACCURACIES  # imports pydantic
+
         return self.evaluations[-1][1] if self.evaluations else NO_ACCURACIES
 
     @property
@@ -650,16 +684,17 @@ class RunFolder:
         return self.summary.seed or 0
 
     @cached_property
-    def summary(self) -> SummaryRecord:
+    def summary(self) -> "SummaryRecord":
         """The final numbers, or those of the rounds so far."""
+        from fleetfit.runs.schema import SummaryRecord  # imports pydantic, and so does summary
+        from fleetfit.runs.summary import make_summary
+
         if self.stored_summary is not None:
             return self.stored_summary
         seed = self.get_setting("seed", default=0)
         description = {
             "name": str(self.get_setting("name")),
-            "method": get_short_name(str(self.get_setting("method", "name"))),
-            "model": get_short_name(str(self.get_setting("model", "name"))),
-            "data": self._name_data(),
+            **self.describe(),
             "seed": seed if type(seed) is int else 0,
             "norm": self.norm,
         }
@@ -667,6 +702,14 @@ class RunFolder:
             return SummaryRecord.load(make_summary(description, self.plan, [one.dump() for one in self.rounds], []))
         except InvalidRecord:  # the sums of an untrusted file are too large
             return SummaryRecord.load(make_summary(description, None, [], []))
+
+    def describe(self) -> dict[str, str]:
+        """Return the method, the model and the data by the names that a summary has."""
+        return {
+            "method": get_short_name(str(self.get_setting("method", "name"))),
+            "model": get_short_name(str(self.get_setting("model", "name"))),
+            "data": self._name_data(),
+        }
 
     def _name_data(self) -> str:
         """Return the name of the data as a summary has it: for data from files, the name of the file or folder."""
@@ -676,6 +719,18 @@ class RunFolder:
             return get_short_name(name)
         is_folder = name == "images" or (name != "arrays" and Path(path).is_dir())
         return Path(path).name if is_folder else Path(path).stem
+
+
+def _import_schema() -> ModuleType:
+    from fleetfit.runs import schema  # imports pydantic
+
+    return schema
+
+
+def _load_round(value: Any) -> "RoundRecord":
+    from fleetfit.runs.schema import RoundRecord  # imports pydantic
+
+    return RoundRecord.load(value)
 
 
 def _format_checkpoint(round: int) -> str:

@@ -1,24 +1,26 @@
 """List run folders with their sizes, and remove old checkpoints.
 
 A folder may be untrusted or incomplete: damage is listed with the folder, and does not stop the listing. Links are not
-followed. Listing does not import PyTorch; only `clear_checkpoints` reads checkpoints.
+followed. Listing reads what it shows, and imports neither PyTorch nor pydantic; only `clear_checkpoints` reads
+checkpoints, and all of the reports.
 """
 
+import contextlib
 import dataclasses
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fleetfit import files
-from fleetfit.errors import FleetFitError, RunError
-from fleetfit.runs import RUN_FILES, RUNS
-from fleetfit.runs.comparison import RESULTS_FILE, TUNING_FOLDER
-from fleetfit.runs.folder import RunFolder, parse_round
+from fleetfit.errors import FleetFitError, RunError, truncate
+from fleetfit.runs import RESULTS_FILE, RUN_FILES, RUNS, TUNING_FOLDER, InvalidRecord
+from fleetfit.runs.folder import RunFolder, StoredFile, parse_round
 
 _MAX_FOLDERS = 4  # levels between the listed folder and a run; a comparison has three
 _MAX_CHARACTERS = 80  # of a name
+_FILES = ("config.toml", "metrics.jsonl", "summary.json")  # whose damage is listed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,28 +122,118 @@ def _list_names(folder: Path) -> set[str]:
 
 
 def _read_run(path: Path) -> RunInfo:
-    folder, checkpoints = RunFolder(path).replace_contents(plan=None), list_checkpoints(path)  # its import is slow
-    problems = folder.find_problems("config.toml", "metrics.jsonl", "summary.json")
-    summary, rounds = folder.summary, folder.get_setting("rounds")
+    folder, checkpoints = RunFolder(path), list_checkpoints(path)
+    (reports, metrics_damage), (summary, summary_damage) = _REPORTS.load(folder), _SUMMARY.load(folder)
+    problems = [*folder.find_problems("config.toml"), *filter(None, (metrics_damage, summary_damage))]
+    rounds = folder.get_setting("rounds")
     if folder.config and type(rounds) is not int:
-        problems += ("config.toml is damaged: it has no number of rounds",)
+        problems.append("config.toml is damaged: it has no number of rounds")
+    shown = summary or {**folder.describe(), "rounds": len(reports), **_find_accuracies(folder, reports)}
     return RunInfo(
         path,
         kind="fleet" if _is_file(path / "nodes.json") else "run",
-        method=summary.method[:_MAX_CHARACTERS],
-        model=summary.model[:_MAX_CHARACTERS],
-        data=summary.data[:_MAX_CHARACTERS],
-        rounds=summary.rounds,
+        method=shown["method"][:_MAX_CHARACTERS],
+        model=shown["model"][:_MAX_CHARACTERS],
+        data=shown["data"][:_MAX_CHARACTERS],
+        rounds=shown["rounds"],
         asked=rounds if type(rounds) is int else 0,
-        finished=folder.is_finished,
-        local=summary.local,
-        global_=summary.global_,
-        begun=folder.environment.time[:25],
+        finished=summary is not None,
+        local=shown.get("local"),
+        global_=shown.get("global"),
+        begun=_read_begin(folder)[:25],
         size_bytes=_sum_sizes(path),
         checkpoints_bytes=_sum_sizes(path / "checkpoints"),
         checkpoints=len(checkpoints),
         damage="; ".join(problem.rstrip(".")[:200] for problem in problems),
     )
+
+
+def _read_begin(folder: RunFolder) -> str:
+    with contextlib.suppress(RunError, InvalidRecord):
+        environment = folder.json("environment.json")
+        _check(environment, time=_is_text)
+        return str(environment["time"])
+    return ""
+
+
+def _find_accuracies(folder: RunFolder, reports: "Sequence[_Report]") -> Mapping[str, Any]:
+    """Return the accuracies of the last evaluation with the main batch-norm policy; empty without one."""
+    norms = folder.get_setting("evaluate", "batch_norm", default=())
+    for norm in norms if isinstance(norms, list) else _NORMS:
+        for report in reversed(reports):
+            if isinstance(norm, str) and norm in report.accuracies:
+                return report.accuracies[norm]
+    return {}
+
+
+# ---- what is shown of a file: other values are not validated ---
+
+
+@dataclasses.dataclass(frozen=True)
+class _Report:
+    """A round, and the accuracies of its evaluation by batch-norm policy."""
+
+    round: int
+    accuracies: Mapping[str, Mapping[str, Any]]
+
+
+_NORMS = ("static", "batch")
+_FORMAT = 1  # the newest version of summary.json that is read
+
+
+def _load_report(value: Any) -> _Report:
+    _check(value, train=_is_table, round=_is_count)
+    evaluate = value.get("evaluate", {})
+    _check({"evaluate": evaluate}, evaluate=_is_table)
+    accuracies = {norm: evaluate[norm] for norm in _NORMS if norm in evaluate}
+    for table in accuracies.values():
+        _check(table, **{"local": _is_number, "global": _is_number})
+    return _Report(value["round"], accuracies)
+
+
+def _read_summary(folder: RunFolder) -> dict[str, Any]:
+    summary = folder.json("summary.json")
+    names = {"method": _is_text, "model": _is_text, "data": _is_text, "norm": _is_text}
+    _check(summary, **names, rounds=_is_count, **{"local": _is_number, "global": _is_number})
+    _check({"format": summary.get("format", _FORMAT)}, format=lambda value: value == _FORMAT)
+    return dict(summary)
+
+
+_REPORTS = StoredFile[list[_Report]]("metrics.jsonl", lambda folder: folder.read_reports(_load_report), list)
+_SUMMARY = StoredFile["dict[str, Any] | None"]("summary.json", _read_summary, lambda: None)
+
+
+def _check(table: Any, **checks: Callable[[Any], bool]) -> None:
+    """Check values of a table by key.
+
+    Raises:
+        InvalidRecord: One is missing or wrong.
+    """
+    if not _is_table(table):
+        raise InvalidRecord(f"it should be a table, got a {type(table).__name__}", None)
+    for key, is_valid in checks.items():
+        if key not in table:
+            raise InvalidRecord(f"{key} is missing", key)
+        if not is_valid(table[key]):
+            is_scalar = isinstance(table[key], str | int | float)
+            got = truncate(repr(table[key])) if is_scalar else f"a {type(table[key]).__name__}"
+            raise InvalidRecord(f"{key} cannot be {got}", key)
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (type(value) in (int, float) and abs(value) < 1e300)
 
 
 def _read_comparison(folder: Path) -> RunInfo:
@@ -252,8 +344,9 @@ def _plan_run(run: RunInfo, last: bool) -> RemovedCheckpoints:
     checkpoints = list_checkpoints(run.folder)
     count = len(checkpoints)
     if not last and checkpoints:
-        if run.damage:
-            return RemovedCheckpoints(run.folder, finished=run.finished, kept=f"the folder is damaged: {run.damage}")
+        damage = run.damage or "; ".join(RunFolder(run.folder).find_problems(*_FILES)).rstrip(".")
+        if damage:
+            return RemovedCheckpoints(run.folder, finished=run.finished, kept=f"the folder is damaged: {damage}")
         count = _find_newest_readable(checkpoints)
         if count < 0:
             return RemovedCheckpoints(run.folder, finished=run.finished, kept="none of its checkpoints can be read")

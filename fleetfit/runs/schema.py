@@ -16,18 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from fleetfit import files
 from fleetfit.errors import RunError, truncate
-
-
-class InvalidRecord(ValueError):
-    """A stored value does not fit its model.
-
-    Attributes:
-        key: Dotted keys and positions of the value; None for the whole value.
-    """
-
-    def __init__(self, reason: str, key: str | None) -> None:
-        super().__init__(reason)
-        self.key = key
+from fleetfit.runs import InvalidRecord
 
 
 class Record(pydantic.BaseModel):

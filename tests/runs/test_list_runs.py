@@ -7,12 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 from support import raises, run_verb
 
 import fleetfit as ff
@@ -83,6 +85,8 @@ def list_runs_by_name(folder: Path) -> dict[str, RunInfo]:
     return {str(one.folder.relative_to(folder)): one for one in ff.list_runs(folder)}
 
 
+SUMMARY = """{"method": "scalefl", "model": "tiny", "data": "tiny", "norm": "static", "rounds": 3, "local": 0.5,
+"global": null}"""
 NAMES = [f"round-00000{n}.safetensors" for n in (1, 2, 3)]
 
 # ---- what folders hold -----------------------------------------------------------------------------------------------
@@ -112,6 +116,31 @@ def test_a_run_or_a_comparison_may_be_named(stored: Path) -> None:
     assert [one.folder.name for one in ff.list_runs(stored / "compared")] == ["seed-0", "seed-0"]
     with raises(ff.RunError, path=stored / "nothing"):
         ff.list_runs(stored / "nothing")
+
+
+def test_a_summary_is_read_as_far_as_it_is_shown(own: Path) -> None:
+    (own / "whole/summary.json").write_text(SUMMARY)
+    one = list_runs_by_name(own)["whole"]
+    assert (one.method, one.rounds, one.local, one.global_, one.damage) == ("scalefl", 3, 0.5, None, "")
+    (own / "whole/environment.json").write_text('{"time": 7}')
+    assert list_runs_by_name(own)["whole"].begun == ""
+
+
+@pytest.mark.parametrize(("norms", "expected"), [(["batch", "static"], 0.25), (["static", "batch"], None), (7, 1)])
+def test_accuracies_are_of_the_main_policy(own: Path, norms: Any, expected: float | None) -> None:
+    """The last evaluation with it, which need not be the last one; "static" if the settings are damaged."""
+    config = own / "group/half/config.toml"
+    table = tomllib.loads(config.read_text())
+    table["evaluate"]["batch_norm"] = norms
+    config.write_text(tomli_w.dumps(table))
+    train = {"loss": None, "clients": 1}
+    static, batch = ({"local": local, "global": 0.5, "levels": {}} for local in (None, 0.25))
+    lines = [{"round": 1, "evaluate": {"static": {**static, "local": 1}, "batch": batch}}, {"round": 2}]
+    if expected is None:
+        lines[1]["evaluate"] = {"static": static}
+    (own / "group/half/metrics.jsonl").write_text("".join(json.dumps({"train": train, **one}) + "\n" for one in lines))
+    one = list_runs_by_name(own)["group/half"]
+    assert (one.local, one.global_, one.rounds, one.damage) == (expected, 0.5, 2, "")
 
 
 def test_a_comparison_that_is_not_finished_says_no_count(own: Path) -> None:
@@ -157,10 +186,18 @@ def test_other_folders_are_no_runs(own: Path) -> None:
         ("metrics.jsonl", "[]\n[" + "[" * 100_000 + "\n", "line 1"),
         ("metrics.jsonl", '{"round": 1, "evaluate": {}}\n', "line 1"),
         ("metrics.jsonl", '{"round": 1, "evaluate": 7}\n', "line 1"),
+        ("metrics.jsonl", '{"round": 1, "train": {}, "evaluate": 7}\n', "evaluate"),
+        ("metrics.jsonl", '{"round": 1, "train": {}, "evaluate": {"static": 7}}\n', "line 1"),
+        ("metrics.jsonl", '{"round": 1, "train": {}, "evaluate": {"batch": {"local": "1", "global": 0}}}\n', "local"),
+        ("metrics.jsonl", '{"round": 1, "train": {}, "evaluate": {"batch": {"local": 1, "global": NaN}}}\n', "global"),
         ("metrics.jsonl", f'{{"round": 1, "evaluate": {{"static": {{"local": 1{"0" * 400}}}}}}}\n', "line 1"),
         ("summary.json", "{", ""),
         ("summary.json", f'{{"method": "", "model": "", "data": "", "rounds": 3, "local": 1{"0" * 400}}}', "norm"),
         ("summary.json", "[]", ""),
+        ("summary.json", SUMMARY.replace("scalefl", "\\ud800"), "method"),
+        ("summary.json", SUMMARY.replace("}", ', "format": 2}'), "format"),
+        ("summary.json", SUMMARY.replace("0.5", "true"), "local"),
+        ("summary.json", SUMMARY.replace("3", "-3"), "rounds"),
     ],
 )
 def test_what_is_damaged_is_listed_as_such(own: Path, name: str, content: str | None, part: str) -> None:
@@ -251,9 +288,9 @@ def test_json_has_the_same(stored: Path) -> None:
 
 def test_it_imports_nothing_that_takes_long(stored: Path) -> None:
     code = "import sys; from fleetfit.cli import main\ntry: main(['runs', sys.argv[1]])\nexcept SystemExit: pass\n"
-    code += "print('torch' in sys.modules)"
+    code += "print([name for name in ('torch', 'numpy', 'pydantic', 'pydantic_core') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code, stored], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "False"
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize(
@@ -345,6 +382,16 @@ def test_a_damaged_run_keeps_its_own(own: Path) -> None:
     (own / "whole/config.toml").write_text("=")
     (cleared,) = clear_checkpoints(own)
     assert cleared.files == () and "config.toml" in cleared.kept
+    assert checkpoints(own / "whole") == NAMES
+
+
+def test_damage_that_no_line_shows_keeps_them(own: Path) -> None:
+    lines = [json.loads(line) for line in (own / "whole/metrics.jsonl").read_text().splitlines()]
+    lines[1]["failures"] = 7
+    (own / "whole/metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert list_runs_by_name(own)["whole"].damage == ""
+    (cleared,) = clear_checkpoints(own)
+    assert cleared.files == () and "line 2" in cleared.kept
     assert checkpoints(own / "whole") == NAMES
 
 

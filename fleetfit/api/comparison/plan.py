@@ -46,7 +46,8 @@ from fleetfit.config.schema import CompareSection, MethodSection
 from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, truncate
 from fleetfit.files import make_slug
 from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, PERSONAL, ROUNDS, expand_columns
-from fleetfit.runs.comparison import RESULTS_FILE, RUNS_FILE, TUNING_FOLDER
+from fleetfit.runs import RESULTS_FILE, TUNING_FOLDER
+from fleetfit.runs.comparison import RUNS_FILE
 
 RowSetting = tuple[str, str]
 """The labels of a row and a setting."""

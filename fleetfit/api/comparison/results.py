@@ -42,9 +42,8 @@ from fleetfit.report.results import format_results, make_run_result
 from fleetfit.report.statistics import Difference, explain_smallest
 from fleetfit.report.tables import OF_THE_PAPER
 from fleetfit.report.text import Table, describe_data, get_score_name
+from fleetfit.runs import RESULTS_FILE, TUNING_FOLDER
 from fleetfit.runs.comparison import (
-    RESULTS_FILE,
-    TUNING_FOLDER,
     ComparisonRecord,
     list_planned_runs,
     read_comparison,
