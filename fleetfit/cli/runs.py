@@ -48,7 +48,7 @@ def runs(
     """List run folders: method, model, data, progress, accuracy, date and size.
 
     A comparison is one line; pass its folder to list its runs. --clear-checkpoints removes old checkpoints after a
-    confirmation. It keeps the newest readable one of a finished run, and all of an unfinished run.
+    confirmation. It keeps the newest readable and the best one of a finished run, and all of an unfinished run.
     """
     from fleetfit.runs.listing import list_runs, plan_cleanup, remove_checkpoints
 
@@ -137,7 +137,7 @@ def make_cleanup_table(cleanup: "Sequence[RemovedCheckpoints]", folder: Path) ->
     """Return the checkpoints to remove as a table, with notes on the consequences."""
     rows = tuple(
         (_shorten(run, folder), "finished" if run.finished else "unfinished", str(len(run.files)),
-         format_bytes(run.size_bytes), "none" if run.last else "the newest readable one")
+         format_bytes(run.size_bytes), "none" if run.last else "the newest and the best")
         for run in cleanup if run.files
     )  # fmt: skip
     notes = [f"Kept: {_shorten(run, folder)}: {run.kept}." for run in cleanup if run.kept]
