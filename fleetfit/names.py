@@ -450,14 +450,14 @@ _NAMES_ELSEWHERE = {
     "data.path": "data_dir data_path dataset_path",
     "data.validation": "val_split validation_split validation_size val_size",
     "data.test": "test_size test_split",
-    "data.label": "label_column target_column labels_column",
+    "data.label": ":label :target :y :labels label_column target_column labels_column",
     "data.length": "max_length max_seq_length block_size sequence_length",
     "data.size": "image_size img_size input_size",
     "data.sample_rate": "sampling_rate",
     "data.n_mels": "num_mels",
     "data.partition.clients": "clients num_clients n_clients num_partitions num_supernodes client_num_in_total",
     "data.partition.kind": "partitioner partition_method",
-    "data.partition.alpha": "dirichlet_alpha partition_alpha",
+    "data.partition.alpha": ":alpha dirichlet_alpha partition_alpha",
     "data.partition.min_samples": "min_partition_size",
     "data.partition.balance": "self_balancing",
     "data.partition.shards_per_client": "num_shards_per_partition",
@@ -465,8 +465,9 @@ _NAMES_ELSEWHERE = {
     "peft.rank": "r lora_r lora_rank",
     "peft.alpha": "lora_alpha",
     "peft.targets": "target_modules",
+    "fleet.groups": "budgets devices device_budgets",
     "method.name": "algorithm strategy federated_optimizer aggregation",
-    "method.options.fedprox.mu": "proximal_mu prox_mu",
+    "method.options.fedprox.mu": ":mu proximal_mu prox_mu",
     "method.options.fedavgm.momentum": "server_momentum",
     "method.options.fedavgm.lr": "server_learning_rate server_lr",
     "local.optimizer": "optim client_optimizer",
@@ -478,7 +479,7 @@ _NAMES_ELSEWHERE = {
     "local.eps": "adam_epsilon",
     "local.clip_norm": "max_grad_norm gradient_clip_val grad_clip",
     "local.schedule": "lr_scheduler lr_scheduler_type scheduler lr_schedule",
-    "local.patience": "early_stopping_patience early_stopping",
+    "local.patience": "early_stopping_patience",
     "cohort.fraction": "fraction_fit fraction_train client_fraction participation sample_fraction",
     "cohort.count": "clients_per_round client_num_per_round min_fit_clients min_train_nodes num_clients_per_round "
     "cohort.clients",
@@ -487,20 +488,25 @@ _NAMES_ELSEWHERE = {
     "privacy.noise_multiplier": "sigma noise privacy.noise",
     "privacy.epsilon": "target_epsilon",
     "privacy.delta": "target_delta",
-    "engine.device": "accelerator",
+    "engine.device": ":device accelerator",
     "engine.workers": "num_workers n_workers n_jobs num_processes",
     "engine.precision": "fp16 bf16 mixed_precision amp",
     "engine.compile": "torch_compile",
     "evaluate.every": "eval_every eval_steps test_every eval_interval frequency_of_the_test",
     "evaluate.batch_size": "per_device_eval_batch_size eval_batch_size test_batch_size",
     "evaluate.clients": "fraction_evaluate",
+    "out": "output_dir output out_dir save_dir logging_dir",
+    "progress": "verbose quiet silent show_progress",
     "checkpoint.every": "save_steps save_every checkpoint_every",
     "checkpoint.keep": "save_total_limit save_top_k",
 }
 OTHER_NAMES = {word: key for key, words in _NAMES_ELSEWHERE.items() for word in words.split()}
-"""Keys of run files, by what Flower, Opacus, PyTorch, Lightning, Hugging Face and FedML call them."""
+"""Keys of run files, by what Flower, Opacus, PyTorch, Lightning, Hugging Face and FedML call them.
+
+A name has its section if it means this only there, and a colon if it means this only outside of all sections.
+"""
 
 
 def find_other_name(key: str) -> str:
     """Return the key that a dotted key of another library means, or its last part; "" for none."""
-    return OTHER_NAMES.get(key) or OTHER_NAMES.get(key.rpartition(".")[2], "")
+    return OTHER_NAMES.get(key) or OTHER_NAMES.get(key.rpartition(".")[2]) or OTHER_NAMES.get(f":{key}", "")

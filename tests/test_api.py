@@ -209,6 +209,20 @@ def test_a_finished_run_is_not_run_again(done: ff.Run) -> None:
     assert (done.folder / "metrics.jsonl").read_text() == before
 
 
+@pytest.mark.parametrize("open_run", [ff.load, ff.resume])
+def test_an_opened_run_keeps_its_settings(open_run: Any, done: ff.Run) -> None:
+    for key, value in (("local", {"lr": 1.0}), ("rounds", 9)):
+        with raises(ConfigError, "config.toml", key=key):
+            open_run(done.folder, **{key: value})
+
+
+@pytest.mark.parametrize("call", [ff.run, ff.plan, ff.compare])
+def test_data_are_not_the_first_argument(call: Any) -> None:
+    for value in (torch.zeros(3, 2), ["fedavg", "scalefl"]):
+        with raises(ConfigError, "data=", key="file"):
+            call(value)
+
+
 def test_resume_after_the_last_round_only_writes_the_summary(tmp_path: Path, done: ff.Run) -> None:
     with pytest.raises(Stop):
         ff.run(SMALL, out=tmp_path / "run", on_round=make_interrupt(3))

@@ -74,7 +74,11 @@ def test_words_lead_to_keys(word: str, keys: list[str]) -> None:
 @pytest.mark.parametrize(
     ("sections", "right"),
     [
-        ({"learning_rate": 1.0}, "[local] lr"),
+        ({"learning_rate": 1.0}, 'local={"lr": ...}'),
+        ({"strategy": "fedavg"}, "[method] name"),
+        ({"label": "churn"}, 'data={"name": frame, "label": ...}'),
+        ({"n_clients": 4}, 'data={"partition": {"clients": ...}}'),
+        ({"output_dir": "runs"}, "out="),
         ({"num_rounds": 3}, '"rounds"'),
         ({"local": {"max_grad_norm": 1.0}}, '"clip_norm"'),
         ({"privacy": {"max_grad_norm": 1.0}}, '"clipping_norm"'),
@@ -96,7 +100,8 @@ def test_every_name_of_another_library_leads_to_a_key() -> None:
     plug_ins = {key for kind in read_catalogue().values() for entry in kind.values() for key, *_ in entry["keys"]}
     keys = {*re.findall(r"^\| `(\w+)`", page, re.MULTILINE), *names.list_names("options"), *plug_ins, "path"}
     for word, key in names.OTHER_NAMES.items():
-        assert key.partition(".")[0] in Experiment.model_fields and key.rpartition(".")[2] in keys, (word, key)
+        if key not in ("out", "progress"):
+            assert key.partition(".")[0] in Experiment.model_fields and key.rpartition(".")[2] in keys, (word, key)
         assert word not in Experiment.model_fields, word
 
 

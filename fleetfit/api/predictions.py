@@ -62,6 +62,7 @@ class Predictions:
         class_names: One per class.
         by_exit: With `exit="all"` the predictions of each exit, shallow to deep. Those here are the last exit's.
         notes: Sentences on how the samples were read.
+        index: The index of the data frame or series that was given; None for other data.
     """
 
     labels: Any
@@ -79,6 +80,7 @@ class Predictions:
     class_names: tuple[str, ...]
     by_exit: tuple["Predictions", ...] = ()
     notes: tuple[str, ...] = ()
+    index: Any = None
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -91,12 +93,17 @@ class Predictions:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of right classes, or of right labels where a sample may have several; None without labels or classes.
+        """Share of right classes, or of right labels where a sample may have several; None without labels.
 
-        Of a regression, compare `labels` with `truth`.
+        Of a regression the explained variance (R2), as scikit-learn's `r2_score`: the squared errors are compared with
+        those of the samples' own mean. (`run.evaluate` compares them with the variance of the training targets.)
         """
-        if self.truth is None or self.classes is None or not len(self):
+        if self.truth is None or not len(self):
             return None
+        if self.task == "regression":
+            truth = self.truth.astype(np.float64)
+            spread = float(np.square(truth - truth.mean(0)).sum())
+            return 1 - float(np.square(self.labels - truth).sum()) / max(1e-12, spread)
         return float(self.right.mean())
 
     @cached_property
@@ -111,6 +118,7 @@ class Predictions:
         """Return a `pandas.DataFrame` with a line for each sample: label, prediction, probability, exit and cost.
 
         The label is there if all samples have one, the file if samples are files, the probability for a classification.
+        Classes with the names of whole numbers are numbers. The index is that of the samples, if they were a frame.
 
         Raises:
             MissingExtra: pandas is not installed.
@@ -119,7 +127,10 @@ class Predictions:
         columns = {name: values for name, values in self._list_columns().items() if name != "sample"}
         if self.task == "classification" and self.probabilities is not None:
             columns["probability"] = self.probabilities.max(1, initial=0)
-        return pandas.DataFrame({**columns, "cost": self.costs})
+        if all(name.removeprefix("-").isdecimal() for name in self.class_names) and self.task == "classification":
+            answers = columns.keys() - {"file", "exit", "probability"}
+            columns |= {name: np.array([int(label) for label in columns[name]]) for name in answers}
+        return pandas.DataFrame({**columns, "cost": self.costs}, self.index)
 
     def to_csv(self, path: str | Path) -> None:
         """Write a CSV file with a line for each sample: its number, file, label, prediction and exit.
@@ -204,7 +215,9 @@ def predict(
         _make_predictions(z, samples, indices, numbers[at], costs[at], entry.name, split)
         for z, at in zip(logits, places.numpy(), strict=True)
     )
-    return replace(by_exit[-1], by_exit=by_exit if exit == "all" else ())
+    index: Any = getattr(data, "index", None)  # of a data frame or a series; a list has a method of this name
+    index = index if hasattr(index, "__len__") and len(index) == len(indices) else None
+    return replace(by_exit[-1], by_exit=by_exit if exit == "all" else (), index=index)
 
 
 def _check_task(data: Data, exit: Exit) -> None:
@@ -348,10 +361,8 @@ def _list_scores(result: Predictions) -> list[tuple[str, str]]:
     if result.truth is None:
         low, mean, high = (f"{value:.4g}" for value in (answers.min(), answers.mean(), answers.max()))
         return [("lowest prediction", low), ("mean", mean), ("highest", high)]
-    truth = result.truth.astype(np.float64)
-    error = np.abs(answers - truth)
-    explained = 1 - float((error**2).sum() / max(1e-12, ((truth - truth.mean(0)) ** 2).sum()))
+    error = np.abs(answers - result.truth.astype(np.float64))
     return [
         ("mean absolute error", f"{error.mean():.4g}"),
-        ("explained variance (R2) %", format_percent(explained)),
+        ("explained variance (R2) %", format_percent(result.accuracy or 0.0)),
     ]

@@ -389,7 +389,7 @@ class Run:
         self,
         out: str | Path,
         level: int | str | None = None,
-        forms: Sequence[str] = ("onnx",),
+        forms: str | Sequence[str] = ("onnx",),
         *,
         data: Any = None,
         progress: ProgressOption | RunDisplay = "auto",
@@ -403,8 +403,8 @@ class Run:
         Args:
             out: A new or empty folder.
             level: 1..L, or its name; the largest by default.
-            forms: Forms besides safetensors and the `torch.export` program: "onnx", "int8", "static-int8" (ONNX both),
-                "transformers", "executorch"; `fleetfit.inference.export.FORMS` describes them.
+            forms: One or more forms besides safetensors and the `torch.export` program: "onnx", "int8", "static-int8"
+                (ONNX both), "transformers", "executorch"; `fleetfit.inference.export.FORMS` describes them.
             data: Source of preprocessing and samples; the run's data by default.
             progress: Whether to name each form before it is written (see `fleetfit.run`).
             prior: A client's samples of each class, in order or by name; a JSON file with them; or "own": the labels of
@@ -422,6 +422,7 @@ class Run:
 
         with open_display(progress) as display:
             model = inference.prepare_export(self, level, data, prior)
+            forms = [forms] if isinstance(forms, str) else forms
             return export(model, out, forms, lambda form: display.say(f"Writing {form}"))
 
     @isolate_torch_state()
@@ -596,6 +597,8 @@ def load(folder: str | Path, checkpoint: CheckpointName = "last", **objects: Unp
         raise ConfigError(f"checkpoint {expected}", key="checkpoint")
     sections: dict[str, Any] = {**objects}
     files = RunFolder.open(folder)
+    for key in sections.keys() - Objects.__annotations__.keys():
+        raise ConfigError(f"{key}: a run keeps its settings. Change them in {files.path / 'config.toml'}.", key=key)
     table = files.read_config()
     if not isinstance(table.get("data"), dict):
         path = files.path / "config.toml"

@@ -95,6 +95,7 @@ def load_experiment(
         ConfigError: A file, an override or a keyword is wrong.
         DataError: The data at a path are missing, or of an unknown format.
     """
+    check_source(source)
     keywords = drop_absent(keywords)
     check_values(keywords)
     change = deep_merge(parse_overrides(overrides), resolve_tables(keywords, Path.cwd()))
@@ -113,6 +114,20 @@ def load_experiment(
     dropped: list[str] = []
     tables = merge_tables(table, change, dropped=dropped)
     return complete_experiment(tables, tuple(flatten(change)), tuple(dropped))
+
+
+def check_source(source: Any) -> None:
+    """Check that the first argument of a function is a run file, its tables or an experiment.
+
+    Raises:
+        ConfigError: It is something else, such as data.
+    """
+    if source is not None and not isinstance(source, str | Path | Mapping | Experiment):
+        raise ConfigError(
+            f"the first argument is a run file or its tables, got {truncate(type(source).__name__)}. Pass data as "
+            'data=, a model as model=, and the rows of a comparison as compare={"row": [...]}.',
+            key="file",
+        )
 
 
 def complete_experiment(

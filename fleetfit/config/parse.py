@@ -195,6 +195,26 @@ def find_keys(word: str) -> list[str]:
     return dotted[near[0]] if near else []
 
 
+def _format_suggestion(key: str, path: Sequence[str]) -> str:
+    """Return a dotted key as a run file has it; in place of one at the top also as a keyword of Python."""
+    if key in _PARAMETERS:
+        return _PARAMETERS[key]
+    section, *parts = key.split(".")
+    if len(path) > 1 or not parts:
+        return format_key(key)
+    value = "..."
+    for part in reversed(parts):
+        value = f'{{"name": frame, "{part}": {value}}}' if key == "data.label" else f'{{"{part}": {value}}}'
+    return f"{format_key(key)} (in Python {section}={value})"
+
+
+_PARAMETERS = {
+    "out": "out= in Python, --out on the command line",
+    "progress": "progress=False in Python, -q on the command line",
+}
+"""What is no key, but is looked for among the keys."""
+
+
 def _suggest_key(path: Sequence[str], schema: type[Section]) -> str:
     """Suggest a key of the same section, else the section that has the key, else the keys of the section."""
     if path in (["seeds"], ["compare", "seeds"], ["compare", "seed"]):
@@ -211,10 +231,10 @@ def _suggest_key(path: Sequence[str], schema: type[Section]) -> str:
             section = next(members, annotation)  # of `DriftSection | None`
     word, keys = path[-1], list(getattr(section, "model_fields", {}))
     if other := names.find_other_name(".".join(part for part in path if not part.isdigit())):
-        last = other.rpartition(".")[2]
-        return f' Did you mean "{last}"?' if last in keys else f" Did you mean {format_key(other)}?"
+        last = other.rpartition(".")[2] if len(path) > 1 else other
+        return f' Did you mean "{last}"?' if last in keys else f" Did you mean {_format_suggestion(other, path)}?"
     hint = did_you_mean(word, keys)
     others = [s for s, f in schema.model_fields.items() if word in getattr(f.annotation, "model_fields", {})]
     if others and (not hint or len(path) == 1):
-        return f" Did you mean [{others[0]}] {truncate(word)}?"
+        return f" Did you mean {_format_suggestion(f'{others[0]}.{word}', path)}?"
     return hint or (f" The keys are {', '.join(keys)}." if keys else "")

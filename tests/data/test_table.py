@@ -108,7 +108,7 @@ def test_it_says_what_it_took(write: Write) -> None:
     notes = table(str(write(make_mixed_rows()))).notes
     assert "things.csv" in notes[0] and '"kind"' in notes[0]
     assert [int(number) for number in re.findall(r"\d+", notes[0])] == [2, 1, 2, 60, 12, 5]
-    assert "age" in notes[1]
+    assert '"kind"' in notes[1] and "age" in notes[2]
 
 
 @pytest.mark.parametrize("name", ["label", "Target", "class", "y"])

@@ -9,6 +9,7 @@ import pandas
 import pytest
 import torch
 from scipy.sparse import csr_matrix
+from sklearn.metrics import r2_score
 from support import raises
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -225,10 +226,8 @@ def test_a_regression_gives_numbers(targets: int, tmp_path: Path) -> None:
         expected = (run.model()(x.float())[-1] * std + mean).squeeze(1)
     result = run.predict((X, y))
     assert result.labels == pytest.approx(expected.numpy(), rel=1e-5)
-    assert (
-        result.truth == pytest.approx(np.squeeze(y))
-        and result.classes is result.probabilities is result.accuracy is None
-    )
+    assert result.truth == pytest.approx(np.squeeze(y)) and result.classes is result.probabilities is None
+    assert result.accuracy == pytest.approx(r2_score(y, result.labels, multioutput="variance_weighted"), abs=1e-6)
     result.to_csv(tmp_path / "p.csv")
     columns = ["label", "prediction"] if targets == 1 else ["label1", "label2", "prediction1", "prediction2"]
     assert pandas.read_csv(tmp_path / "p.csv").columns.tolist() == ["sample", *columns]
@@ -263,6 +262,17 @@ def test_next_tokens_are_refused(tmp_path: Path) -> None:
 
 
 # ---- the object ------------------------------------------------------------------------------------------------------
+
+
+def test_a_frame_of_predictions_fits_the_frame_of_samples(tmp_path: Path) -> None:
+    """Its index, and whole numbers as classes; the accuracy by hand, and as `evaluate` has it."""
+    frame = pandas.DataFrame(X, columns=list("abcde")).assign(target=Y + 5).iloc[::-1]
+    run = ff.run(data=frame, out=tmp_path / "classes", **MLP)
+    answers = run.predict(frame[40:]).to_frame()
+    assert answers.index.equals(frame[40:].index) and set(answers["prediction"]) <= {5, 6, 7, 8}
+    accuracy = run.predict(frame[40:]).accuracy
+    assert (answers["prediction"] == frame["target"][40:]).mean() == accuracy
+    assert run.evaluate(frame[40:])["static"]["full"] == pytest.approx(accuracy)
 
 
 def test_predictions_are_a_data_frame(rows: ff.Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -65,6 +65,11 @@ def compare(
 ) -> Comparison:
     """Run every row of a file in every setting with every seed.
 
+    Without a file, two methods with two seeds on a data frame:
+
+        rows = [{"method": "fleetfit"}, {"method": "heterofl"}]
+        compare(data=frame, rounds=20, compare={"row": rows, "grid": {"seed": [0, 1]}}).to_frame()
+
     Args:
         file: A run file with `[[compare.row]]`, `[[compare.setting]]`, `[compare.grid]` or `[compare.tune]`; its
             tables, an `Experiment`, or what `plan_comparison` returns, without sections.

@@ -39,7 +39,7 @@ from fleetfit.config.assemble.data import share_data
 from fleetfit.config.assemble.run import assemble
 from fleetfit.config.assembly import UnusedKey
 from fleetfit.config.keys import replace_key
-from fleetfit.config.load import complete_experiment, parse_overrides, read_run_file, resolve_tables
+from fleetfit.config.load import check_source, complete_experiment, parse_overrides, read_run_file, resolve_tables
 from fleetfit.config.merge import deep_merge, drop_absent, flatten, merge_tables
 from fleetfit.config.parse import parse_experiment
 from fleetfit.config.schema import CompareSection, MethodSection
@@ -343,6 +343,7 @@ def plan_comparison(
     change, keywords = parse_overrides(overrides), resolve_tables(drop_absent(sections), Path.cwd())
     if source is None:
         return _make_plan(keywords, None, change)
+    check_source(source)
     change = deep_merge(change, keywords)
     if isinstance(source, str | Path):
         return _make_plan(read_run_file(source), Path(source), change)

@@ -1439,6 +1439,7 @@ def make_data(
         )
     is_last = encoder is None and options.label is None and label_name.lower() not in LABELS
     if is_last:
+        notes.append(f'The label is the last column, "{truncate(label_name)}". Set [data] label for another.')
         notes += _describe_binary_neighbors(columns, label_name)
     exact = rows.y if task == "regression" else None
     if exact is not None:
@@ -1457,7 +1458,7 @@ def make_data(
     uses = {"test": "testing", "validation": "validation"}
     held_out = " and ".join(f"{len(splits[split])} for {use}" for split, use in uses.items() if len(splits[split]))
     first = (
-        f'table {file}: {counts}, {"the last column as label" if is_last else "label"} "{truncate(label_name)}" of '
+        f'table {file}: {counts}, label "{truncate(label_name)}" of '
         f"{classes}, {len(rows.y):,} rows; {held_out or 'none'} held out."
     )
     return replace(rows, notes=(first, *notes, *further)).make_data(
