@@ -183,7 +183,8 @@ def _import_built_in(kind: str, name: str) -> Callable[..., Any]:
             '"file.py:function".'
         )
     names = list_names(kind)
-    if kind == "methods" and name in list_names("options"):
+    if kind == "methods" and (option := match_name("options", name)) in list_names("options"):
+        name = option
         raise ConfigError(
             f'"{name}" is not a method but an option for any method: method.options.{name} = {{}} beside method.name. '
             "`fleetfit list options` has all."

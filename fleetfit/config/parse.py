@@ -153,8 +153,9 @@ def _describe_error(error: Any, schema: type[Section], words: Sequence[str] = ()
             return f"{label}: {format_expected(error['ctx']['expected'], error['input'])}"
         case "model_type" | "dict_type":
             message = "should be a table of keys"
-            if example := next((row.example for row in names.KINDS.values() if row.keys[0] == f"{path[-1]}.name"), ""):
-                message += f', such as [{path[-1]}] name = "{example}"'
+            for row in names.KINDS.values():
+                if row.example and row.keys[0].rpartition(".")[0] == ".".join(path):
+                    message += f', such as {row.keys[0].rpartition(".")[2]} = "{row.example}"'
         case _:
             message = error["msg"].removeprefix("Input ").replace("dictionary or instance", "table or instance")
     if path == ["fleet", "levels", "str"]:
