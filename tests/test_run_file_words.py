@@ -37,7 +37,7 @@ SMALL = ["data.name=tiny:tiny_data", "model.name=tiny:tiny", "data.partition.cli
             "data.partition.cliens = 3",
             Expected('"cliens"', "kind, clients, seed, alpha, min_samples", '"clients"?', key="data.partition.cliens"),
         ),
-        ("partition.cliens = 3", Expected("[data] partition?", key="partition")),
+        ("partition.cliens = 3", Expected("[data] partition", key="partition")),
         ("engine.device = ''", Expected('"cpu", "cuda" or "cuda:N"', '""', key="engine.device")),
         ("data.folder = ''", Expected("[data] folder", key="data.folder")),
         ("model.checkpoint = ''", Expected("[model] checkpoint", key="model.checkpoint")),
