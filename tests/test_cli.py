@@ -288,6 +288,13 @@ def test_who_cannot_take_part_is_said(tmp_path: Path) -> None:
     assert 'Note: 4 clients of group "tiny" (budget 0.05 ' in result.out
 
 
+def test_groups_without_clients_share_a_note(tmp_path: Path) -> None:
+    run = ff.run(data={"name": "digits", "partition": {"kind": "iid", "clients": 2}}, rounds=1, out=tmp_path / "run",
+                 fleet={"groups": [{"budget": 0.25}, {"budget": 0.5, "name": "b", "fraction": 0.01},
+                                   {"budget": 1.0, "name": "c", "fraction": 0.01}]}, progress=False)  # fmt: skip
+    assert [('"b", "c"' in note, "2 clients" in note) for note in run.notes if '"b"' in note] == [(True, True)]
+
+
 def test_eval_prints_what_the_run_found(done: Path) -> None:
     result = run_verb("eval", done, "--json", code=0)
     summary = json.loads((done / "summary.json").read_text())

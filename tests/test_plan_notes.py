@@ -16,7 +16,7 @@ from fleetfit.config.assembly import Assembly
 GROUPED = {"name": "plain_models:Grouped", "derive": {"axes": {"stages.*.conv": "inner"}}}
 POOLED = GROUPED | {"pools": True}
 TWO = {"cost": "multiply_adds", "groups": [{"budget": 0.22}, {"budget": 1.0}]}
-KEYS = re.compile(r": (fleet[.][^:]+)[.]$")
+KEYS = re.compile(r"Set (fleet[.].+?)(?:, which is within their tolerance| for levels with early exits)[.]$")
 
 
 def plan(model: dict[str, Any], shape: tuple[int, ...], fleet: dict[str, Any], method: str = "fleetfit") -> Assembly:

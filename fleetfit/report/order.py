@@ -26,7 +26,10 @@ BEHIND = 0.02
 """A larger part is behind a smaller one if its accuracy is lower by more than two percentage points."""
 _ERRORS = 2
 """Standard errors that a difference must exceed."""
-_REASON = "The usual reason is few rounds, or few clients that train the whole part."
+_REASON = (
+    "The usual reason is few rounds, or few clients that train the whole part: train longer, or give more clients its "
+    "budget."
+)
 _LARGER = {"exit": "deeper exit", "level": "larger level"}
 _SMALLER = {"exit": "shallower one", "level": "smaller one"}
 
@@ -89,10 +92,9 @@ def explain_order(summaries: "Sequence[SummaryRecord]") -> list[str]:
         numbers = ", ".join(f"{name} {part} {100 * accuracy:.1f}%" for part, accuracy in parts.means.items())
         is_late = parts.last_is_behind and not _is_private(summaries)
         has_caught_up = has_caught_up and not is_late
-        late, worse = (
-            f"the {_LARGER[name]}s have not caught up",
-            f"a {_LARGER[name]} does worse than a {_SMALLER[name]}",
-        )
+        behind = [f"{name} {part}" for part in parts.means if part in parts.behind]
+        late = f"{' and '.join(behind)} {'has' if len(behind) == 1 else 'have'} not caught up"
+        worse = f"{' and '.join(behind)} {'does' if len(behind) == 1 else 'do'} worse than a {_SMALLER[name]}"
         rounds = f"{summaries[0].rounds} round{'' if summaries[0].rounds == 1 else 's'}"
         sentences.append(f"After {rounds} {late if is_late else worse}: {numbers}, {parts.data}.")
     return sentences if has_caught_up else _add_reason(sentences)

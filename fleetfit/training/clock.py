@@ -67,7 +67,7 @@ def stamp_time(reply: Update | Failure, job: Job, device: Device) -> Update | Fa
 
 def make_late_failure(job: Job, multiply_adds: int) -> Failure:
     """Return the failure of a job whose update is too late."""
-    reason = f"out of time: no update within {job.local.deadline_s:g} s"
+    reason = f"out of time: no update within {job.local.deadline_s:g} s (a longer cohort.deadline_s may help)"
     return Failure.of(job, reason, late=True, multiply_adds=multiply_adds)
 
 

@@ -103,6 +103,15 @@ def test_noise_may_be_the_cause_with_privacy() -> None:
         assert len(explanations) == 2 and not any("caught up" in one or "rounds, or" in one for one in explanations)
 
 
+def test_only_parts_that_are_behind_are_named() -> None:
+    levels = {"1": 0.3, "2": 0.5, "3": 0.9, "4": 0.6}
+    shapes = [{"level": name, "local": None} for name in levels]
+    (only,) = explain_order([summary(shapes, test_levels=levels, test_samples=10_000)])
+    subject, _, numbers = only.partition(":")
+    assert "level 4" in subject and not any(f"level {name}" in subject for name in "123")
+    assert all(f"level {name} {100 * accuracy:.1f}%" in numbers for name, accuracy in levels.items())
+
+
 def test_what_was_not_measured_is_in_no_order() -> None:
     nothing = summary(levels=[{"level": "1", "local": 0.6}, {"level": "2", "local": None}])
     assert explain_order([nothing]) == []

@@ -19,7 +19,7 @@ from fleetfit.config.schema import CLIENTS, Experiment, FleetSection
 from fleetfit.core import DataDescription, Federation, Level, Problem
 from fleetfit.cost import Conditions, Cost, compute_cost, full_cost, submodel_cost, training_memory
 from fleetfit.data import Data, count_samples
-from fleetfit.errors import ConfigError, DataError, MissingExtra
+from fleetfit.errors import ConfigError, DataError, MissingExtra, quote_some
 from fleetfit.hooks import Method, apply_model_hook, build
 from fleetfit.layout import Architecture, State
 from fleetfit.planner import Plan, PlannedLevel, Targets, affords, compute_further_costs, find_scaling
@@ -258,7 +258,7 @@ def find_counted_submodel(problem: Problem, level: Level) -> Submodel:
 
 def describe_absent_clients(federation: Federation, budgets: DeviceBudgets) -> list[str]:
     """List the clients that do not take part, with the reason."""
-    notes = []
+    notes, without = [], []
     is_under = federation.level_of < 0
     for index, name in enumerate(budgets.names):
         ids = np.flatnonzero(is_under & (budgets.group == index))
@@ -270,17 +270,28 @@ def describe_absent_clients(federation: Federation, budgets: DeviceBudgets) -> l
                 afforded = ", ".join(f"{cost} {budget:.3g}" for cost, budget, _ in failed)
                 required = ", ".join(f"{cost} {least:.3g}" for cost, _, least in failed)
             notes.append(
-                f'{len(ids)} clients of group "{name}" (budget {afforded} of the full model) cannot take part: the '
-                f"smallest level costs {required}. Clients {format_ranges(ids)}."
+                f'{_count_clients(len(ids))} of group "{name}" (budget {afforded} of the full model) cannot take part: '
+                f"the smallest level costs {required}. Give the group a larger budget or tolerance. Clients "
+                f"{format_ranges(ids)}."
             )
         if not (budgets.group == index).any():
-            notes.append(f'group "{name}" has no clients: the run has too few. Use more clients, or a larger share.')
+            without.append(name)
+    if without:
+        notes.append(
+            f"No client is in {'group' if len(without) == 1 else 'groups'} {quote_some(without)}: the run has "
+            f"{_count_clients(len(budgets.group))}. Use more clients, or a larger fraction for the group."
+        )
     empty = np.flatnonzero(~is_under & (federation.clients.num_examples == 0))
     if len(empty):
         notes.append(
-            f"{len(empty)} clients have no training data, so they cannot take part. Clients {format_ranges(empty)}."
+            f"{_count_clients(len(empty))} without training data cannot take part: {format_ranges(empty)}. Use fewer "
+            "clients or more data."
         )
     return notes
+
+
+def _count_clients(count: int) -> str:
+    return f"{count} client{'' if count == 1 else 's'}"
 
 
 def describe_percentages(fleet: FleetSection) -> list[str]:

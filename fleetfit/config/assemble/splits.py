@@ -120,13 +120,17 @@ def describe_misses(planned: PlannedProblem, plan: Plan, on_a_fleet: bool) -> li
                 map(_is_near, [shape.share for shape in shapes], targets.ratios, targets.tolerances)
             ),
         )
-        advice = f"Within their tolerance: {key}" if key else "Set budgets near these shares, and one for equal levels"
+        advice = (
+            f"Set {key}, which is within their tolerance"
+            if key
+            else "Set budgets near these shares, and one for equal levels"
+        )
         misses.append(f"{advice}.")
     notes = [" ".join(misses)] * bool(misses)
     wants_exits = keeps_early_exits(hook) and (may_split(hook) or find_split(hook, targets) != "width")
     if wants_exits and all(len(level.submodel.exits) == 1 for level in planned.levels):
         key = _find_remedy(planned, on_a_fleet, lambda shapes, _: len(shapes[-1].exits) > 1)
-        notes += [f"Levels with early exits: {key}."] * bool(key)
+        notes += [f"Set {key} for levels with early exits."] * bool(key)
     return notes
 
 
