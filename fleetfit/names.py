@@ -496,6 +496,7 @@ _NAMES_ELSEWHERE = {
     "evaluate.every": "eval_every eval_steps test_every eval_interval frequency_of_the_test",
     "evaluate.batch_size": "per_device_eval_batch_size eval_batch_size test_batch_size",
     "evaluate.clients": "fraction_evaluate",
+    "compare.row": ":methods",
     "out": "output_dir output out_dir save_dir logging_dir",
     "progress": "verbose quiet silent show_progress",
     "checkpoint.every": "save_steps save_every checkpoint_every",
