@@ -660,3 +660,9 @@ def test_a_changed_experiment_has_the_defaults_of_the_change() -> None:
     assert changed == load_experiment({"method": "scalefl", "model": "char_lstm", "local": {"epochs": 3}, "seed": 2})
     assert (changed.local.optimizer, changed.data.partition.seed) == ("adamw", 2)
     assert load_experiment(first) is first
+
+
+@pytest.mark.parametrize("options", [["krum"], "krum"])
+def test_options_that_are_no_table_show_one(options: object) -> None:
+    with raises(ConfigError, "scaffold", key="method.options"):
+        load_experiment({"method": {"name": "fedavg", "options": options}})

@@ -156,6 +156,8 @@ def _describe_error(error: Any, schema: type[Section], words: Sequence[str] = ()
             for row in names.KINDS.values():
                 if row.example and row.keys[0].rpartition(".")[0] == ".".join(path):
                     message += f', such as {row.keys[0].rpartition(".")[2]} = "{row.example}"'
+            if path == ["method", "options"]:
+                message = "should be a table with the keys of each option, such as scaffold = {}"
         case _:
             message = error["msg"].removeprefix("Input ").replace("dictionary or instance", "table or instance")
     if path == ["fleet", "levels", "str"]:

@@ -81,7 +81,7 @@ def list_runs(folder: str | Path = RUNS) -> list[RunInfo]:
     root = files.parse_path(folder)
     try:
         if not root.is_dir():
-            raise RunError(f"no such folder: {root}.", path=root)
+            raise RunError(f"no such folder: {root}. Name the one that has the run folders.", path=root)
         names = _list_names(root)
     except OSError as error:
         raise RunError(f"{root} cannot be read: {files.format_os_error(error)}.", path=root) from None

@@ -82,8 +82,7 @@ def describe_split(federation: Federation, planned: PlannedProblem) -> list[str]
         return []
     return [
         f"Levels keep whole early blocks: training takes {ratio:.3g} times the multiply-adds of fleet.scaling = "
-        '"both". '
-        "`fleetfit plan` shows what each level costs."
+        '"both". Set that for cheaper training; `fleetfit plan` compares them.'
     ]
 
 
