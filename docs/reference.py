@@ -95,7 +95,8 @@ def find_default(name: str, field: FieldInfo, said: str) -> tuple[str, str]:
 
 def split_default(value: object, said: str) -> tuple[str, str]:
     """Return a default, as a run file has it or in words, and the meaning of its key without it."""
-    default, rest = listing.format_key(value, said) if value in (None, "", [], {}) else (written(value), said)
+    default, rest = listing.format_key(value, said)
+    default = default if value in (None, "", [], {}) else written(value)
     return mark_value(default), rest
 
 
@@ -153,6 +154,7 @@ def partition_rows() -> Iterator[str]:
         meanings = explained(function.__doc__ or "")
         for key, parameter in [*inspect.signature(function, eval_str=True).parameters.items()][3:]:
             default, said = split_default(parameter.default, meanings[key])
+            said = said[:1].lower() + said[1:]
             yield f'| `{key}` | {type_in_words(parameter.annotation)} | {default} | With "{kind}": {said} |'
 
 

@@ -11,11 +11,11 @@ from fleetfit import Data
 
 
 def bars(samples: int = 2000, noise: float = 40.0, seed: int = 0) -> Data:
-    """Return grey pictures [samples, 1, 12, 12] of four kinds of bars; a fifth of them is the test set.
+    """Return gray pictures [samples, 1, 12, 12] of four kinds of bars; a fifth of them is the test set.
 
     Args:
         samples: How many pictures.
-        noise: Standard deviation of the grey values, of 255.
+        noise: Standard deviation of the gray values, of 255.
         seed: Of kinds, places and noise.
     """
     rng = torch.Generator().manual_seed(seed)

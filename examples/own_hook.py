@@ -10,5 +10,5 @@ from fleetfit.method import Level, Problem, Targets, split_levels
 
 
 def own_exit_only(problem: Problem, targets: Targets) -> list[Level]:
-    """Cut width and depth as ScaleFL does, but give each level its own last classifier only: nothing to distil."""
+    """Cut width and depth as ScaleFL does, but give each level its own last classifier only: nothing to distill."""
     return split_levels(problem, targets, scaling="both", exits="last")

@@ -158,9 +158,9 @@ def scalefl(x, y, clients, level_of, levels, seed=0, rounds=3, cohort=4):
 
 
 def digits():
-    """Grey values 0 to 16 as bytes, then brought to mean 0 and variance 1."""
-    grey, label = load_digits(return_X_y=True)
-    x = torch.from_numpy(np.rint(grey * (255 / 16))).float().view(-1, 1, 8, 8)
+    """Gray values 0 to 16 as bytes, then brought to mean 0 and variance 1."""
+    gray, label = load_digits(return_X_y=True)
+    x = torch.from_numpy(np.rint(gray * (255 / 16))).float().view(-1, 1, 8, 8)
     return x * (1 / (255 * 0.376)) + (-0.305 / 0.376), torch.from_numpy(label)
 
 

@@ -3,7 +3,7 @@
     FLEETFIT_DATA=... python -m experiments.feddf_steps --seed 0
     FLEETFIT_DATA=... python -m experiments.feddf_steps --seed 0 --rounds 75 --lr 0.001
 
-HeteroFL, whose mean FedDF's student starts from, is trained for `--rounds`; then each number of steps distils the same
+HeteroFL, whose mean FedDF's student starts from, is trained for `--rounds`; then each number of steps distills the same
 next round of it. `before` and `after` are the student's divergence from its teachers on the held-out tenth of the
 server's images: `after` is that of the state that is kept, the mean itself included, and that it falls no further with
 more steps is what "converged" means. `local` and `global` are what the clients then get, in percent. A run folder is
@@ -25,7 +25,7 @@ LOOKS = 10  # steps between two looks at the held-out data
 
 
 def main(given: list[str] | None = None) -> None:
-    """Train, distil, and print a line for each number of steps."""
+    """Train, distill, and print a line for each number of steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--file", type=Path, default=FILE, help="the comparison whose first setting it is")
     parser.add_argument("--seed", type=int, default=0)

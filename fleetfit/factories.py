@@ -118,10 +118,11 @@ def _describe_unknown_key(
     if key in context:
         return f'does not take "{key}" here. {remedy}'
     other = find_other_name(_join_key(section, key))
-    if other and other.rpartition(".")[2] not in keys:
-        outer, _, inner = other.partition(".")
-        return f'has no "{truncate(key)}". Did you mean {f"[{outer}] {inner}" if inner else outer}?'
-    hint = did_you_mean(other.rpartition(".")[2] or key, (*keys, *hidden, *context))
+    outer, _, inner = other.partition(".")
+    name = other.rpartition(".")[2]
+    if inner and name not in keys and (outer != section.strip("[]").partition(".")[0] or "." in inner):
+        return f'has no "{truncate(key)}". Did you mean [{outer}] {inner}?'
+    hint = did_you_mean(name if name in keys else key, (*keys, *hidden, *context))
     if hint and hint == did_you_mean(key, context.keys() - {*keys}):
         hint += f" {remedy}"
     return f'has no "{truncate(key)}"; it takes {", ".join(keys) or "nothing"}.{hint}'

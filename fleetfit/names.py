@@ -76,7 +76,7 @@ KINDS: Mapping[str, Kind] = {
     "attacks": Kind(("attack.kind",), _list_modules("attacks", (
         "backdoor beyond_core false_budget false_level false_samples free_rider inner_product label_flip "
         "little_is_enough min_max noise sign_flip"
-    )), shared=("share", "among"), example="sign_flip"),
+    )), shared=("fraction", "among"), example="sign_flip"),
     "models": Kind(("model.name",), _list_modules("models", "bert cnn mlp msdnet resnet vgg16 vim vit", {
         "bert": "bert_base bert_small bert_tiny",
         "fedavg_images": "fedavg_cifar_cnn fedavg_cnn mlp_2nn",
@@ -184,10 +184,9 @@ def _import_built_in(kind: str, name: str) -> Callable[..., Any]:
         )
     names = list_names(kind)
     if kind == "methods" and (option := match_name("options", name)) in list_names("options"):
-        name = option
         raise ConfigError(
-            f'"{name}" is not a method but an option for any method: method.options.{name} = {{}} beside method.name. '
-            "`fleetfit list options` has all."
+            f'"{name}" is not a method but an option for any method: method.options.{option} = {{}} beside '
+            "method.name. `fleetfit list options` has all."
         )
     if name not in names:
         raise ConfigError(
@@ -445,30 +444,31 @@ def describe_failure(error: BaseException) -> str:
 _NAMES_ELSEWHERE = {
     "rounds": "num_rounds num_server_rounds communication_rounds comm_round global_rounds global_epochs",
     "seed": "random_state random_seed manual_seed",
-    "init_from": "initial_parameters pretrained resume_from_checkpoint",
+    "init_from": "initial_parameters resume_from_checkpoint",
     "callbacks": "loggers logger trackers report_to",
     "data.name": "dataset dataset_name",
     "data.path": "data_dir data_path dataset_path",
     "data.validation": "val_split validation_split validation_size val_size",
     "data.test": "test_size test_split",
-    "data.label": ":label :target :y :labels label_column target_column labels_column",
+    "data.label": ":label :target :y :labels data.y label_column target_column labels_column",
     "data.length": "max_length max_seq_length block_size sequence_length",
     "data.size": "image_size img_size input_size",
     "data.sample_rate": "sampling_rate",
     "data.n_mels": "num_mels",
     "data.partition.clients": "clients num_clients n_clients num_partitions num_supernodes client_num_in_total",
     "data.partition.kind": "partitioner partition_method",
-    "data.partition.alpha": ":alpha dirichlet_alpha partition_alpha",
+    "data.partition.alpha": ":alpha data.alpha dirichlet_alpha partition_alpha",
     "data.partition.min_samples": "min_partition_size",
     "data.partition.balance": "self_balancing",
     "data.partition.shards_per_client": "num_shards_per_partition",
     "model.name": "model_name arch architecture",
+    "model.checkpoint": "pretrained from_pretrained",
     "peft.rank": "r lora_r lora_rank",
     "peft.alpha": "lora_alpha",
     "peft.targets": "target_modules",
     "fleet.groups": "budgets devices device_budgets",
     "method.name": "algorithm strategy federated_optimizer aggregation",
-    "method.options.fedprox.mu": ":mu proximal_mu prox_mu",
+    "method.options.fedprox.mu": ":mu method.mu local.mu proximal_mu prox_mu",
     "method.options.fedavgm.momentum": "server_momentum",
     "method.options.fedavgm.lr": "server_learning_rate server_lr",
     "local.optimizer": "optim client_optimizer",
@@ -485,8 +485,8 @@ _NAMES_ELSEWHERE = {
     "cohort.count": "clients_per_round client_num_per_round min_fit_clients min_train_nodes num_clients_per_round "
     "cohort.clients",
     "cohort.selection": "client_selection client_sampler",
-    "privacy.clipping_norm": "l2_norm_clip privacy.max_grad_norm privacy.clip",
-    "privacy.noise_multiplier": "sigma noise privacy.noise",
+    "privacy.clipping_norm": "l2_norm_clip privacy.max_grad_norm",
+    "privacy.noise_multiplier": "sigma noise_scale",
     "privacy.epsilon": "target_epsilon",
     "privacy.delta": "target_delta",
     "engine.device": ":device accelerator",

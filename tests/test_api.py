@@ -49,6 +49,19 @@ def test_a_data_frame_has_the_numbers_of_all_rounds(done: ff.Run) -> None:
     assert frame["evaluate/batch/global"].iloc[-1] == done.accuracy("global", norm="batch")
 
 
+def test_a_run_without_rounds_is_an_empty_frame(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+
+    class Stops(ff.Callback):
+        def on_start(self, start: Any) -> None:
+            raise RunError("not now")
+
+    with raises(RunError):
+        ff.run(SMALL, out=tmp_path / "run", callbacks=[Stops()])
+    frame = ff.load(tmp_path / "run").to_frame()
+    assert frame.empty and frame.index.name == "round"
+
+
 def states_equal(a: ff.Run, b: ff.Run) -> bool:
     x, y = (RunFolder.open(r.folder).load_checkpoint() for r in (a, b))
     assert x is not None and y is not None

@@ -333,7 +333,7 @@ class Misspelt:
 @pytest.mark.parametrize(
     ("callback", "message"),
     [(Misspelt(), 'Did you mean "on_round"?'), (Heard, "is a class. Pass an object"), (3, "or be a function")],
-    ids=["misspelt", "a class", "no callback"],
+    ids=["misspelled", "a class", "no callback"],
 )
 def test_an_object_that_is_no_callback_is_refused(callback: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -25,6 +25,7 @@ from fleetfit.config.parse import find_keys, parse_experiment
 from fleetfit.core.local import Schedule
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, PlanError
+from fleetfit.factories import list_parameters
 from fleetfit.hooks import Method, rebuild_problem
 from fleetfit.models.cnn import cnn
 
@@ -93,6 +94,34 @@ def test_words_lead_to_keys(word: str, keys: list[str]) -> None:
 def test_names_of_other_libraries_lead_to_keys(sections: dict[str, Any], right: str) -> None:
     with raises(ConfigError, right):
         assemble(load_experiment(**sections))
+
+
+@pytest.mark.parametrize(
+    ("sections", "wrong"),
+    [
+        ({"engine": {"num_workers": 2}}, "[engine] workers"),
+        ({"data": {"name": "digits", "image_size": 8}}, "[data] size"),
+        ({"peft": {"name": "full", "r": 3}}, "[peft] rank"),
+    ],
+)
+def test_no_hint_leads_to_a_key_that_is_refused(sections: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        assemble(load_experiment(**sections))
+    assert wrong not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["attacks", "methods", "engines"])
+def test_another_component_keeps_the_keys_that_fit_all(kind: str) -> None:
+    row = names.KINDS[kind]
+    section, _, chooser = row.keys[0].partition(".")
+    first, second = names.list_names(kind)[:2]
+    values = {key: f"value of {key}" for key in row.shared}
+    merged = merge_tables({section: {chooser: first, "own": 1, **values}}, {section: {chooser: second}})
+    assert row.shared and merged == {section: {chooser: second, **values}}
+    fields = type(getattr(Experiment(), section)).model_fields
+    plug_ins = [list_parameters(names.resolve(kind, name)) for name in names.list_names(kind)]
+    for key in row.shared:
+        assert key in fields or any(key in keys for keys in plug_ins), key
 
 
 def test_every_name_of_another_library_leads_to_a_key() -> None:

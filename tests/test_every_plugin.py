@@ -132,7 +132,7 @@ def test_another_seed_gives_another_state() -> None:
 
 
 def left_out(last: Round, spec: Mapping[str, Any]) -> int:
-    """Return how many clients a defence left out; nobody else may fail."""
+    """Return how many clients a defense left out; nobody else may fail."""
     failures = last.report["failures"]
     assert not failures or spec.get("options", {}).keys() & {"outliers", "krum"}, failures
     assert all(failure["reason"] == LEFT_OUT for failure in failures)

@@ -1,11 +1,13 @@
 """`list` reads its catalogue, which test_docs_generated.py compares with the code, and imports nothing heavy."""
 
+import inspect
 import subprocess
 import sys
 
+import pytest
 from support import run_verb
 
-from fleetfit.cli.listing import ListKind
+from fleetfit.cli.listing import ListKind, format_key
 
 KINDS = ("methods", "options", "models", "data", "selection", "peft", "attacks", "engines")
 
@@ -37,3 +39,19 @@ def test_nothing_heavy_is_imported() -> None:
 def test_without_a_kind_the_names_of_all_are_printed() -> None:
     out = run_verb("list", code=0).out
     assert all(f" {kind} " in out for kind in ListKind) and "heterofl" in out and "jetson-nano" in out
+
+
+@pytest.mark.parametrize(
+    ("default", "meaning", "expected"),
+    [
+        (None, "Clients; 40 by default, fewer where data are small.", ("40, fewer where data are small", "Clients.")),
+        (None, "Side; None: no resizing. More.", ("no resizing", "Side. More.")),
+        (None, "By default the run's.", ("the run's", "")),
+        (None, "A limit.", ("none", "A limit.")),
+        (3, "Blocks; 3 by default.", ("3", "Blocks.")),
+        (0.5, "Rate; with a rule by default.", ("0.5", "Rate; with a rule by default.")),
+        (inspect.Parameter.empty, "A folder.", ("needed", "A folder.")),
+    ],
+)  # fmt: skip
+def test_a_default_in_words_comes_from_its_clause(default: object, meaning: str, expected: tuple[str, str]) -> None:
+    assert format_key(default, meaning) == expected

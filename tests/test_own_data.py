@@ -443,7 +443,7 @@ def test_each_kind_is_found_with_a_model_that_fits(tmp_path: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(rng.integers(0, 255, (20 + i, 20), dtype=np.uint8)).save(folder / f"{i}.png")
     np.savez(tmp_path / "rows.npz", X=rng.normal(size=(9, 4)), y=np.arange(9) % 2)
-    np.savez(tmp_path / "grey.npz", x=rng.integers(0, 255, (9, 12, 12), dtype=np.uint8), y=np.arange(9) % 2)
+    np.savez(tmp_path / "gray.npz", x=rng.integers(0, 255, (9, 12, 12), dtype=np.uint8), y=np.arange(9) % 2)
     (tmp_path / "book.txt").write_text("to be or not to be. " * 50)
     words = [" ".join(rng.choice(["good", "bad", "old", "new", "film"], 9)) for _ in range(30)]
     reviews = pandas.DataFrame({"review": words, "label": [i % 2 for i in range(30)]})
@@ -454,7 +454,7 @@ def test_each_kind_is_found_with_a_model_that_fits(tmp_path: Path) -> None:
     )
     datasets.DatasetDict(train=picture, test=picture).save_to_disk(str(tmp_path / "pictures"))
     expected = {
-        "photos": ("images", "cnn"), "rows.npz": ("arrays", "mlp"), "grey.npz": ("arrays", "cnn"),
+        "photos": ("images", "cnn"), "rows.npz": ("arrays", "mlp"), "gray.npz": ("arrays", "cnn"),
         "book.txt": ("plain_text", "char_lstm"), "reviews.csv": ("text", "bert"), "saved": ("text", "bert"),
         "pictures": ("images", "cnn"),
     }  # fmt: skip

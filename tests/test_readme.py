@@ -129,7 +129,7 @@ def test_the_python_of_the_first_page_works(shown, monkeypatch, capsys):
     for block in blocks:
         exec(compile(block.replace("rounds=20", "rounds=1"), "start.md", "exec"), variables)
     assert set(variables["table"]["prediction"]) <= {0, 1} and len(variables["table"]) == 69
-    assert (Path("curves.png").stat().st_size, Path("device/model.onnx").stat().st_size) > (0, 0)
+    assert (Path("curves.png").stat().st_size, Path("table-device/model.onnx").stat().st_size) > (0, 0)
     assert variables["logits"].shape == (1, 10)
     assert variables["again"].summary == variables["run"].summary
     assert variables["photos"].finished

@@ -57,13 +57,13 @@ REDUCES = [
     Case({"name": "scalefl", "hooks": {"choose_channels": "random"}}),
     Case({"name": "scalefl", "hooks": {"choose_channels": "window"}}),
     Case({"name": "fleetfit", "tau": 0.0, "beta": 0.0, "momentum": 0.0}),
-    Case({"name": "fleetfit", "tau": 0.0, "momentum": 0.0}),  # one exit: nothing to distil
+    Case({"name": "fleetfit", "tau": 0.0, "momentum": 0.0}),  # one exit: nothing to distill
     Case({"name": "fleetfit", "options": {"class_prior": {"tau": 0.0}, "fedavgm": {"momentum": 0.0}}}),
     Case({"name": "fedavg", "options": {"fedprox": {"mu": 0.0}}}),
     Case({"name": "fedavg", "options": {"class_prior": {"tau": 0.0}}}),
     Case({"name": "fedavg", "options": {"in_time": {}}}),  # no deadline
     Case({"name": "fedavg", "options": {"lora_product": {}}}),  # no LoRA
-    Case({"name": "depthfl", "alpha": 0.0}),  # one exit: nothing to distil; no FedDyn
+    Case({"name": "depthfl", "alpha": 0.0}),  # one exit: nothing to distill; no FedDyn
     Case({"name": "depthfl", "alpha": 0.0, "weight": 0.0}),
     Case({"name": "feddropout", "drop": 0.0}),  # all channels
     Case({"name": "inclusivefl", "beta": 0.0}),

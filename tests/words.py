@@ -28,8 +28,10 @@ PHRASE = re.compile(
     r"is no [a-z]|are no [a-z]|so many|mend(s|ed)?|in vain|by itself stands|stands? (there|here|in the)|lies? in|"
     r"goes on|go on with|that there (is|are)|"
     r"what (is|was|were|are) (in|on|to|of|there|sent|kept|trained|asked|known)|"
-    r"\w*(optimi|normali|initiali|standardi|tokeni|quanti|regulari|minimi|maximi)s(e|ing|ation)\w*|"
-    r"\w*(colour|neighbour|behaviour|centre)\w*)\b",  # American, as in the libraries of this field
+    r"\w*(optimi|normali|initiali|standardi|tokeni|quanti|regulari|minimi|maximi|summari|seriali|recogni|generali)"
+    r"s(e|ing|ation)\w*|"
+    r"\w*(colour|neighbour|behaviour|favour|centre|labell|modell|travell)\w*|defences?|licence|grey|(mis)?spelt|distils?|"
+    r"analys(e|ing))\b",  # American, as in the libraries of this field
     re.IGNORECASE,
 )
 

@@ -15,8 +15,8 @@ def data(folder: str) -> ff.Data:
     train, test = torch.arange(found.trained), torch.arange(found.trained, len(found.y))
     groups = torch.cat([train // found.task.samples, test % found.task.clients])
     splits = {"train": train, "validation": train[:0], "test": test}
-    grey = (0.5,) * found.task.channels
-    return ff.Data("peers", found.x, found.y, splits, CLASSES, groups=groups, mean=grey, std=tuple(v / 2 for v in grey))
+    gray = (0.5,) * found.task.channels
+    return ff.Data("peers", found.x, found.y, splits, CLASSES, groups=groups, mean=gray, std=tuple(v / 2 for v in gray))
 
 
 def main(folder: str, engine: str, every: str = "0") -> None:

@@ -242,7 +242,7 @@ def compute_range(maps: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def overlay(image: Tensor, heat: Tensor, color: str) -> Tensor:
-    """Return an image [height, width, 3] with a map over the image in faded grey.
+    """Return an image [height, width, 3] with a map over the image in faded gray.
 
     Args:
         image: [channels, height, width], from 0 to 1.
@@ -251,10 +251,10 @@ def overlay(image: Tensor, heat: Tensor, color: str) -> Tensor:
     """
     from matplotlib.colors import to_rgb
 
-    grey = 1 - _FADED * (1 - image.mean(0)[..., None])
+    gray = 1 - _FADED * (1 - image.mean(0)[..., None])
     rows, columns = (whole // part for whole, part in zip(image.shape[1:], heat.shape, strict=True))
     strength = _OPAQUE * heat.repeat_interleave(rows, 0).repeat_interleave(columns, 1)[..., None]
-    return (1 - strength) * grey + strength * torch.tensor(to_rgb(color))
+    return (1 - strength) * gray + strength * torch.tensor(to_rgb(color))
 
 
 def _draw_image(part: Any, i: int, image: Tensor, label: int, maps: AttentionMaps, names: Sequence[str]) -> None:

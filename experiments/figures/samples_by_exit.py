@@ -112,7 +112,7 @@ def draw_exits(
     """Draw test samples of a class by the exit where they stopped.
 
     Args:
-        data: Images, grey or with three colors.
+        data: Images, gray or with three colors.
         scores: The test samples' logits at each exit.
         exits: The exit where each sample stopped, from 0, int64 [N].
         label: The class.
@@ -165,7 +165,7 @@ def explain_no_images(data: Data) -> str:
     shape = list(data.sample_shape)
     if data.vocabulary or len(shape) != 3 or shape[0] not in (1, 3):
         kind = "tokens" if data.vocabulary else f"of shape {shape}"
-        return f"samples of {data.name} are {kind}, not grey or colored images"
+        return f"samples of {data.name} are {kind}, not gray or colored images"
     return ""
 
 

@@ -84,7 +84,7 @@ def _validate(name: str, callback: Any) -> Any:
     """Return a callback with at least one hook.
 
     Raises:
-        ConfigError: The callback has no hook, or a hook is misspelt.
+        ConfigError: The callback has no hook, or a hook is misspelled.
     """
     if inspect.isclass(callback):
         raise ConfigError(f"the callback {name} is a class. Pass an object: {name}(...).", key="callbacks")

@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -88,22 +89,23 @@ class Predictions:
 
     def __repr__(self) -> str:
         """Return the level, the number of samples and the accuracy."""
-        accuracy = "" if self.accuracy is None else f", accuracy {self.accuracy:.1%}"
+        score = "R2" if self.task == "regression" else "accuracy"
+        accuracy = "" if self.accuracy is None else f", {score} {self.accuracy:.1%}"
         return f"Predictions({len(self)} samples of {self.data}, level {self.level}{accuracy})"
 
     @property
     def accuracy(self) -> float | None:
         """Share of right classes, or of right labels where a sample may have several; None without labels.
 
-        Of a regression the explained variance (R2), as scikit-learn's `r2_score`: the squared errors are compared with
-        those of the samples' own mean. (`run.evaluate` compares them with the variance of the training targets.)
+        Of a regression the explained variance (R2): 1 - squared errors / those of the samples' own mean, summed over
+        all targets; None where these do not differ. (`run.evaluate` has the variance of the training targets instead.)
         """
         if self.truth is None or not len(self):
             return None
         if self.task == "regression":
             truth = self.truth.astype(np.float64)
             spread = float(np.square(truth - truth.mean(0)).sum())
-            return 1 - float(np.square(self.labels - truth).sum()) / max(1e-12, spread)
+            return 1 - float(np.square(self.labels - truth).sum()) / spread if spread else None
         return float(self.right.mean())
 
     @cached_property
@@ -127,7 +129,7 @@ class Predictions:
         columns = {name: values for name, values in self._list_columns().items() if name != "sample"}
         if self.task == "classification" and self.probabilities is not None:
             columns["probability"] = self.probabilities.max(1, initial=0)
-        if all(name.removeprefix("-").isdecimal() for name in self.class_names) and self.task == "classification":
+        if self.task == "classification" and all(re.fullmatch(r"0|-?[1-9][0-9]{0,17}", n) for n in self.class_names):
             answers = columns.keys() - {"file", "exit", "probability"}
             columns |= {name: np.array([int(label) for label in columns[name]]) for name in answers}
         return pandas.DataFrame({**columns, "cost": self.costs}, self.index)
@@ -217,7 +219,8 @@ def predict(
     )
     index: Any = getattr(data, "index", None)  # of a data frame or a series; a list has a method of this name
     index = index if hasattr(index, "__len__") and len(index) == len(indices) else None
-    return replace(by_exit[-1], by_exit=by_exit if exit == "all" else (), index=index)
+    by_exit = tuple(replace(one, index=index) for one in by_exit)
+    return replace(by_exit[-1], by_exit=by_exit if exit == "all" else ())
 
 
 def _check_task(data: Data, exit: Exit) -> None:
@@ -364,5 +367,5 @@ def _list_scores(result: Predictions) -> list[tuple[str, str]]:
     error = np.abs(answers - result.truth.astype(np.float64))
     return [
         ("mean absolute error", f"{error.mean():.4g}"),
-        ("explained variance (R2) %", format_percent(result.accuracy or 0.0)),
+        ("explained variance (R2) %", "-" if result.accuracy is None else format_percent(result.accuracy)),
     ]

@@ -156,12 +156,12 @@ class Run:
             RunError: Reports are damaged or missing.
         """
         pandas = import_optional("pandas", "tables", "A data frame")
-        prefix = re.compile(rf"train/|evaluate/{self.experiment.evaluate.batch_norm[0]}/")
+        prefix = re.compile(rf"^(?:train|evaluate/{self.experiment.evaluate.batch_norm[0]})/")
         rows = [
             {"round": report["round"], **{prefix.sub("", name, 1): number for name, number in scalars(report).items()}}
             for report in self.metrics
         ]
-        return pandas.DataFrame(rows).set_index("round")
+        return pandas.DataFrame(rows, columns=None if rows else ["round"]).set_index("round")
 
     def _read_rounds(self) -> list[RoundRecord]:
         rounds = self.files.read_rounds()
@@ -538,7 +538,7 @@ def find_accuracy(columns: Mapping[str, Any], kind: str, level: int | None, norm
     """
     if norm not in columns:
         norms = ", ".join(name for name in ("static", "batch") if name in columns)
-        raise ConfigError(f'this run has no "{norm}" columns. Its evaluate.batch_norm are {norms}.', key="norm")
+        raise ConfigError(f'this run has no "{norm}" columns. Its evaluate.batch_norm has {norms}.', key="norm")
     values = columns[norm]
     if level is not None:
         if kind != "local" or str(level) not in values["levels"]:

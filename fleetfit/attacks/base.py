@@ -1,6 +1,6 @@
 """Attacks of hostile clients, in a simulation: the record of an attack's functions, and the attackers.
 
-The server and its defences see the updates only. An attack changes three things: the samples that a hostile client
+The server and its defenses see the updates only. An attack changes three things: the samples that a hostile client
 trains on, the values that it reports when it registers, and its update. The first two are changed before the first
 round; updates are replaced in the server's process, as they come in and before they are validated, so that a run has
 the same bits on every engine.
@@ -173,7 +173,7 @@ def draw_hostile_clients(levels: np.ndarray, share: float, among: str | Sequence
     Args:
         levels: The level that each client really affords, 0-based, int [K]; -1: it takes no part.
         share: Of the clients.
-        among: "all" of them; "each": the same share of each level; or the levels (from 1) to draw from.
+        among: "all" of them; "each": the same fraction of each level; or the levels (from 1) to draw from.
         seed: The run's.
 
     Returns:
@@ -201,7 +201,7 @@ def draw_hostile_clients(levels: np.ndarray, share: float, among: str | Sequence
     if not attackers:
         raise ConfigError(
             f"[attack] fraction: {share:g} of {int((levels >= 0).sum())} clients is less than one client. Set a larger "
-            "share, or leave [attack] out.",
+            "fraction, or leave [attack] out.",
             key="attack.fraction",
         )
     return tuple(sorted(attackers))

@@ -1,7 +1,7 @@
 """Beyond the core: honest in the smallest level's sub-model, hostile in the elements beyond it.
 
 The core is the smallest level's sub-model. A hostile client's elements beyond it move the other way, `scale` times as
-far; a client of the smallest level has none. A defence that compares clients in the core only does not detect it.
+far; a client of the smallest level has none. A defense that compares clients in the core only does not detect it.
 """
 
 from functools import partial

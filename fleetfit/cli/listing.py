@@ -186,16 +186,18 @@ def format_key(default: Any, meaning: str) -> tuple[str, str]:
     """
     if default is inspect.Parameter.empty:
         return "needed", meaning
-    if default not in (None, "", [], {}, ()):
-        return json.dumps(default, default=str), meaning
     clauses = re.split(r"(?<=[;.]) (?=\S)", meaning)
+    if default not in (None, "", [], {}, ()):
+        others = " ".join(clause for clause in clauses if not re.fullmatch(r"\S+ by default[;.]", clause))
+        return json.dumps(default, default=str), f"{others.rstrip(';.')}."
     for index, clause in enumerate(clauses):
         match = re.match(r'None(?: or "none")?: (.*)', clause)
         if match or re.search(r"\bby default\b", clause, re.IGNORECASE):
             words = match[1] if match else re.sub(r"(?i)^by default,? | by default", "", clause)
             rest = " ".join(clauses[:index]).rstrip(";."), " ".join(clauses[index + 1 :])
             joint = "; " if clause.endswith(";") and not rest[1][:1].isupper() else ". "
-            return words.strip(" ;."), joint.join(filter(None, rest)).rstrip(".") + "."
+            words, rest_of_all = words.strip(" ;."), joint.join(filter(None, rest)).rstrip(".")
+            return words, f"{rest_of_all}." if rest_of_all else ""
     return "none" if default is None else json.dumps(default), meaning
 
 

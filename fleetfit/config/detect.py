@@ -172,7 +172,7 @@ def describe_data(data: Data, kind: Any = "images", is_resized: bool = False) ->
     elif data.vocabulary:
         content = f"{rows} texts of {shape[0]} tokens (of {data.vocabulary:,}), {data.classes} classes"
     elif data.x.dtype == torch.uint8 and len(shape) == 3:
-        colors = "grey" if shape[0] == 1 else f"{shape[0]} channels"
+        colors = "gray" if shape[0] == 1 else f"{shape[0]} channels"
         samples = "sounds as images" if kind == "sounds" else "images"
         size = f"{'resized to' if is_resized else 'of'} {shape[1]}x{shape[2]} pixels (height x width)"
         content = f"{rows} {samples} {size}, {colors}, {data.classes} classes"

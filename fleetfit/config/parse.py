@@ -14,7 +14,7 @@ from fleetfit.config.assemble.fleet import check_profiles
 from fleetfit.config.components import list_components
 from fleetfit.config.keys import format_key
 from fleetfit.config.merge import flatten
-from fleetfit.config.schema import Experiment, GroupSection, ProfileSection, Request
+from fleetfit.config.schema import Experiment, GroupSection, LevelSection, ProfileSection, Request
 from fleetfit.core.local import OPTIMIZERS, Constant, Cosine, Exponential, LocalSection, Step
 from fleetfit.core.section import Section
 from fleetfit.errors import ConfigError, did_you_mean, format_expected, truncate
@@ -176,6 +176,8 @@ _TABLES: dict[str, type[Section]] = {
     "ProfileSection": ProfileSection,
 }
 """Sections that are members of unions, by pydantic's names."""
+_ITEMS: dict[str, type[Section]] = {"groups": GroupSection, "levels": LevelSection}
+"""Sections in lists."""
 _UNION_MEMBERS = {*_TABLES, "int", "str", "float", "constrained-int", "constrained-float", "constrained-str"}
 
 
@@ -185,9 +187,9 @@ def _drop_union_members(path: Sequence[str]) -> list[str]:
 
 
 def find_keys(word: str) -> list[str]:
-    """Return the dotted keys of a run file that a word means: a section's key (lr: local.lr), or one spelt alike."""
+    """Return the dotted keys of a run file that a word means: a section's key (lr: local.lr), or one spelled alike."""
     sections = {name: getattr(field.annotation, "model_fields", {}) for name, field in Experiment.model_fields.items()}
-    word = names.find_other_name(word) or word
+    word = word if "." in word else names.find_other_name(word) or word
     if word.partition(".")[0] in sections:
         return [word]
     dotted: dict[str, list[str]] = {name: [name] for name in sections}
@@ -223,11 +225,11 @@ def _suggest_key(path: Sequence[str], schema: type[Section]) -> str:
     if path in (["seeds"], ["compare", "seeds"], ["compare", "seed"]):
         return f" {_SEEDS}"
     section: Any = schema
-    for part in path[:-1]:
+    for outer, part in zip(("", *path), path[:-1], strict=False):
         if part in _TABLES:
             section = _TABLES[part]
-        elif part == "groups" or part.isdigit():
-            section = GroupSection
+        elif part.isdigit() and outer in _ITEMS:
+            section = _ITEMS[outer]
         elif part in getattr(section, "model_fields", {}):
             annotation = section.model_fields[part].annotation
             members = (one for one in typing.get_args(annotation) if isinstance(one, type) and issubclass(one, Section))

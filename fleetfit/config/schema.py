@@ -272,7 +272,7 @@ class AvailabilitySection(Section):
     Attributes:
         online: Fraction of the time that a client is online, on average; 1 by default.
         spread: Spread of that fraction over the clients, from 0 to 1.
-        rounds: Mean length of an online spell; by default each round is drawn independently.
+        rounds: Mean length of an online spell; by default rounds are independent.
         day: Rounds of a day, if there are days.
         leave: Probability that a chosen client drops out during the round, after it received its model.
         trace: A file instead of chance.
@@ -297,8 +297,8 @@ class FleetSection(Section):
             itself). Levels or a plan that cut depth only, or width only, are for methods that do so; others search.
         scaling: How levels differ: "both" (ScaleFL Eq. 1), "width", "depth", "depth_first" (whole early blocks, and
             only then width), or "auto" (a rule by cost and model). By default as the method says.
-        reports_budget: Whether clients report their budgets to the server; by default, whether the method needs it.
-        drift: How budgets move during the run; they stay by default.
+        reports_budget: Whether clients report their budgets to the server; by default as the method needs.
+        drift: How budgets move during the run; by default they stay.
         slow: Clients that are slower than their profile; none by default.
         jitter: Standard deviation, of the logarithm, by which speed and link differ from round to round.
         availability: When clients are connected; always by default.
@@ -445,7 +445,7 @@ class EvaluationPartSection(Section):
     """`[evaluate] between`: the part that evaluations before the last one measure, the same each time.
 
     Attributes:
-        clients: Largest number of clients; all by default, as of the others.
+        clients: Largest number of clients; all by default.
         client_samples: Largest number of samples of each client; all by default.
         samples: Largest number of samples of the whole test set; all by default.
         statistics_samples: Largest number of training samples for static statistics, over all clients; all by default.

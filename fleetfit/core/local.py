@@ -105,8 +105,8 @@ class LocalSection(Section):
         max_steps: Largest number of optimizer steps.
         patience: Early stopping: stop after this many checks without improvement of the client's validation loss, and
             restore the best weights. A client without validation data trains all epochs.
-        check_every: Steps between two checks of early stopping, with one before the first step; by default it checks
-            after every epoch.
+        check_every: Steps between two checks of early stopping, with one before the first step; by default after
+            every epoch.
         compress: Send the change of the state in "float16" or "int8" (`fleetfit.messages`), instead of the state.
         schedule: Learning rate over the rounds.
         schedule_in_round: "cosine" lets the learning rate fall to 0 along half a cosine over the round's steps.

@@ -63,7 +63,7 @@ class ImageSpec:
 
     Attributes:
         size: Side in pixels to which images are cut (centered square) and resized; None: all must have the same size.
-        channels: 1 (grey) or 3 (RGB); None: 1 if every image is grey, else 3 (always 3 for encoded images).
+        channels: 1 (gray) or 3 (RGB); None: 1 if every image is gray, else 3 (always 3 for encoded images).
         center: Share of the shorter side for the square; only with a size.
         lazy: Whether images stay encoded; None: from 8 GiB of decoded images on.
         max_bytes: Limit of all decoded images, for a set of a known size.
@@ -86,7 +86,7 @@ class ImageSpec:
         if self.size is not None and self.size < 1:
             raise DataError(f"{name}: size must be at least 1 pixel, got {self.size}.", key="size")
         if self.channels not in (None, 1, 3):
-            raise DataError(f"{name}: channels must be 1 (grey) or 3 (RGB), got {self.channels}.", key="channels")
+            raise DataError(f"{name}: channels must be 1 (gray) or 3 (RGB), got {self.channels}.", key="channels")
         if not 0 < self.center <= 1:
             raise DataError(f"{name}: center must be above 0 and at most 1, got {self.center}.", key="center")
         if self.center < 1 and self.size is None:
@@ -257,7 +257,7 @@ def decode_all(source: ImageSource, spec: ImageSpec, allocate: cache.Allocate) -
 
 
 def _find_channels(source: ImageSource) -> int:
-    """Return 1 if every image is grey, else 3."""
+    """Return 1 if every image is gray, else 3."""
     index = 0
     for contents in source.batches():
         for content in contents:

@@ -1,4 +1,4 @@
-"""FedDF: width only, and the server distils what it received into the global model (Lin et al., NeurIPS 2020).
+"""FedDF: width only, and the server distills what it received into the global model (Lin et al., NeurIPS 2020).
 
 Levels and clients are those of `heterofl` without its options. The student starts from each round's coverage mean, and
 all received models teach it on unlabeled data (`[data] server`): the loss on a batch is
@@ -101,7 +101,7 @@ class DistilledMean:
         job = Job(
             "train", server.round, server.round + 1, 0, None, full_submodel(layout),
             apply_mean(server.state, aggregate), make_distillation_spec(self._teachers, students, self._temperature),
-            derive_seed(federation.seed, server.round, "distil"), local=self._local,
+            derive_seed(federation.seed, server.round, "distill"), local=self._local,
         )  # fmt: skip
         update = run_on_server(job, get_server_device(federation))
         coverage = concat_state(aggregate.coverage)
@@ -126,7 +126,7 @@ def get_server_device(federation: Federation) -> Device:
     device = federation.device
     if device is None or device.unlabeled is None:
         raise ConfigError(
-            'feddf distils on data of the server: set [data] server, such as { name = "cifar100" }.', key="data.server"
+            'feddf distills on data of the server: set [data] server, such as { name = "cifar100" }.', key="data.server"
         )
     return replace(device, data=device.unlabeled.to(device.accelerator))
 

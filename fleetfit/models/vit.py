@@ -4,7 +4,7 @@ Dosovitskiy et al., ICLR 2021; Touvron et al., ICML 2021. Square patches, a clas
 of attention and MLP with the norms before them. A classifier may sit after any block: layer norm and a linear layer on
 the class token; the last exit has the final norm and the classifier of the checkpoint, where it has them. With `head =
 "pooler"` classifiers have a linear layer and tanh instead of the norm, with "linear" neither; both begin anew. A
-checkpoint made for other image sizes gets its position table resized (bicubic); one for color reads grey images as if
+checkpoint made for other image sizes gets its position table resized (bicubic); one for color reads gray images as if
 repeated.
 
 With `heads = "fixed"` a narrower model keeps all heads and makes them smaller, with the rounding of ReeFL's ScaleFL
@@ -118,7 +118,7 @@ class Vit(EncoderFamily):
             return state
         kernel, positions = state["embeddings.patches.weight"], state["embeddings.positions"]
         if self.image[0] == 1 != kernel.shape[1]:
-            state["embeddings.patches.weight"] = kernel.sum(1, keepdim=True)  # as if grey were repeated in each color
+            state["embeddings.patches.weight"] = kernel.sum(1, keepdim=True)  # as if gray were repeated in each color
         if positions.shape[1] != self.token_count:
             state["embeddings.positions"] = _resize_positions(positions, 1 + self.distilled, self.grid)
         return state

@@ -31,7 +31,7 @@ MEANINGS = {
 BATCH = ", batch"
 """Suffix of the name of an accuracy with batch statistics: "global, batch"."""
 ATTACKED = ("backdoor", "hostile_excluded", "honest_excluded", *(f"honest_excluded_{n}" for n in range(1, 9)))
-"""For runs with `[attack]`: success of a backdoor, and the shares of updates excluded by a defence, also by level."""
+"""For runs with `[attack]`: success of a backdoor, and the shares of updates excluded by a defense, also by level."""
 COLUMNS = (*ON_THE_WAY, "best_exit", "avg", "full", "waste", *ATTACKED, ROUNDS, f"local{BATCH}", f"global{BATCH}")
 """The names that `[compare] columns` may have; `docs/experiments.md` explains each."""
 _HEADLINE_NUMBERS = tuple(name for name in COLUMNS if name != ROUNDS and not name.endswith(BATCH))

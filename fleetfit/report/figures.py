@@ -225,5 +225,5 @@ def draw_levels(
                 )  # fmt: skip
     count = max(len(seeds) for seeds in rows.values())
     over = f" (mean ± standard deviation of {count} seeds)" if count > 1 else ""
-    add_notes(figure, [f"grey frame: full model; lines: exits; above: local {score}{over}"])
+    add_notes(figure, [f"gray frame: full model; lines: exits; above: local {score}{over}"])
     return figure

@@ -93,8 +93,9 @@ def explain_order(summaries: "Sequence[SummaryRecord]") -> list[str]:
         is_late = parts.last_is_behind and not _is_private(summaries)
         has_caught_up = has_caught_up and not is_late
         behind = [f"{name} {part}" for part in parts.means if part in parts.behind]
-        late = f"{' and '.join(behind)} {'has' if len(behind) == 1 else 'have'} not caught up"
-        worse = f"{' and '.join(behind)} {'does' if len(behind) == 1 else 'do'} worse than a {_SMALLER[name]}"
+        some = f"{', '.join(behind[:-1])} and {behind[-1]}" if len(behind) > 1 else behind[0]
+        late = f"{some} {'has' if len(behind) == 1 else 'have'} not caught up"
+        worse = f"{some} {'does' if len(behind) == 1 else 'do'} worse than a {_SMALLER[name]}"
         rounds = f"{summaries[0].rounds} round{'' if summaries[0].rounds == 1 else 's'}"
         sentences.append(f"After {rounds} {late if is_late else worse}: {numbers}, {parts.data}.")
     return sentences if has_caught_up else _add_reason(sentences)

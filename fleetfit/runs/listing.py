@@ -350,7 +350,7 @@ def _plan_run(run: RunInfo, last: bool) -> RemovedCheckpoints:
         count = _find_newest_readable(checkpoints)
         if count < 0:
             return RemovedCheckpoints(run.folder, finished=run.finished, kept="none of its checkpoints can be read")
-    best = None if last else RunFolder(run.folder).find_best()
+    best = None if last or not checkpoints else RunFolder(run.folder).find_best()
     old = [path for path in checkpoints[:count] if best is None or parse_round(path) != best.round]
     size = sum(path.lstat().st_size for path in old if path.exists())
     return RemovedCheckpoints(run.folder, tuple(old), size, bool(old) and len(old) == len(checkpoints), run.finished)

@@ -271,7 +271,7 @@ class HonestyRecord(Record):
 
 
 class ReceivedRecord(Record):
-    """Updates that clients sent, and those that a defence excluded."""
+    """Updates that clients sent, and those that a defense excluded."""
 
     sent: HonestyRecord
     left_out: HonestyRecord
@@ -445,7 +445,7 @@ class SummaryRecord(Record):
         multiply_adds: Of all clients.
         name: Name of the run.
         seed: Its seed.
-        hostile_excluded: Share of the hostile clients' updates that a defence left out; likewise `honest_excluded`.
+        hostile_excluded: Share of the hostile clients' updates that a defense left out; likewise `honest_excluded`.
         best: The best round on validation data; None without evaluations on them.
     """
 

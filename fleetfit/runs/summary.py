@@ -103,7 +103,7 @@ def _drop_clients(value: Any) -> Any:
 
 
 def _make_excluded_shares(rounds: Sequence[RoundRecord]) -> dict[str, float | None]:
-    """Return the shares of hostile and honest clients' updates that a defence excluded, over all rounds.
+    """Return the shares of hostile and honest clients' updates that a defense excluded, over all rounds.
 
     Returns:
         "hostile_excluded", "honest_excluded", and by level "honest_excluded_1"; empty if no client is hostile and the

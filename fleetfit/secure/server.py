@@ -118,7 +118,7 @@ class SecureServer:
             raise RunError(
                 f"no part of the model is covered by {self._rules.minimum} members of the cohort, so no sum could be "
                 "seen.",
-                key="minimum",
+                key="secure.min_clients",
             )
         self._roster = Roster(self._run, self._round, needed, members, tuple(blocks))
         return self._roster
@@ -244,7 +244,7 @@ class SecureServer:
         if not blocks:
             raise RunError(
                 f"no block has {self._rules.minimum} members left, and a sum of fewer would reveal too much of one.",
-                key="minimum",
+                key="secure.min_clients",
             )
         secrets = {
             (client, kind): self._restore_secret(client, kind)

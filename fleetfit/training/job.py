@@ -305,6 +305,7 @@ class EarlyStopping:
         self._stops = False
         if self._cost and local.check_every is not None:
             self._check()
+            self._checks_since_best, self._stops = 0, False  # also after a loss that is not finite
 
     def cost_after_step(self, steps: int) -> int:
         """Return the samples of the check after a number of steps; 0 for no check."""

@@ -22,7 +22,7 @@ class LocalModel:
 
     Attributes:
         module: The module.
-        flat: All travelling tensors [size] in the layout's order, trained parameters first: side by side on the host;
+        flat: All traveling tensors [size] in the layout's order, trained parameters first: side by side on the host;
             on CUDA each begins at a multiple of 16 bytes, since kernels for channels-last need aligned weights.
         trained: The part of `flat` that is trained.
         grad: Gradients of `trained`.

@@ -71,7 +71,7 @@ def test_fortran_order_and_empty_arrays(save: Callable[..., str]) -> None:
 
 
 def test_splits_of_the_file(save: Callable[..., str]) -> None:
-    """As `mnist.npz`: grey images without a channel."""
+    """As `mnist.npz`: gray images without a channel."""
     first, second = (RNG.integers(0, 256, (n, 4, 4), dtype=np.uint8) for n in (10, 6))
     file = save(x_train=first, y_train=np.arange(10) % 5, x_test=second, y_test=np.arange(6) % 5)
     data = arrays(file, validation=0.2)
@@ -153,9 +153,9 @@ def test_what_somebody_says_of_mean_and_std_counts(save: Callable[..., str], sta
 
 
 def test_the_array_that_somebody_names_is_looked_at(save: Callable[..., str]) -> None:
-    file = save(x=RNG.random((40, 3)), grey=RNG.integers(0, 255, (40, 9, 9), dtype=np.uint8), y=np.arange(40) % 2)
+    file = save(x=RNG.random((40, 3)), gray=RNG.integers(0, 255, (40, 9, 9), dtype=np.uint8), y=np.arange(40) % 2)
     assert load_experiment({"data": {"path": file}}).data.settings["standardize"] is True
-    assert load_experiment({"data": {"path": file, "x": "grey"}}).data.settings["standardize"] is False
+    assert load_experiment({"data": {"path": file, "x": "gray"}}).data.settings["standardize"] is False
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint16, np.bool_])

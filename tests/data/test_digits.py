@@ -18,13 +18,13 @@ def test_facts_are_true() -> None:
 
 
 def test_pixels_are_scikit_learns() -> None:
-    grey, label = load_digits(return_X_y=True)
+    gray, label = load_digits(return_X_y=True)
     data = digits()
-    assert np.array_equal(data.x.numpy().reshape(-1, 64), np.rint(grey * 255 / 16)) and data.x.dtype == torch.uint8
+    assert np.array_equal(data.x.numpy().reshape(-1, 64), np.rint(gray * 255 / 16)) and data.x.dtype == torch.uint8
     assert np.array_equal(data.y.numpy(), label) and data.y.dtype == torch.int64
     x, y = data.batch(torch.arange(len(label)))
     unit = x * 0.376 + 0.305
-    assert np.abs(unit.numpy().reshape(-1, 64) - grey / 16).max() < 0.5 / 255 + 1e-5  # 16 grey values in 255 steps
+    assert np.abs(unit.numpy().reshape(-1, 64) - gray / 16).max() < 0.5 / 255 + 1e-5  # 16 gray values in 255 steps
     assert y.tolist() == label.tolist()
     assert abs(float(x.mean())) < 0.01 and abs(float(x.std()) - 1) < 0.01
 

@@ -29,7 +29,7 @@ def pages(count: int, seed: int = 0) -> np.ndarray:
 
 
 def as_leaf(writers: dict[str, tuple[np.ndarray, list[int]]]) -> str:
-    """What LEAF's preprocessing writes: grey values divided by 255, in lists."""
+    """What LEAF's preprocessing writes: gray values divided by 255, in lists."""
     data = {w: {"x": (x.reshape(len(x), 784) / 255.0).tolist(), "y": y} for w, (x, y) in writers.items()}
     return json.dumps({"users": [*writers], "num_samples": [len(y) for _, y in writers.values()], "user_data": data})
 

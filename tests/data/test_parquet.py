@@ -104,16 +104,16 @@ def test_each_group_gives_up_its_share(tmp_path: Path, write: Write, picture: Pi
 
 
 def test_grey_and_color(tmp_path: Path, write: Write, picture: Picture) -> None:
-    grey, color = noise(1, 3, 3)[0], noise(1, 3, 3, 3)[0]
-    write(tmp_path / "train.parquet", [picture(grey)] * 5 + [picture(color)], [0] * 6)
+    gray, color = noise(1, 3, 3)[0], noise(1, 3, 3, 3)[0]
+    write(tmp_path / "train.parquet", [picture(gray)] * 5 + [picture(color)], [0] * 6)
     mixed = images(str(tmp_path), test=0.0)
     assert mixed.x.shape == (6, 3, 3, 3)
-    assert np.array_equal(mixed.x[0].numpy(), np.stack([grey] * 3))
+    assert np.array_equal(mixed.x[0].numpy(), np.stack([gray] * 3))
     assert np.array_equal(mixed.x[5].numpy(), color.transpose(2, 0, 1))
     as_grey = images(str(tmp_path), test=0.0, channels=1)
     luma = (color.astype(np.float64) * [0.299, 0.587, 0.114]).sum(-1)  # ITU-R 601, as Pillow documents
     assert np.abs(as_grey.x[5, 0].numpy() - luma).max() <= 1
-    write(tmp_path / "train.parquet", [picture(grey)] * 5, [0] * 5)
+    write(tmp_path / "train.parquet", [picture(gray)] * 5, [0] * 5)
     assert images(str(tmp_path), test=0.0).x.shape == (5, 1, 3, 3)
 
 
@@ -232,11 +232,11 @@ def test_where_the_files_are(tmp_path: Path, write: Write, picture: Picture, mon
 
 
 def test_known_sets(tmp_path: Path, write: Write, picture: Picture) -> None:
-    grey = [picture(p) for p in noise(20, 28, 28)]
+    gray = [picture(p) for p in noise(20, 28, 28)]
     color = [picture(p) for p in noise(100, 32, 32, 3)]
     for split in ("train", "test"):
-        write(tmp_path / "mnist" / f"{split}-00000-of-00001.parquet", grey, [i % 10 for i in range(20)])
-        write(tmp_path / "fashion_mnist" / f"{split}.parquet", grey, [i % 10 for i in range(20)])
+        write(tmp_path / "mnist" / f"{split}-00000-of-00001.parquet", gray, [i % 10 for i in range(20)])
+        write(tmp_path / "fashion_mnist" / f"{split}.parquet", gray, [i % 10 for i in range(20)])
         coarse = [i % 20 for i in range(100)]
         write(
             tmp_path / "cifar100" / f"{split}.parquet",

@@ -240,7 +240,7 @@ def write_table(form: str, splits: bool = False, **keys: Any) -> Keys:
 def make_samples(kind: str, rows: int = 40) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(5)
     y = np.arange(rows) % 3
-    shape, dtype = {"rows": ((6,), "f4"), "images": ((8, 8, 3), "u1"), "grey": ((8, 8), "u1"), "doubles": ((5,), "f8"),
+    shape, dtype = {"rows": ((6,), "f4"), "images": ((8, 8, 3), "u1"), "gray": ((8, 8), "u1"), "doubles": ((5,), "f8"),
                     "series": ((20, 3), "f4"), "tokens": ((12,), "i4"), "halves": ((4,), "f2")}[kind]  # fmt: skip
     return (rng.integers(0, 20, (rows, *shape)) if dtype[0] in "ui" else rng.normal(2, 3, (rows, *shape))).astype(
         dtype
@@ -337,7 +337,7 @@ CASES: dict[str, Callable[[], Keys]] = {
     "table with groups": lambda: write_table("csv", groups="site", missing=["s9", "4.5"], samples=30),
     "table with codes": lambda: write_table("csv", label="code"),
     **{f"arrays of {kind}": lambda kind=kind: write_arrays(kind)  # type: ignore[misc]
-       for kind in ("rows", "images", "grey", "doubles", "series", "halves")},
+       for kind in ("rows", "images", "gray", "doubles", "series", "halves")},
     "arrays in a folder": lambda: write_arrays("rows", "npy", groups="who"),
     "arrays in splits": lambda: write_arrays("images", "splits"),
     "arrays in splits of a folder": lambda: write_arrays("rows", "npy splits", groups="who"),

@@ -35,7 +35,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 tokenizers = pytest.importorskip("tokenizers")
 
 GOOD = ["a lovely film", "lovely, lovely acting", "films that love", "what a lovely day", "love it", "lovely and fine"]
-BAD = ["a dull film", "dull, dull acting", "films that bore me", "what a dull day", "bore me", "dull and grey"]
+BAD = ["a dull film", "dull, dull acting", "films that bore me", "what a dull day", "bore me", "dull and gray"]
 TEXTS = [t for pair in zip(GOOD, BAD, strict=True) for t in pair]
 LABELS = ["good", "bad"] * 6
 TEST = (["a fine film", "boring"], ["good", "bad"])

@@ -57,9 +57,9 @@ def test_a_patch_without_attention_shows_the_image_and_one_with_all_of_it_the_co
     assert result.shape == (4, 4, 3)
     white, black = result[0, 0], result[3, 0]
     assert white.tolist() == [1, 1, 1] and len(set(black.tolist())) == 1 and 0 < black[0] < 1
-    for row, grey in ((0, white), (3, black)):
+    for row, gray in ((0, white), (3, black)):
         red = result[row, 3]
-        assert red[0] >= grey[0] and red[1] < 0.4 * grey[1] and red[1] == red[2]
+        assert red[0] >= gray[0] and red[1] < 0.4 * gray[1] and red[1] == red[2]
     torch.testing.assert_close(result[:2, :2], white.expand(2, 2, 3))
 
 

@@ -35,7 +35,7 @@ def left(scores: Scores, seed: int = 1) -> Tensor:
 
 
 def images(scores: Scores, names: tuple[str, ...] = NAMES, channels: int = 3) -> Data:
-    """Images of one grey each: sample i has the value i."""
+    """Images of one gray each: sample i has the value i."""
     total = int(scores.indices.max()) + 1
     x = torch.arange(total, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, channels, 4, 4).contiguous()
     y = torch.zeros(total, dtype=torch.int64)
@@ -106,7 +106,7 @@ def test_the_picture_shows_those_samples_with_those_borders(channels: int) -> No
     for axes, panel in zip(figure.axes, exits.select_panels(scores, where, 1, share=1.0), strict=True):
         drawn: list[Any] = list(axes.images)
         shown = [round(255 * float(image.get_array()[0, 0, 0])) for image in drawn]
-        assert shown == scores.indices[panel.samples].tolist(), "grey levels name the samples"
+        assert shown == scores.indices[panel.samples].tolist(), "gray levels name the samples"
         assert {image.get_interpolation() for image in drawn} <= {"nearest"}
         framed = {(p.get_x(), p.get_y()): matplotlib.colors.to_hex(p.get_edgecolor()) for p in axes.patches}
         for image, n in zip(drawn, panel.samples.tolist(), strict=True):

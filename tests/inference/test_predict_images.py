@@ -135,7 +135,7 @@ def test_the_table_names_the_level(trained: ff.Run) -> None:
 
 
 def test_a_run_with_a_size_resizes_as_in_training(tmp_path: Path) -> None:
-    """Grey photos of several sizes, and the central part of each; new ones in the folder's form give the same bits."""
+    """Gray photos of several sizes, and the central part of each; new ones in the folder's form give the same bits."""
     for number in range(30):
         for kind, brightness in (("dark", 20), ("light", 200)):
             write_image(tmp_path / "photos" / kind / f"{number}.png", brightness, (30 + number, 40), "L")

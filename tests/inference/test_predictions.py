@@ -273,6 +273,13 @@ def test_a_frame_of_predictions_fits_the_frame_of_samples(tmp_path: Path) -> Non
     accuracy = run.predict(frame[40:]).accuracy
     assert (answers["prediction"] == frame["target"][40:]).mean() == accuracy
     assert run.evaluate(frame[40:])["static"]["full"] == pytest.approx(accuracy)
+    assert run.predict(frame[40:], exit="all").by_exit[0].to_frame().index.equals(frame[40:].index)
+
+
+def test_classes_that_only_look_like_numbers_stay_texts(tmp_path: Path) -> None:
+    frame = pandas.DataFrame(X, columns=list("abcde")).assign(zip=np.array(["01", "02"])[Y % 2])
+    run = ff.run(data={"name": frame, "label": "zip"}, out=tmp_path / "run", **MLP)
+    assert set(run.predict(frame).to_frame()["prediction"]) <= {"01", "02"}
 
 
 def test_predictions_are_a_data_frame(rows: ff.Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

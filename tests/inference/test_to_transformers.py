@@ -179,16 +179,16 @@ def test_vit_and_deit(tmp_path: Path, heads: str, width: float, exits: tuple[int
 
 
 def test_other_arithmetic_and_tables(tmp_path: Path) -> None:
-    """What is not usual goes through the config: activation, eps, biases, dropouts, square and grey images."""
+    """What is not usual goes through the config: activation, eps, biases, dropouts, square and gray images."""
     data = tokens()
     family = small_bert(data, dropout=0.25)
     family = replace(family, encoder=replace(family.encoder, activation="gelu_new", eps=1e-3), head_dropout=0.5)
     config = agrees(level(family, data), tmp_path / "bert")
     assert (config["hidden_dropout_prob"], config["classifier_dropout"], config["layer_norm_eps"]) == (0.25, 0.5, 1e-3)
-    grey = images(1, (8, 8))
-    model = small_vit(grey)
+    gray = images(1, (8, 8))
+    model = small_vit(gray)
     model = replace(model, encoder=replace(model.encoder, activation="relu", bias=False, eps=1e-2))
-    config = agrees(level(model, grey), tmp_path / "vit")
+    config = agrees(level(model, gray), tmp_path / "vit")
     assert (config["image_size"], config["num_channels"], config["qkv_bias"]) == (8, 1, False)
 
 

@@ -466,7 +466,7 @@ def _encode_classes(labels: NDArray[Any], run_data: Data) -> Tensor:
     return torch.tensor([numbers[str(text)] for text in texts])
 
 
-_CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
+_CHANNELS = (1, 3, 4)  # gray, RGB, RGBA
 _FEW, _MANY = 4, 16  # pixels: a side has more than the first number, and a dimension of the second is certainly a side
 
 
@@ -513,9 +513,9 @@ def find_layout(x: NDArray[Any], what: str, channels_last: ChannelsLast, standar
     first, second = x.shape[1:]
     if channels_last is None and 1 not in (first, second) and max(first, second) < _CLEAR * min(first, second):
         raise DataError(
-            f"{what} {list(x.shape)} may be series [N, time, channels] or [N, channels, time], or grey images. Set "
+            f"{what} {list(x.shape)} may be series [N, time, channels] or [N, channels, time], or gray images. Set "
             'channels_last = true or false in [data], or in Python data={"name": (x, y), "channels_last": True}. Give '
-            "grey images a dimension for their channel: x[:, None].",
+            "gray images a dimension for their channel: x[:, None].",
             key="channels_last",
         )
     last = second < first if channels_last is None else channels_last

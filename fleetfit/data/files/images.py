@@ -108,12 +108,12 @@ def images(
             the folder FLEETFIT_DATA.
         image: Column of the images; None: `img` or `image`. In a table of files its column is found.
         label: Column of the labels, integers or text; None: `label`, `labels`, `fine_label`, `coarse_label` or
-            `character`. In a table of files see `find_file_table`.
+            `character`. In a table of files it is detected.
         groups: Column of a natural group such as "writer_id", numbered in ascending order; None: no groups. Folders of
             devices are groups.
         size: Side in pixels. Images are cut to a centered square and resized. None: all images must have the same size.
         center: Share of the shorter side that the square keeps; with ImageNet often 0.875, 224 of 256 pixels.
-        channels: 1 (grey) or 3 (RGB); None: 1 if every image is grey, else 3 (always 3 if images stay encoded).
+        channels: 1 (gray) or 3 (RGB); None: 1 if every image is gray, else 3 (always 3 if images stay encoded).
         lazy: Whether images stay encoded on disk and are decoded batch by batch; None: above 8 GiB of decoded images.
         validation: Share of the training images to hold out, if there is no validation set.
         test: Share of the images to hold out as the test set, if there is only a training set.
@@ -122,7 +122,7 @@ def images(
             "none": nothing.
         mean: Per channel, or one for all, of pixels in [0, 1].
         std: Per channel, or one for all.
-        resize: Side in pixels to which batches are resized after augmentation; None: they keep their size.
+        resize: Side in pixels to which batches are resized after augmentation; None: no resizing.
         samples: Number of training images to draw, in proportion for every label, those held out for validation
             included; None: all.
         exif_orientation: Whether to apply the EXIF orientation, as viewers do; false: images stay as stored.

@@ -263,8 +263,8 @@ def sounds(
     Args:
         folder: A folder of class folders, a table of files, or the folder of one. A relative path that does not exist
             is looked up in the folder FLEETFIT_DATA.
-        label: Column of the labels in a table of files (see `find_file_table`).
-        groups: Column of the devices in such a table. Folders of devices are groups.
+        label: Column of the labels in a table of files; None: detected.
+        groups: Column of the devices in such a table; None: detected. Folders of devices are groups.
         sample_rate: Samples per second. Sounds of other rates are resampled. `data.path` sets the most common rate of
             the training sounds.
         seconds: Length of a sound, rounded to whole hops; None: the most common one of the training sounds.

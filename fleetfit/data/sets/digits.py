@@ -23,7 +23,7 @@ FACTS = Facts(
 
 
 def digits(validation: float = 0.1, test: float = 0.2, seed: int = 0, augment: str | None = None) -> Data:
-    """Return the digits as images [1797, 1, 8, 8], their 17 grey values 0..16 spread over 0..255.
+    """Return the digits as images [1797, 1, 8, 8], their 17 gray values 0..16 spread over 0..255.
 
     Args:
         validation: Share of the training images to hold out, class by class, 0 <= validation < 1.
@@ -36,8 +36,8 @@ def digits(validation: float = 0.1, test: float = 0.2, seed: int = 0, augment: s
     """
     with gzip.open(Path(__file__).with_name("digits.csv.gz"), "rt", encoding="ascii") as file:
         rows = np.loadtxt(file, delimiter=",")
-    grey, y = rows[:, :-1], rows[:, -1].astype(np.int64)
-    x = np.rint(grey * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
+    gray, y = rows[:, :-1], rows[:, -1].astype(np.int64)
+    x = np.rint(gray * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
     remaining, test_indices = hold_out(np.arange(len(y)), y, test, seed, "test")
     train, validation_indices = hold_out(remaining, y[remaining], validation, seed)
     return Data(

@@ -54,12 +54,12 @@ def femnist(
 
     Args:
         folder: The folder with its files or the one above; a relative path that does not exist is searched for in the
-            folder FLEETFIT_DATA. None: FLEETFIT_DATA names the one above.
+            folder FLEETFIT_DATA. None: in the folder FLEETFIT_DATA.
         validation: Share of each writer's training images to hold out, 0 <= validation < 1.
         test: Share of each writer's images to hold out as the test set, if there is no test file.
         augment: Augmentation of training batches, such as "crop"; None: nothing.
         seed: Seed of the held out samples.
-        resize: Side in pixels to which batches are enlarged after augmentation; None: they keep their size.
+        resize: Side in pixels to which batches are enlarged after augmentation; None: no resizing.
         hub: Whether to download the set from the Hugging Face hub if it is not on disk.
 
     Raises:
@@ -131,22 +131,22 @@ def _read_leaf(splits: dict[str, list[Path]]) -> Rows:
 
 
 def _parse_pixels(x: list[object], path: Path, writer: str) -> NDArray[np.uint8]:
-    """Return LEAF's grey values 0..1 as 0..255, from which LEAF made them."""
+    """Return LEAF's gray values 0..1 as 0..255, from which LEAF made them."""
     if not x:
         return np.zeros((0, _SIDE**2), dtype=np.uint8)
     try:
-        grey = np.array(x, dtype=np.float64).reshape(len(x), -1)
+        gray = np.array(x, dtype=np.float64).reshape(len(x), -1)
     except (TypeError, ValueError, OverflowError) as error:
         raise DataError(
             f'{path}: the images of writer "{writer}" must be lists of numbers: {error}', path=path
         ) from error
-    if grey.shape[1] != _SIDE**2 or not 0 <= grey.min() <= grey.max() <= 1:
+    if gray.shape[1] != _SIDE**2 or not 0 <= gray.min() <= gray.max() <= 1:
         raise DataError(
-            f'{path}: an image of writer "{writer}" must be {_SIDE**2} numbers from 0 to 1, got {grey.shape[1]} from '
-            f"{grey.min():g} to {grey.max():g}.",
+            f'{path}: an image of writer "{writer}" must be {_SIDE**2} numbers from 0 to 1, got {gray.shape[1]} from '
+            f"{gray.min():g} to {gray.max():g}.",
             path=path,
         )
-    return np.rint(grey * 255).astype(np.uint8)
+    return np.rint(gray * 255).astype(np.uint8)
 
 
 def _parse_labels(labels: list[object], path: Path, writer: str) -> NDArray[np.int64]:

@@ -38,14 +38,14 @@ def imagenet(
     which takes as much again; folders are read in place.
 
     Args:
-        folder: The folder with its files or the one above; None: FLEETFIT_DATA names the one above.
+        folder: The folder with its files or the one above; None: in the folder FLEETFIT_DATA.
         size: Side in pixels of the images that a model gets.
         center: Share of the shorter side that evaluation sees, 0 < center <= 1; 0.875 is 224 of 256 pixels.
         lazy: Whether images stay encoded; None: above 8 GiB of decoded images, as the whole set is from 47 pixels on.
         validation: Share of the training images to hold out, class by class, 0 <= validation < 1.
         augment: Augmentation of training batches; "resized-crop" takes 8% to 100% of the area. "none": the center.
         seed: Seed of the held out samples.
-        resize: Side in pixels to which batches are enlarged after augmentation; None: they keep their size.
+        resize: Side in pixels to which batches are enlarged after augmentation; None: no resizing.
         exif_orientation: Whether to apply the EXIF orientation; false: images stay as stored.
         hub: Whether to download the set from the Hugging Face hub if it is not on disk; requires its license.
 

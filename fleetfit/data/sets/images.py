@@ -43,7 +43,7 @@ SETS = {
         {"augment": None},
     ),
     "fashion_mnist": Preset(
-        "Fashion-MNIST: 70,000 grey images of clothes, in the format of MNIST.",
+        "Fashion-MNIST: 70,000 gray images of clothes, in the format of MNIST.",
         {"name": "fashion_mnist", "repository": "zalando-datasets/fashion_mnist", **_GREY,
          "mean": (0.2860,), "std": (0.3530,)},
         {"augment": None},
@@ -75,12 +75,12 @@ def _make_images(
         label: Column of the labels.
         mean: Mean of its training images, one per channel.
         std: Standard deviation of its training images, one per channel.
-        folder: The folder with its files or the one above; None: FLEETFIT_DATA names the one above.
+        folder: The folder with its files or the one above; None: in the folder FLEETFIT_DATA.
         validation: Share of the training images to hold out, class by class, 0 <= validation < 1.
         augment: Augmentation of training batches; "crop-flip" pads 4 pixels, "crop" does not mirror, "none" is nothing.
         seed: Seed of the held out samples.
         coarse: Whether the labels are the 20 superclasses.
-        resize: Side in pixels to which batches are enlarged after augmentation; None: they keep their size.
+        resize: Side in pixels to which batches are enlarged after augmentation; None: no resizing.
         samples: Number of training images to draw, class by class, those held out included; None: all.
         hub: Whether to download the set from the Hugging Face hub if it is not on disk.
         normalize: By "fixed" values, mean 0.5 and deviation 0.25, or by the set's "own" mean and deviation per channel.

@@ -69,7 +69,7 @@ def shakespeare(
     files in `data/train` and `data/test`, or `data/all_data`; or Parquet files of LEAF's windows, as on the hub.
 
     Args:
-        folder: The folder with its files or the one above; None: FLEETFIT_DATA names the one above.
+        folder: The folder with its files or the one above; None: in the folder FLEETFIT_DATA.
         level: "characters", or "words" (lower-cased; punctuation marks and line ends are words, too).
         length: Tokens of a window.
         score: "all": every token of a window predicts the next one, and windows do not overlap. "last": only the last

@@ -69,7 +69,7 @@ def _make_short_texts(
         name: The set's name.
         repository: Its repository on the hub.
         class_names: One per class.
-        folder: The folder with its files or the one above; None: FLEETFIT_DATA names the one above.
+        folder: The folder with its files or the one above; None: in the folder FLEETFIT_DATA.
         tokenizer: Folder of a Hugging Face checkpoint, or a tokenizer.json; None: word pieces are learned from the
             training texts, lower-cased.
         vocabulary: Maximal number of word pieces, if they are learned.

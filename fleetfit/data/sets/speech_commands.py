@@ -72,7 +72,7 @@ def speech_commands(
 
     Args:
         folder: The folder with its files or the one above; a relative path that does not exist is searched for in the
-            folder FLEETFIT_DATA. None: FLEETFIT_DATA names the one above.
+            folder FLEETFIT_DATA. None: in the folder FLEETFIT_DATA.
         division: "official": the lists or files, in which no speaker is in two splits; or "speakers": shares of every
             speaker's sounds are held out, so that each can be tested on its own.
         n_mels: Bands, the height of a spectrogram.
@@ -82,7 +82,7 @@ def speech_commands(
         test: Share of each speaker's sounds to hold out as the test set, if there is none.
         augment: Augmentation of training batches, such as "crop", which moves them in time and pitch; None: nothing.
         seed: Seed of the held out samples.
-        resize: Side in pixels to which batches are resized after augmentation; None: they keep their size.
+        resize: Side in pixels to which batches are resized after augmentation; None: no resizing.
         hub: Whether to download the set from the Hugging Face hub if it is not on disk.
 
     Raises:

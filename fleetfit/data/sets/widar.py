@@ -44,7 +44,7 @@ def widar(file: str = "widar.npz", validation: float = 0.1, seed: int = 0, resiz
         file: The .npz file; a relative path that does not exist is searched for in the folder FLEETFIT_DATA.
         validation: Share of each user's training samples to hold out, 0 <= validation < 1.
         seed: Seed of the held out samples.
-        resize: Side to which the 20 x 20 velocities are resized batch by batch; None: they keep their size.
+        resize: Side to which the 20 x 20 velocities are resized batch by batch; None: no resizing.
 
     Raises:
         DataError: The file is missing or has other arrays, or `validation` is out of range.

@@ -12,7 +12,7 @@ from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import LevelRecord
 
 _LEGEND = Paragraph(
-    "Grey frame: the full model, width across and depth down. Colored: the level. Lines: exits. Dashed: the smaller "
+    "Gray frame: the full model, width across and depth down. Colored: the level. Lines: exits. Dashed: the smaller "
     "levels inside. The method chooses which channels are kept.",
     "quiet",
 )
