@@ -30,7 +30,7 @@ PHRASE = re.compile(
     r"what (is|was|were|are) (in|on|to|of|there|sent|kept|trained|asked|known)|"
     r"\w*(optimi|normali|initiali|standardi|tokeni|quanti|regulari|minimi|maximi|summari|seriali|recogni|generali)"
     r"s(e|ing|ation)\w*|"
-    r"\w*(colour|neighbour|behaviour|favour|centre|labell|modell|travell)\w*|defences?|licence|grey|(mis)?spelt|distils?|"
+    r"\w*(colour|neighbour|behaviour|favour|centre|labell|modell|travell)\w*|defences?|licence|grey|(mis)?spelt|"
     r"analys(e|ing))\b",  # American, as in the libraries of this field
     re.IGNORECASE,
 )

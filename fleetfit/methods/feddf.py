@@ -101,7 +101,7 @@ class DistilledMean:
         job = Job(
             "train", server.round, server.round + 1, 0, None, full_submodel(layout),
             apply_mean(server.state, aggregate), make_distillation_spec(self._teachers, students, self._temperature),
-            derive_seed(federation.seed, server.round, "distill"), local=self._local,
+            derive_seed(federation.seed, server.round, "distil"), local=self._local,
         )  # fmt: skip
         update = run_on_server(job, get_server_device(federation))
         coverage = concat_state(aggregate.coverage)
