@@ -366,7 +366,7 @@ def test_an_experiment_resolves(path, monkeypatch):
         own = {"exclusivefl": "cannot take part"} | dict.fromkeys(["fedavg", "fedsgd"], "that fits the smallest budget")
         method = table.get("method", {}).get("name")
         planned = (
-            ("Levels keep whole early blocks", "No level has an early exit", "Not within their", "Levels with")
+            ("Levels keep whole early blocks", "No level has an early exit", "Not within their", "Set fleet.scaling")
             if method == "fleetfit"
             else ()
         )
@@ -376,6 +376,9 @@ def test_an_experiment_resolves(path, monkeypatch):
             "validation held out.",
             "local and global are measured on",
             "belong to no client",
+            "so that their accuracies are coarse",  # of the stand-in, which has few samples
+            "Each round trains 1 of",
+            'engine.speed = "fast"',
             *planned,
             own.get(method, "Accuracy here is"),
             *private,
