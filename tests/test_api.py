@@ -229,6 +229,10 @@ def test_an_opened_run_keeps_its_settings(open_run: Any, done: ff.Run) -> None:
             open_run(done.folder, **{key: value})
 
 
+def test_none_is_no_object(done: ff.Run) -> None:
+    assert ff.load(done.folder, model=None, data=None).accuracy() == done.accuracy()
+
+
 @pytest.mark.parametrize("call", [ff.run, ff.plan, ff.compare])
 def test_data_are_not_the_first_argument(call: Any) -> None:
     for value in (torch.zeros(3, 2), ["fedavg", "scalefl"]):

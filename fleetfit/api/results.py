@@ -21,6 +21,7 @@ from fleetfit.config.assemble.run import assemble, assemble_fleet, assemble_with
 from fleetfit.config.detect import wrap_in_memory_data
 from fleetfit.config.dump import find_object_sections
 from fleetfit.config.load import restore_experiment
+from fleetfit.config.merge import drop_absent
 from fleetfit.core import Server
 from fleetfit.data import AbsentData, Data
 from fleetfit.data.files.folders import resolve_folder
@@ -595,7 +596,7 @@ def load(folder: str | Path, checkpoint: CheckpointName = "last", **objects: Unp
     if checkpoint not in get_args(CheckpointName):
         expected = format_expected("'last' or 'best'", checkpoint)
         raise ConfigError(f"checkpoint {expected}", key="checkpoint")
-    sections: dict[str, Any] = {**objects}
+    sections = drop_absent(objects)
     files = RunFolder.open(folder)
     for key in sections.keys() - Objects.__annotations__.keys():
         raise ConfigError(f"{key}: a run keeps its settings. Change them in {files.path / 'config.toml'}.", key=key)
@@ -633,7 +634,7 @@ def load(folder: str | Path, checkpoint: CheckpointName = "last", **objects: Unp
 
 
 def _find_best_round(files: RunFolder, experiment: Experiment) -> int:
-    best = RunFolder(files.path).find_best()
+    best = files.find_best()
     if best is not None:
         return best.round
     if experiment.evaluate.split != "validation":

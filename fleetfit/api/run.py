@@ -574,6 +574,11 @@ def _load_ledger(target: Run) -> None:
         ) from None
 
 
+def _load_validated(reports: Sequence[Mapping[str, Any]]) -> Iterator[RoundRecord]:
+    """Yield the rounds that were evaluated on validation data; others are not parsed."""
+    return (RoundRecord.load(r) for r in reports if r.get("evaluate", {}).get("split") == "validation")
+
+
 def _write_rounds(
     target: Run, engine: Engine, server: Server, renew: rounds.Renew, saving: Timekeeper
 ) -> Iterator[dict[str, Any]]:
@@ -584,12 +589,12 @@ def _write_rounds(
         remaining = settings.privacy.remaining_rounds(server.round, settings.rounds - server.round)
         settings = replace(settings, rounds=server.round + remaining)
     before, norm = files.metrics()[: server.round], target.experiment.evaluate.batch_norm[0]
-    best = find_best(map(RoundRecord.load, before), norm)
+    best = find_best(_load_validated(before), norm)
     for outcome in rounds.run(assembly.federation, engine, settings, server, renew, before):
         report = to_json_value(add_seconds(outcome.report, saving.read()))
         files.append(report)
         after = outcome.server
-        best = find_best([RoundRecord.load(report)], norm, best)
+        best = find_best(_load_validated([report]), norm, best)
         best_round = 0 if best is None else best.round
         if after.round % often.every == 0 or after.round in (settings.rounds, best_round):
             checkpoint = {

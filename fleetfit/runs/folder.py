@@ -123,9 +123,8 @@ class StoredFile(Generic[T]):
             return self._read(folder) if self.name == _CONFIG or folder.has(self.name) else self._make_default(), ""
         except (FleetFitError, ValueError, RecursionError) as error:
             reason = str(error).replace(str(folder.path / self.name), self.name)
-            return self._make_default(), reason if reason.startswith(
-                self.name
-            ) else f"{self.name} cannot be read: {reason}"
+            reason = reason if reason.startswith(self.name) else f"{self.name} cannot be read: {reason}"
+            return self._make_default(), reason
 
 
 @dataclass(frozen=True)
