@@ -430,6 +430,8 @@ def offline_records(folder: Path) -> Iterator[Any]:
             at += 32768 - at % 32768
             continue
         size, kind = struct.unpack_from("<HB", data, at + 4)
+        if at + 7 + size > len(data):  # the rest is not written yet
+            return
         whole += data[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in (1, 4):  # whole, or the last part
