@@ -3,6 +3,7 @@
 import csv
 import json
 import statistics
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 from support import compare_text, raises, run_verb
 
 import fleetfit as ff
-from fleetfit.api.comparison import read_results
-from fleetfit.errors import ConfigError
+from fleetfit.api.comparison import ComparisonPlan, plan_comparison, read_results
+from fleetfit.api.comparison.execute import Eta
+from fleetfit.errors import ConfigError, RunError
 from fleetfit.report.tables import find_grid_edges, make_tuning_table
 from fleetfit.runs.schema import TuningCandidate, TuningResult
 
@@ -119,6 +121,92 @@ def test_several_seeds_choose_by_their_mean(place: Path) -> None:
         assert one.chosen["local.lr"] == max(means, key=lambda lr: means[lr])
     assert comparison.tuning_table is not None
     assert "validation" in comparison.tuning_table.notes[0] and " 8, 5, 11" in comparison.tuning_table.notes[0]
+
+
+# ---- rounds of the tuning runs ---------------------------------------------------------------------------------------
+
+
+def plan_file(place: Path, text: str) -> ComparisonPlan:
+    (place / "planned.toml").write_text(HEAD + text)
+    return plan_comparison(place / "planned.toml")
+
+
+SHORTER = "[compare.tune]\nlocal.lr = [0.1, 0.02]\n[compare]\nsmallest_baseline = false\ntune_rounds = 2\n"
+
+
+def test_tuning_runs_have_rounds_of_their_own(place: Path) -> None:
+    """A candidate is a run of two rounds with a cosine over these two; the table's runs have three."""
+    cosine = 'local.schedule = { kind = "cosine", minimum = 0.01 }\n'
+    comparison = compare_text(place, f"{cosine}{HEAD}{SHORTER}", "tuned.toml", "out")
+    assert {run.experiment.rounds for runs in comparison.runs.values() for run in runs} == {3}
+    base = tomllib.loads((cosine + HEAD).replace("data.py", f"{place / 'data.py'}"))
+    del base["compare"]
+    for one in comparison.tuning:
+        for tried in one.candidates:
+            alone = ff.run(
+                {**base, "rounds": 2, "seed": tried.seed},
+                method={"name": "scalefl" if one.row == "Scale" else "fedavg"},
+                local={**base["local"], "lr": tried.values["local.lr"]},
+                evaluate={"every": 1, "split": "validation"},
+                out=place / f"{one.row}-{tried.values['local.lr']}",
+                progress=False,
+            )
+            assert tried.score == round(100 * alone.files.read_summary().number("local"), 4)
+    results = read_results(comparison.folder / "results.json")
+    assert results.tune_rounds == 2
+    assert comparison.tuning_table is not None and " 2 rounds" in comparison.tuning_table.notes[0]
+
+
+def test_the_fewest_rounds_are_those_of_the_tuning_runs(place: Path) -> None:
+    """Evaluations that FleetFit chooses are the same in all rows, and complete, as rounds to a target need them."""
+    text = SHORTER + 'tune_on = "rounds"\ntarget = 0.3\n'
+    head = HEAD.replace("evaluate.every = 1\n", "").replace("local.epochs = 1", "local.max_steps = 1")
+    comparison = compare_text(place, head + text, "tuned.toml", "out")
+    tried = [one for choice in comparison.tuning for one in choice.candidates]
+    assert all(one.rounds is None or one.rounds <= 2 for one in tried) and any(one.rounds for one in tried)
+    for folder in {path.parent for path in (place / "out" / "tune").rglob("config.toml")}:
+        run = ff.load(folder)
+        assert run.experiment.evaluate.every == 1 and run.experiment.evaluate.between is None
+        assert len(run.metrics) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("tune_rounds = 0\n[compare.tune]\nlocal.lr = [0.1, 0.2]\n", "compare.tune_rounds"),
+        ("tune_rounds = 4\n[compare.tune]\nlocal.lr = [0.1, 0.2]\n", "compare.tune_rounds"),
+        ("tune_rounds = 2\n", "compare.tune_rounds"),
+        ("tune_seeds = [7]\n", "compare.tune_seeds"),
+        ('tune_on = "global"\n', "compare.tune_on"),
+        ("tune_rounds = 2\n[compare.tune]\nrounds = [2, 3]\n", "compare.tune.rounds"),
+        (
+            "tune_rounds = 2\n[compare.tune]\nlocal.lr = [0.1, 0.2]\n[compare.grid]\nrounds = [3, 1]\n",
+            "compare.tune_rounds",
+        ),
+    ],
+)
+def test_keys_that_no_tuning_run_can_have_are_refused(place: Path, text: str, key: str) -> None:
+    with raises(ConfigError, key=key):
+        run_comparison(place, f"[compare]\n{text}")
+    assert not (place / "out").exists()
+
+
+def test_a_comparison_with_other_tuning_rounds_is_another_one(place: Path) -> None:
+    """It has another folder by default, and a folder with runs of other rounds is refused; the same call resumes."""
+    one = run_comparison(place, SHORTER)
+    other = SHORTER.replace("tune_rounds = 2", "tune_rounds = 1")
+    assert plan_file(place, SHORTER).fingerprint != plan_file(place, other).fingerprint
+    with raises(RunError, "rounds is 2 there and 1 here"):
+        run_comparison(place, other)
+    assert run_comparison(place, SHORTER).tuning == one.tuning
+
+
+def test_the_time_left_counts_the_rounds_of_the_tuning_runs(place: Path) -> None:
+    """Two rows, each with two tuning runs of two rounds and a run of three; one round has passed."""
+    plan = plan_file(place, SHORTER)
+    eta = Eta([*plan.tuning_runs, *plan.runs])
+    eta.add_round(plan.tuning_runs[0], {"round": 1, "seconds": 5.0})
+    assert eta.progress.seconds_left == (2 * (2 * 2 + 3) - 1) * 5.0
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ class CompareSection(Section):
         tune: The same, but the best value of each row is chosen on validation data.
         tune_on: The criterion: "local", "global", or the fewest "rounds" to the first target.
         tune_seeds: The seeds of the runs that tune; by default one that no run of the table has.
+        tune_rounds: The rounds of the runs that tune; by default those of the table's runs.
         columns: Columns of each setting; by default local, global and, with a target, rounds.
         target: An accuracy, or several, to which rounds are counted.
         target_on: Which accuracy that is.
@@ -54,6 +55,7 @@ class CompareSection(Section):
     tune: dict[str, Any] = Field(default_factory=dict)
     tune_on: Literal["local", "global", "rounds"] = "local"
     tune_seeds: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None
+    tune_rounds: Count | None = None
     columns: Annotated[list[str], Field(min_length=1)] | None = None
     target: Fraction | list[Fraction] | None = None
     target_on: str = "global"

@@ -34,7 +34,7 @@ def format_results(results: ComparisonResults) -> str:
 def _format(results: ComparisonResults, points: int) -> str:
     """Return the text with a number of points per curve, and one line per entry of lists and settings."""
     head = ["format", "name", "file", "versions", "commit", "machine", "against"]
-    optional = ("title", "smallest", "columns", "targets", "target_on", "tune_on")
+    optional = ("title", "smallest", "columns", "targets", "target_on", "tune_on", "tune_rounds")
     head += [key for key in optional if getattr(results, key) != ComparisonResults.model_fields[key].default]
     parts = [f"{_format_value(key)}: {_format_value(getattr(results, key))}" for key in head]
     settings = [f"{_format_value(key)}: {_format_value(value)}" for key, value in results.settings.items()]

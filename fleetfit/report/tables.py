@@ -397,12 +397,13 @@ def _iter_difference_notes(differences: Sequence["Difference"]) -> Iterator[str]
 # ---- tuning ----------------------------------------------------------------------------------------------------------
 
 
-def make_tuning_table(tuning: Sequence["TuningResult"], criterion: str) -> Table:
+def make_tuning_table(tuning: Sequence["TuningResult"], criterion: str, rounds: int | None = None) -> Table:
     """Return the candidates of each row and setting with their scores on validation data.
 
     Args:
         tuning: The tried and chosen values.
         criterion: The criterion: "local", "global" or "rounds"; "" if unknown.
+        rounds: The rounds of the tuning runs, if they are not those of the table's runs.
     """
     has_settings, counts_rounds = any(one.setting for one in tuning), criterion == "rounds"
     columns = ("row", *(["setting"] if has_settings else []), "candidate", *(["rounds"] if counts_rounds else []),
@@ -421,6 +422,8 @@ def make_tuning_table(tuning: Sequence["TuningResult"], criterion: str) -> Table
     )
     seeds = dict.fromkeys(tried.seed for one in tuning for tried in one.candidates)
     note = f"On validation data, with seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+    if rounds is not None:
+        note += f", after {rounds} round{'s' if rounds > 1 else ''}"
     if counts_rounds:
         note += ", by fewest rounds to the first target, then the best accuracy"
     elif criterion:

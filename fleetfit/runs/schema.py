@@ -769,6 +769,7 @@ class ComparisonResults(Record):
         columns: The columns of the table (`fleetfit.report.columns`).
         targets: The accuracies to which rounds are counted, and which accuracy that is.
         tune_on: The criterion of the tuning.
+        tune_rounds: The rounds of its runs; None for those of the table's runs.
         settings: The file's tables with every default.
         runs: The finished runs, row by row.
         levels: The levels of each row and setting.
@@ -792,6 +793,7 @@ class ComparisonResults(Record):
     targets: List[Number] = []
     target_on: str = "global"
     tune_on: str = "local"
+    tune_rounds: Count | None = None
     settings: dict[str, Any] = Field(alias="settings_of_file")
     runs: List[RunResult]
     levels: List[LevelResult] = []

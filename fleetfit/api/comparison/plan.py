@@ -218,7 +218,7 @@ class ComparisonPlan:
         runs = [run for run in self.runs if run.row != self.smallest]
         tables = [[str(run.subfolder), {k: v for k, v in run.tables.items() if k != "callbacks"}] for run in runs]
         text = json.dumps(
-            [*tables, self.tuning, self.tune_seeds if self.section.tune else []],
+            [*tables, self.tuning, self.tune_seeds if self.section.tune else [], *self._change_rounds().items()],
             default=lambda thing: f"{thing}{token_hex(8)}",  # an object may differ each time
             sort_keys=True,
         )
@@ -300,7 +300,8 @@ class ComparisonPlan:
         ]
 
     def _plan_tuning(self, run: PlannedRun, values: TunedValues, seed: int) -> PlannedRun:
-        label, change = format_label(values), {"seed": seed, "evaluate": {"split": "validation"}}
+        label = format_label(values)
+        change = {"seed": seed, "evaluate": {"split": "validation"}, **self._change_rounds()}
         with _name_error(run.name):
             tuned = run.merge(merge_tables(make_tables(values), change))
         return replace(
@@ -310,6 +311,11 @@ class ComparisonPlan:
             title=join("tuning", run.row, run.setting, label, f"seed {seed}" if self.tune_seeds[1:] else ""),
             values=values,
         )
+
+    def _change_rounds(self) -> dict[str, int]:
+        """Return the tables that give a tuning run its rounds."""
+        rounds = self.section.tune_rounds
+        return {} if rounds is None else {"rounds": rounds}
 
 
 def _merge_sources(sources: Iterable[Source]) -> dict[str, Any]:
@@ -574,6 +580,7 @@ def _check_allowed_keys(plan: ComparisonPlan) -> None:
 
 def _check_plan(plan: ComparisonPlan) -> ComparisonPlan:
     """Return the plan if no two runs share a folder, and the accuracy of its targets is measured in each run."""
+    _check_tuning(plan)
     folders: set[Path] = set()
     for run in (*plan.tuning_runs, *plan.runs):
         if run.subfolder in folders:
@@ -596,6 +603,32 @@ def _check_plan(plan: ComparisonPlan) -> ComparisonPlan:
             key="compare.target_on",
         )
     return plan
+
+
+def _check_tuning(plan: ComparisonPlan) -> None:
+    """Refuse keys of the tuning where nothing is tuned, and rounds of the tuning that its runs cannot have."""
+    section, fields = plan.section, CompareSection.model_fields
+    for key in ("tune_on", "tune_seeds", "tune_rounds") if not section.tune else ():
+        if getattr(section, key) != fields[key].default:
+            raise ConfigError(
+                f"[compare] {key}: has no effect, because nothing is tuned. Leave it out, or list values in "
+                "[compare.tune].",
+                key=f"compare.{key}",
+            )
+    rounds = section.tune_rounds
+    if rounds is None:
+        return
+    if "rounds" in make_tables(plan.tuning[0]):
+        raise ConfigError(
+            "[compare.tune] rounds: compare.tune_rounds replaces it. Leave one of them out.", key="compare.tune.rounds"
+        )
+    for run in plan.first_runs:
+        if rounds > run.experiment.rounds:
+            raise ConfigError(
+                f"[compare] tune_rounds: must be at most the rounds of the table's runs, which are "
+                f"{run.experiment.rounds} in {run.name}; got {rounds}.",
+                key="compare.tune_rounds",
+            )
 
 
 # ---- the check of assembled rows -----------------------------------------------------------------------------------
@@ -671,6 +704,11 @@ def check_rows(
             checked.append((tuned, assembly.unused))
             if run.experiment.evaluate.every == "auto":
                 evaluations.setdefault((run.setting, run.experiment.rounds), _make_evaluations(plan, assembly))
+                rounds = plan.section.tune_rounds
+                if rounds is not None and (run.setting, rounds) not in evaluations:
+                    with _name_error(run.name):
+                        shorter = _assemble(tuned.merge({"rounds": rounds}).experiment, measured[run.group], True)
+                    evaluations[run.setting, rounds] = _make_evaluations(plan, shorter)
             notes_of.setdefault(run.group, assembly.notes)
             if position == 0 and on_assembly is not None:
                 on_assembly(run, assembly)

@@ -243,6 +243,7 @@ class ResultsFile:
             targets=self._plan.targets,
             target_on=self._plan.section.target_on,
             tune_on=self._plan.section.tune_on,
+            tune_rounds=self._plan.section.tune_rounds,
             settings=self._shorten_paths(
                 {key: value for key, value in table.items() if isinstance(value, dict) and key not in _LEFT_OUT}
             ),

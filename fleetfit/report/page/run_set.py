@@ -112,7 +112,7 @@ class RunSet:
     def make_tuning_table(self) -> Table | None:
         """Return the table of the tuning; None without tuning."""
         tuning = self.results.tuning
-        return make_tuning_table(tuning, self.results.tune_on) if tuning else None
+        return make_tuning_table(tuning, self.results.tune_on, self.results.tune_rounds) if tuning else None
 
 
 def _is_hidden(column: str) -> bool:
