@@ -216,37 +216,43 @@ class UnusedParameters:
     Attributes:
         names: The parameters.
         when: The condition, on the values of all parameters by name.
+        task: The name of the only task in which they have no effect; None for all tasks.
         reason: Why they have no effect then.
     """
 
     names: tuple[str, ...]
     when: Callable[[Mapping[str, Any]], bool]
+    task: str | None
     reason: str
 
 
-def declare_unused(*names: str, when: Callable[[Mapping[str, Any]], bool], reason: str) -> Callable[[F], F]:
+def declare_unused(
+    *names: str, when: Callable[[Mapping[str, Any]], bool] = lambda values: True, task: str | None = None, reason: str
+) -> Callable[[F], F]:
     """Declare parameters of the decorated factory to have no effect under a condition.
 
     Args:
         *names: The parameters.
         when: The condition, on the values of all parameters by name, defaults included.
+        task: The name of the only task in which they have no effect, such as "regression"; None for all tasks.
         reason: Why they have no effect then, such as "beta = 0 switches the distillation off".
     """
 
     def declare(factory: F) -> F:
-        rows = (UnusedParameters(names, when, reason), *getattr(factory, _DECLARATIONS, ()))
+        rows = (UnusedParameters(names, when, task, reason), *getattr(factory, _DECLARATIONS, ()))
         setattr(factory, _DECLARATIONS, rows)
         return factory
 
     return declare
 
 
-def find_unused_parameters(factory: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, str]:
+def find_unused_parameters(factory: Callable[..., Any], values: Mapping[str, Any], task: str) -> dict[str, str]:
     """Return the parameters that differ from their default and have no effect, each with the reason.
 
     Args:
         factory: A function or class.
         values: The values that the user set, by parameter.
+        task: The name of the run's task.
     """
     rows: tuple[UnusedParameters, ...] = getattr(factory, _DECLARATIONS, ())
     defaults = {name: p.default for name, p in list_parameters(factory).items()} if rows else {}
@@ -254,7 +260,7 @@ def find_unused_parameters(factory: Callable[..., Any], values: Mapping[str, Any
     return {
         name: row.reason
         for row in rows
-        if row.when(complete)
+        if row.task in (None, task) and row.when(complete)
         for name in row.names
         if name in values and not is_default(values[name], defaults.get(name))
     }

@@ -4,6 +4,7 @@ The second half gives every key of the schema to every method, option, choice an
 holds something else than without the key, or the key is refused, or the run says that it is not used.
 """
 
+import inspect
 import itertools
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -27,7 +28,10 @@ from fleetfit.config.assemble.run import assemble
 from fleetfit.config.keys import dump_section
 from fleetfit.config.schema import LevelSection, ProfileSection
 from fleetfit.core.local import Cosine, Exponential, Step
+from fleetfit.core.tasks import get_task
+from fleetfit.data import Data
 from fleetfit.errors import ConfigError, FleetFitError
+from fleetfit.factories import find_unused_parameters
 from fleetfit.fleet.settings import read_settings
 from fleetfit.hooks import FEDAVG, HOOKS, CoverageMean, Method, find_unused_parts
 from fleetfit.methods.scalefl import scalefl
@@ -510,8 +514,6 @@ def test_a_default_that_is_written_as_a_list_is_no_unused_key() -> None:
 @pytest.mark.parametrize("engine", names.list_names("engines"))
 @pytest.mark.parametrize("key", ENGINE_KEYS)
 def test_a_key_of_another_engine_is_refused(engine: str, key: str) -> None:
-    import inspect
-
     takes = inspect.signature(names.resolve("engines", engine)).parameters
     base = merge_tables(TINY, {"engine": {"name": engine, key: ENGINE_KEYS[key]}})
     if key in takes:
@@ -532,6 +534,45 @@ def test_every_hyperparameter_that_another_switches_off_says_so() -> None:
     for name, (switch, idle, acting) in off.items():
         assembly = assemble(load_experiment(merge_tables(TINY, {"method": {"name": name, **switch, **idle, **acting}})))
         assert {one.key for one in assembly.unused} == {f"method.{key}" for key in idle}, name
+
+
+SOFTENED = [
+    name
+    for name in names.list_names("methods")
+    if "temperature" in inspect.signature(names.resolve("methods", name)).parameters
+]
+TASKS = ("classification", "next_token", "regression", "multi_label")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_temperature_without_effect_in_a_task_is_named(task: str) -> None:
+    """Two samples of two outputs: the divergence of a regression alone is the same at each temperature."""
+    teacher, student = torch.tensor([[2.0, -1.0], [0.5, 0.0]]), torch.tensor([[0.0, 1.0], [3.0, -2.0]])
+    y = torch.zeros(2, dtype=torch.int64)
+    cold, warm = (get_task(task).divergence(teacher, student, temperature, y) for temperature in (1.0, 5.0))
+    expected = {"temperature"} if bool(cold == warm) else set()
+    assert expected == ({"temperature"} if task == "regression" else set())
+    for name in SOFTENED:
+        factory = names.resolve("methods", name)
+        assert find_unused_parameters(factory, {"temperature": 5.0}, task).keys() == expected, name
+
+
+@pytest.mark.parametrize("name", ["fleetfit", "scalefl"])
+def test_a_run_names_a_temperature_of_a_regression(name: str, tmp_path: Path) -> None:
+    x = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
+    splits = {"train": torch.arange(48), "test": torch.arange(48, 60)}
+    table: dict[str, Any] = {
+        "rounds": 1,
+        "model": {"name": "mlp"},
+        "local": {"epochs": 1},
+        "data": {"name": Data("lines", x, x[:, :2], splits, 2, task="regression"),
+                 "partition": {"kind": "iid", "clients": 4}},
+    }  # fmt: skip
+    softened = {"name": name, "temperature": 5.0}
+    assembly = assemble(load_experiment({**table, "method": softened}))
+    assert [one.key for one in assembly.unused] == ["method.temperature"]
+    with raises(ConfigError, key="method.temperature"):
+        ff.run(table, method=softened, out=tmp_path / "run")
 
 
 def test_a_part_without_effect_is_named_with_its_reason() -> None:

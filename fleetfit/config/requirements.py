@@ -149,7 +149,7 @@ def find_unused_keys(run: Assembly, experiment: Experiment) -> Iterator[UnusedKe
         keys = [key for key in find_set_keys(experiment, requirement.key, defaults) if key not in unused]
         if keys and not requirement.is_met(run):
             unused |= dict.fromkeys(keys, requirement.reason)
-    unused |= _find_unused_parameters(experiment)
+    unused |= _find_unused_parameters(experiment, run.federation.problem.task.name)
     for key, reason in find_unused_parts(run.federation.method_spec).items():
         if key == "method.options.in_time" and "in_time" not in experiment.method.options:
             key = "cohort.on_deadline"  # the key that adds the option
@@ -188,11 +188,11 @@ def find_set_keys(experiment: Experiment, key: str, defaults: Mapping[str, Any])
         yield from (f"{key}.{inner}" for inner in value.settings)
 
 
-def _find_unused_parameters(experiment: Experiment) -> dict[str, str]:
-    """Return the parameters of named functions that have no effect because of other parameters, by dotted key."""
+def _find_unused_parameters(experiment: Experiment, task: str) -> dict[str, str]:
+    """Return the parameters of named functions that have no effect because of others or the task, by dotted key."""
     unused: dict[str, str] = {}
     for one in list_components(experiment):
         if one.settings and is_factory(one.name):
-            rows = find_unused_parameters(find_function(one.kind, one.name)[0], one.settings)
+            rows = find_unused_parameters(find_function(one.kind, one.name)[0], one.settings, task)
             unused |= {f"{one.path}.{key}": reason for key, reason in rows.items()}
     return unused

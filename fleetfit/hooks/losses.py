@@ -12,6 +12,12 @@ from torch import Tensor
 
 from fleetfit.core.tasks import Task
 from fleetfit.errors import ConfigError
+from fleetfit.factories import declare_unused
+
+declare_temperature = declare_unused(
+    "temperature", task="regression", reason="a regression compares outputs by their squared difference"
+)
+"""Decorates the factory of a method whose parameter `temperature` softens the divergences of a task."""
 
 
 def exit_weights(exits: int, printed: bool = False) -> tuple[float, ...]:

@@ -20,11 +20,12 @@ from fleetfit.errors import check_range
 from fleetfit.factories import declare_unused
 from fleetfit.hooks import Loss, Method, weigh_equally
 from fleetfit.hooks.levels import split_levels
-from fleetfit.hooks.losses import check_temperature, mutual_distillation
+from fleetfit.hooks.losses import check_temperature, declare_temperature, mutual_distillation
 from fleetfit.layout import outputs
 from fleetfit.options.feddyn import feddyn
 
 
+@declare_temperature
 @declare_unused(
     "temperature", "ramp", when=lambda values: values["weight"] == 0, reason="weight = 0 switches the distillation off"
 )

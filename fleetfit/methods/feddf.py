@@ -30,7 +30,7 @@ from fleetfit.errors import ConfigError, check_range
 from fleetfit.factories import declare_unused
 from fleetfit.hooks import CoverageMean, Method, weigh_equally
 from fleetfit.hooks.levels import split_levels
-from fleetfit.hooks.losses import check_temperature
+from fleetfit.hooks.losses import check_temperature, declare_temperature
 from fleetfit.layout import outputs
 from fleetfit.seeds import derive_seed
 from fleetfit.submodel import FlatState, Submodel, concat_state, full_submodel, get_shapes
@@ -39,6 +39,7 @@ from fleetfit.training import SharedSubmodel, get_local_model, iter_batches, run
 CLIP_NORM = 5.0
 
 
+@declare_temperature
 @declare_unused(
     *("temperature", "lr", "batch_size", "check_every", "patience"),
     when=lambda values: values["steps"] == 0,

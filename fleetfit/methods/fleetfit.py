@@ -18,8 +18,8 @@ Client k has the exits 1..l of its level, with outputs z_1..z_l, and minimizes
 - Levels: as `fleet.scaling` says, by default "auto" (`fleetfit.planner.split`).
 
 Each part has its switch: `tau = 0`, `beta = 0`, `momentum = 0`, `local.schedule = { kind = "constant" }` and
-`fleet.scaling = "both"`. What is left is ScaleFL without distillation and with equal exits, and FedAvg where the model
-has one exit.
+`fleet.scaling = "both"`. What is left is ScaleFL without distillation and with equal exits. Where the model has one
+exit, that is FedAvg with `method.hooks.weigh = "by_count"`: FedAvg alone weighs clients by samples.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,12 +33,13 @@ from fleetfit.errors import check_range
 from fleetfit.factories import declare_unused
 from fleetfit.hooks import Loss, Method, keep_task, take_mean, weigh_equally
 from fleetfit.hooks.levels import split_levels
-from fleetfit.hooks.losses import check_temperature, self_distillation
+from fleetfit.hooks.losses import check_temperature, declare_temperature, self_distillation
 from fleetfit.layout import outputs
 from fleetfit.options.class_prior import class_prior
 from fleetfit.options.fedavgm import fedavgm
 
 
+@declare_temperature
 @declare_unused("temperature", when=lambda values: values["beta"] == 0, reason="beta = 0 switches the distillation off")
 def fleetfit(tau: float = 1.0, beta: float = 0.5, temperature: float = 3.0, momentum: float = 0.5) -> Method:
     """Make the method.
@@ -89,8 +90,9 @@ def describe_single_exit(
             *["the class prior"] * bool(tau and problem.task.has_classes),
             *["momentum on the server"] * bool(momentum),
             "the schedule of the learning rate",
+            "clients that count alike",
         ]
         yield (
             "No level has an early exit, so that nothing is distilled (method.beta has no effect): what is left of "
-            f"fleetfit is {', '.join(parts[:-1])}{' and ' if parts[:-1] else ''}{parts[-1]}."
+            f"fleetfit is {', '.join(parts[:-1])} and {parts[-1]}."
         )

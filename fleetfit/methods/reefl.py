@@ -24,7 +24,7 @@ from fleetfit.errors import check_range
 from fleetfit.factories import declare_unused
 from fleetfit.hooks import Loss, Method
 from fleetfit.hooks.levels import split_levels
-from fleetfit.hooks.losses import best_exit_distillation, check_temperature
+from fleetfit.hooks.losses import best_exit_distillation, check_temperature, declare_temperature
 from fleetfit.layout import State, outputs
 from fleetfit.methods.depthfl import ramp_up
 from fleetfit.models.ree import POSITION_AXIS, recurrent
@@ -33,6 +33,7 @@ from fleetfit.submodel import Submodel
 _MEMORY = "exit_losses"
 
 
+@declare_temperature
 @declare_unused(
     "temperature", "ramp", when=lambda values: values["weight"] == 0, reason="weight = 0 switches the distillation off"
 )

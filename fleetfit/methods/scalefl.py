@@ -17,10 +17,11 @@ from fleetfit.errors import ConfigError
 from fleetfit.factories import declare_unused
 from fleetfit.hooks import Loss, Method, weigh_equally
 from fleetfit.hooks.levels import split_levels
-from fleetfit.hooks.losses import check_temperature, exit_weights, self_distillation
+from fleetfit.hooks.losses import check_temperature, declare_temperature, exit_weights, self_distillation
 from fleetfit.layout import outputs
 
 
+@declare_temperature
 @declare_unused(
     "temperature", "warmup", when=lambda values: values["beta"] == 0, reason="beta = 0 switches the distillation off"
 )
