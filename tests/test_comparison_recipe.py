@@ -49,7 +49,7 @@ COSINE = [0.01 + 0.99 * (1 + math.cos(math.pi * round / 3)) / 2 for round in ran
 MOMENTUM = ("fleetfit.options.fedavgm", {"momentum": 0.5, "lr": 1.0})
 
 
-@pytest.mark.parametrize("name", ["heterofl", "scalefl", "adaptivefl", "fedrolex", "fedavg", "exclusivefl"])
+@pytest.mark.parametrize("name", ["heterofl", "scalefl", "adaptivefl", "fedrolex", "fjord", "fedavg", "exclusivefl"])
 def test_rows_get_schedule_and_momentum_of_the_first(name: str) -> None:
     rows = plan_rows({"method": {"name": "fleetfit"}}, {"method": {"name": name}})
     assert [get_step(run) for run in rows.values()] == [MOMENTUM, MOMENTUM]

@@ -59,6 +59,8 @@ REDUCES = [
     Case({"name": "fleetfit", "tau": 0.0, "beta": 0.0, "momentum": 0.0}),
     Case({"name": "fleetfit", "tau": 0.0, "momentum": 0.0}),  # one exit: nothing to distill
     Case({"name": "fleetfit", "options": {"class_prior": {"tau": 0.0}, "fedavgm": {"momentum": 0.0}}}),
+    Case({"name": "fjord"}),  # one width: it is drawn in each step, and has no divergence from itself
+    Case({"name": "fjord", "distill": False}),
     Case({"name": "fedavg", "options": {"fedprox": {"mu": 0.0}}}),
     Case({"name": "fedavg", "options": {"class_prior": {"tau": 0.0}}}),
     Case({"name": "fedavg", "options": {"in_time": {}}}),  # no deadline

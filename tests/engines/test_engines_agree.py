@@ -32,6 +32,7 @@ SPECS: list[Mapping[str, Any]] = [
     {"name": "scalefl", "options": {"feddyn": {}}},
     {"name": "heterofl", "options": {"feddistill": {}}},
     {"name": "fedrolex", "options": {"fednova": {"momentum": 0.5}}},
+    {"name": "fjord", "distill": False},
     {"name": "scalefl", "options": {"class_prior": {}}},
     {"name": "decoupled", "options": {"fedadam": {}}},
     {"name": "inclusivefl", "damped": True, "options": {"fedadam": {}}},
@@ -48,7 +49,7 @@ SPECS: list[Mapping[str, Any]] = [
 
 
 QUICK: list[Mapping[str, Any]] = [
-    *map(spec_of, ("depthfl", "adaptivefl", "feddf", "reefl")),
+    *map(spec_of, ("depthfl", "adaptivefl", "feddf", "fjord", "reefl")),
     {"name": "scalefl", "hooks": {"choose_channels": "random"}},
     {"name": "scalefl", "options": {"feddyn": {}}},
     {"name": "heterofl", "options": {"feddistill": {}}},
