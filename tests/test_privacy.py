@@ -601,7 +601,7 @@ def test_an_empty_section_names_what_is_missing(tmp_path: Path) -> None:
     assert not load_experiment(to_table(plain)).is_private, "nor is a file with every default"
 
 
-@pytest.mark.parametrize("method", ["fedavg", "heterofl", "fedrolex"])
+@pytest.mark.parametrize("method", ["fedavg", "heterofl", "fedrolex", "fjord"])
 @pytest.mark.parametrize("plus", [{}, {"fedadam": {"lr": 0.01}}, {"fedprox": {}}])
 def test_what_averages_plainly_runs(method: str, plus: dict[str, Any], tmp_path: Path) -> None:
     run = ff.run(table(tmp_path, rounds=2, method={"name": method, "options": plus}), out=tmp_path / "run")

@@ -66,9 +66,9 @@ def compute_state(assembly: Any, server: Any, watched: WatchedEngine, without: s
     return torch.tensor(numbers, dtype=torch.float64).float()
 
 
-@pytest.mark.parametrize("method", ["scalefl", "fedrolex", "heterofl"])
+@pytest.mark.parametrize("method", ["scalefl", "fedrolex", "fjord", "heterofl"])
 def test_a_round_is_the_mean_of_the_quantized_movements(method: str) -> None:
-    keys = {"name": method, "hooks": {"weigh": "by_count"}} if method == "fedrolex" else {"name": method}
+    keys = {"name": method, "hooks": {"weigh": "by_count"}} if method in ("fedrolex", "fjord") else {"name": method}
     assembly, server, after, report, watched = round_of({"method": keys})
     assert len({job.submodel for job, _ in watched.replies}) == 3
     assert torch.equal(concat_state(after.state), compute_state(assembly, server, watched, set()))
