@@ -389,7 +389,7 @@ def test_dump_has_every_default_and_loads() -> None:
     assert table["method"] == {"name": "fleetfit", "tau": 1.0, "momentum": 0.5, "beta": 0.5, "temperature": 3.0}
     assert table["data"]["partition"]["clients"] == 40
     assert table["data"]["partition"]["seed"] == 4
-    assert table["cohort"]["fraction"] == 0.1
+    assert "fraction" not in table["cohort"]
     assert table["local"]["schedule"] == {"kind": "step", "at": [3], "factor": 0.1}
     assert "compare" not in table
     again = load_experiment(table)

@@ -23,7 +23,7 @@ from fleetfit.config.dump import make_plain
 from fleetfit.config.keys import dump_section, format_key, replace_key
 from fleetfit.config.merge import CHOOSERS, Table, deep_merge, drop_absent, flatten, merge_tables
 from fleetfit.config.parse import check_callbacks, parse_experiment, parse_section
-from fleetfit.config.schema import CLIENTS, FRACTION, Experiment, Request
+from fleetfit.config.schema import CLIENTS, Experiment, Request
 from fleetfit.config.toml import (
     check_values,
     parse_toml,
@@ -288,7 +288,7 @@ _WITHOUT_DEFAULTS = ("hooks", "selection", "callbacks", "metrics")
 
 
 def fill_in_parameters(experiment: Experiment) -> Experiment:
-    """Return the experiment with the defaults of its named functions, its partition and its cohort.
+    """Return the experiment with the defaults of its named functions and its partition.
 
     Raises:
         ConfigError: A name is unknown.
@@ -303,9 +303,6 @@ def fill_in_parameters(experiment: Experiment) -> Experiment:
                 value = list(value) if isinstance(value, tuple) else value
                 experiment = replace_key(experiment, f"{one.path}.{key}", value)
     partition, is_sized = experiment.data.partition, sets_client_count(experiment.data.name)
-    is_open = experiment.cohort.count is None and experiment.cohort.fraction is None
-    if is_open and (partition.clients is not None or not is_sized):
-        experiment = replace_key(experiment, "cohort.fraction", FRACTION)
     if ":" not in partition.kind:
         if partition.seed is None:
             experiment = replace_key(experiment, "data.partition.seed", experiment.seed)

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fleetfit.config.assemble.data import has_data_sized_clients, has_data_sized_cohort
+from fleetfit.config.assemble.data import has_data_sized_clients
 from fleetfit.config.assemble.engine import Computing
 from fleetfit.config.assemble.local import restore_training
-from fleetfit.config.assemble.rounds import compute_cohort_size
+from fleetfit.config.assemble.rounds import compute_cohort_fraction
 from fleetfit.config.keys import replace_key
-from fleetfit.config.schema import CLIENTS, FRACTION, EvaluationPartSection, Experiment
+from fleetfit.config.schema import EvaluationPartSection, Experiment
 from fleetfit.rounds import Settings
 
 
@@ -34,9 +34,8 @@ def record_choices(
     }
     if clients is not None and has_data_sized_clients(experiment):
         changes["data.partition.clients"] = clients
-    if clients is not None and has_data_sized_cohort(experiment):
-        fraction = FRACTION if clients >= CLIENTS else compute_cohort_size(experiment, clients) / clients
-        changes["cohort.fraction"] = fraction
+    if clients is not None and experiment.cohort.count is None:
+        changes["cohort.fraction"] = compute_cohort_fraction(experiment.cohort, clients)
     for key, value in changes.items():
         experiment = replace_key(experiment, key, value)
     return experiment
@@ -54,7 +53,7 @@ def restore_records(experiment: Experiment, recorded: Experiment) -> Experiment:
     if data.name == theirs.name:
         if has_data_sized_clients(experiment):
             changes["data.partition.clients"] = theirs.partition.clients
-        if has_data_sized_cohort(experiment):
+        if experiment.cohort.count is None and experiment.cohort.fraction is None:
             changes["cohort.fraction"] = recorded.cohort.fraction
         if theirs.transform is not None and data.transform is None:
             changes["data.transform"] = theirs.transform

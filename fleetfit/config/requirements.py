@@ -46,16 +46,6 @@ def has_profiles(run: Assembly) -> bool:
     return run.simulation is None or bool(run.simulation.resources.speeds)
 
 
-def has_open_cohort(run: Assembly) -> bool:
-    """Return whether the cohort has its default share of the clients."""
-    return is_simulated(run) or (run.experiment.cohort.count is None and run.experiment.cohort.fraction is None)
-
-
-def is_sized_by_data(run: Assembly) -> bool:
-    """Return whether the kind of data determines the number of clients, and so the cohort."""
-    return is_simulated(run) or (has_open_cohort(run) and run.experiment.data.partition.clients is None)
-
-
 def takes_levels(run: Assembly) -> bool:
     """Return whether the method's levels follow the targets of `[fleet] levels`."""
     return run.method.needs_budgets and "make_levels" in run.method.own_hooks
@@ -87,9 +77,6 @@ REQUIREMENTS = (
     Requirement(
         "data.server", lambda run: run.method.needs_server_data, "the server only trains in methods such as feddf"
     ),
-    Requirement("data.name", is_sized_by_data, _NODES),
-    Requirement("data.partition.kind", is_sized_by_data, _NODES),
-    Requirement("data.partition.clients", has_open_cohort, _NODES),
     Requirement("data.transform", lambda run: True, ""),  # holds for nodes, too
     Requirement("data", is_simulated, _NODES),
     Requirement("fleet.levels", takes_levels, "the method has levels of its own"),

@@ -88,9 +88,9 @@ CLIENTS = 40
 MIN_SAMPLES = 30
 """Training samples per client, at least; small data have fewer clients by default."""
 MIN_COHORT = 4
-"""Smallest default cohort if the number of clients follows from the data."""
+"""Clients in the default cohort, at least, if there are as many."""
 FRACTION = 0.1
-"""Default p, the share of the clients in a cohort."""
+"""Default p, the fraction of the clients in a cohort."""
 
 
 class PartitionSection(OpenSection):
@@ -401,7 +401,7 @@ class CohortSection(Section):
     Attributes:
         selection: Client selection: "uniform" leaves it to the method, and most methods choose uniformly; or a name, or
             a table with a name and its own keys.
-        fraction: p: max(1, round(p * clients)) clients take part; 0.1 by default.
+        fraction: p: max(1, round(p * clients)) clients take part; by default a tenth, but at least four.
         count: Number of clients, instead of a fraction.
         deadline_s: Seconds after which a round ends; none by default.
         on_deadline: What a client does that cannot train everything in time. "shallower": it trains the deepest exit of

@@ -133,13 +133,6 @@ def has_data_sized_clients(experiment: Experiment) -> bool:
     return section.clients is None and section.kind != "natural" and sets_client_count(experiment.data.name)
 
 
-def has_data_sized_cohort(experiment: Experiment) -> bool:
-    """Return whether the size of the data, or the number of their natural groups, determines the default cohort."""
-    data, cohort = experiment.data, experiment.cohort
-    is_set = data.partition.clients is not None or cohort.count is not None or cohort.fraction is not None
-    return not is_set and not experiment.is_private and sets_client_count(data.name)
-
-
 def describe_data_files(experiment: Experiment, data: Data | DataDescription, clients: int) -> list[str]:
     """Describe data from the user's files, and the number of clients if it is below the default."""
     if not isinstance(data, Data) or isinstance(data, AbsentData):

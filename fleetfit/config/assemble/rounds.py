@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fleetfit.config.assemble.data import has_data_sized_cohort
 from fleetfit.config.schema import FRACTION, MIN_COHORT, CohortSection, Experiment
 from fleetfit.core import DataDescription, Evaluation, Federation, Local, Simulation
 from fleetfit.data import Data
@@ -153,17 +152,21 @@ def compute_cohort_size(experiment: Experiment, clients: int) -> int:
     Raises:
         ConfigError: `[cohort] count` exceeds the number of clients.
     """
-    section = experiment.cohort
-    if section.count is None:
-        fraction = FRACTION if section.fraction is None else section.fraction
-        fewest = min(MIN_COHORT, clients) if has_data_sized_cohort(experiment) else 1
-        return max(fewest, round(fraction * clients))
-    if section.count > clients:
+    count = experiment.cohort.count
+    if count is not None and count > clients:
         raise ConfigError(
-            f"[cohort] count: must be at most the number of clients, {clients}; got {section.count}.",
-            key="cohort.count",
+            f"[cohort] count: must be at most the number of clients, {clients}; got {count}.", key="cohort.count"
         )
-    return section.count
+    return max(1, round(compute_cohort_fraction(experiment.cohort, clients) * clients))
+
+
+def compute_cohort_fraction(section: CohortSection, clients: int) -> float:
+    """Return the fraction of the clients that take part in a round: as set, or a tenth, at least four clients."""
+    if section.fraction is not None:
+        return section.fraction
+    if section.count is not None:
+        return min(1.0, section.count / clients)
+    return max(FRACTION, min(1.0, MIN_COHORT / clients))
 
 
 def configure_links(

@@ -11,8 +11,9 @@ import numpy as np
 
 from fleetfit.attacks.base import Attack, Attackers, draw_hostile_clients
 from fleetfit.config.assemble.levels import format_ranges
+from fleetfit.config.assemble.rounds import compute_cohort_fraction
 from fleetfit.config.components import build_component
-from fleetfit.config.schema import FRACTION, Experiment
+from fleetfit.config.schema import Experiment
 from fleetfit.core import Federation, Simulation
 from fleetfit.errors import ConfigError, RunError, truncate
 from fleetfit.evaluation import has_batch_norm
@@ -193,10 +194,8 @@ def build_privacy(experiment: Experiment, federation: Federation) -> Privacy | N
             key="privacy.key_file",
         )
     _check_private_rounds(experiment, federation)
-    count, cohort, is_secure = len(federation.clients), experiment.cohort, experiment.is_secure
-    rate = FRACTION if cohort.fraction is None else cohort.fraction
-    if cohort.count is not None:
-        rate = min(1.0, cohort.count / count)
+    count, is_secure = len(federation.clients), experiment.is_secure
+    rate = compute_cohort_fraction(experiment.cohort, count)
     delta = 1 / (10 * count) if section.delta is None else section.delta
     if delta >= 1 / count:
         raise ConfigError(
