@@ -46,13 +46,17 @@ def test_fewer_clients_are_suggested_where_their_number_is_free(kind: str) -> No
     assert len([note for note in notes if "test" in note and "[data] partition.clients" in note]) == 1
 
 
+@pytest.mark.parametrize("kind", ["natural", "iid"])
 @pytest.mark.parametrize(
     ("clients", "cohort", "size"),
     [(8, {}, 4), (3, {}, 3), (39, {}, 4), (40, {}, 4), (60, {}, 6), (8, {"fraction": 0.1}, 1), (8, {"count": 2}, 2)],
 )
-def test_few_devices_have_a_cohort_of_four_that_a_run_keeps(clients: int, cohort: dict[str, Any], size: int) -> None:
+def test_few_clients_have_a_cohort_of_four_that_a_run_keeps(
+    kind: str, clients: int, cohort: dict[str, Any], size: int
+) -> None:
     data = make_data(clients * 6, clients * 2, clients)
-    table = {"data": {"name": data, "partition": {"kind": "natural"}}, "cohort": cohort}
+    partition = {"kind": kind} if kind == "natural" else {"kind": kind, "clients": clients}
+    table = {"data": {"name": data, "partition": partition}, "cohort": cohort}
     run = assemble(load_experiment(table))
     assert run.federation.cohort == size
     recorded = to_table(run.experiment)
