@@ -67,10 +67,12 @@ def bind_keys(
     is_open = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     keys = [key for key, p in parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD and key not in context]
     arguments: dict[str, Any] = {}
+    if not is_open and (unknown := [key for key in values if key not in keys]):
+        takes = f"; it takes {', '.join((*own, *keys)) or 'nothing'}"
+        reasons = [_describe_unknown_key(key, section, (*own, *keys), hidden, context, takes) for key in unknown]
+        message = " ".join(f"{section} {name} {reason}" for reason in reasons)
+        raise ConfigError(message.replace(takes, "", message.count(takes) - 1), key=_join_key(section, unknown[0]))
     for key, value in values.items():
-        if key not in keys and not is_open:
-            reason = _describe_unknown_key(key, section, (*own, *keys), hidden, context)
-            raise ConfigError(f"{section} {name} {reason}", key=_join_key(section, key))
         in_signature = key in parameters
         arguments[key] = _convert(value, factory, key, f"{section} {name}: {key}", section) if in_signature else value
     arguments |= {key: value for key, value in context.items() if key in parameters or is_open}
@@ -111,7 +113,7 @@ def call_factory(
 
 
 def _describe_unknown_key(
-    key: str, section: str, keys: Sequence[str], hidden: Sequence[str], context: Mapping[str, Any]
+    key: str, section: str, keys: Sequence[str], hidden: Sequence[str], context: Mapping[str, Any], takes: str
 ) -> str:
     """Return why a key cannot be set, and the closest name, which may be one that FleetFit passes."""
     remedy = f"{'The data give' if section == '[model]' else 'FleetFit passes'} it: leave it out."
@@ -125,7 +127,7 @@ def _describe_unknown_key(
     hint = did_you_mean(name if name in keys else key, (*keys, *hidden, *context))
     if hint and hint == did_you_mean(key, context.keys() - {*keys}):
         hint += f" {remedy}"
-    return f'has no "{truncate(key)}"; it takes {", ".join(keys) or "nothing"}.{hint}'
+    return f'has no "{truncate(key)}"{takes}.{hint}'
 
 
 def _join_key(section: str, key: str) -> str:

@@ -124,6 +124,25 @@ def test_another_component_keeps_the_keys_that_fit_all(kind: str) -> None:
         assert key in fields or any(key in keys for keys in plug_ins), key
 
 
+def test_all_unknown_keys_of_sections_are_named_at_once() -> None:
+    unknown = {"local": {"epoch": 1, "batchsize": 3}, "fleet": {"budgets": [0.5, 1.0]}}
+    hints = ('"epochs"', '"batch_size"', "groups = [{ budget = 0.25 }, { budget = 1.0 }]")
+    with raises(ConfigError, "[local] epoch", "[local] batchsize", "[fleet] budgets", *hints, key="fleet.budgets"):
+        load_experiment(**unknown)
+
+
+def test_all_unknown_keys_of_a_component_are_named_at_once() -> None:
+    with raises(ConfigError, '"nrm"', '"norm"', '"dpth"', "it takes", key="model.nrm") as caught:
+        assemble(load_experiment(model={"name": "cnn", "nrm": "group", "dpth": 3}))
+    assert str(caught.value).count("it takes") == 1
+
+
+@pytest.mark.parametrize(("fleet", "key"), [([0.5, 1.0], "fleet"), ({"groups": [0.5]}, "fleet.groups.0")])
+def test_budgets_in_another_form_lead_to_groups(fleet: Any, key: str) -> None:
+    with raises(ConfigError, "groups = [{ budget = 0.25 }, { budget = 1.0 }]", key=key):
+        load_experiment(fleet=fleet)
+
+
 def test_every_name_of_another_library_leads_to_a_key() -> None:
     page = (Path(__file__).parents[1] / "docs/keys.md").read_text()
     plug_ins = {key for kind in read_catalogue().values() for entry in kind.values() for key, *_ in entry["keys"]}

@@ -127,6 +127,8 @@ def parse_section(schema: type[S], table: Mapping[str, Any]) -> S:
         first = [e for e in errors if e["loc"][:2] == errors[0]["loc"][:2]]
         deepest = max(first, key=lambda e: len(e["loc"]))  # for a table that may also be a number, report its wrong key
         key = ".".join(_drop_union_members([str(part) for part in deepest["loc"]]))
+        if deepest["type"] == "extra_forbidden":
+            raise ConfigError(_describe_unknown_keys([deepest, *errors], schema), key=key) from None
         words = [
             e["ctx"]["expected"].replace("'", '"')  # of a number that may also be a word
             for e in errors
@@ -135,13 +137,24 @@ def parse_section(schema: type[S], table: Mapping[str, Any]) -> S:
         raise ConfigError(_describe_error(deepest, schema, words), key=key) from None
 
 
+def _describe_unknown_keys(errors: Sequence[Any], schema: type[Section]) -> str:
+    """Return `[local] batch_sise: unknown key. Did you mean "batch_size"?`, for the first error and others like it."""
+    first, hints = errors[0]["loc"], dict[str, str]()
+    for error in errors:
+        path = [str(part) for part in error["loc"]]
+        is_alike = error["loc"][:-1] == first[:-1] or _drop_union_members(path) == path  # not another member of a union
+        label = format_key(".".join(_drop_union_members(path)))
+        if error["type"] == "extra_forbidden" and is_alike and label not in hints:
+            hint = _suggest_key(path, schema)
+            hints[label] = "" if hint in hints.values() else hint
+    return " ".join(f"{label}: unknown key.{hint}" for label, hint in hints.items())
+
+
 def _describe_error(error: Any, schema: type[Section], words: Sequence[str] = ()) -> str:
     """Return `[local] batch_sise: unknown key. Did you mean "batch_size"?`; `words` are values allowed, too."""
     path = [str(part) for part in error["loc"]]
     label, value = format_key(".".join(_drop_union_members(path))), truncate(repr(error["input"]))
     match error["type"]:
-        case "extra_forbidden":
-            return f"{label}: unknown key.{_suggest_key(path, schema)}"
         case "missing":
             return f"{label}: missing. Set this key."
         case "union_tag_not_found":
@@ -156,6 +169,8 @@ def _describe_error(error: Any, schema: type[Section], words: Sequence[str] = ()
             for row in names.KINDS.values():
                 if row.example and row.keys[0].rpartition(".")[0] == ".".join(path):
                     message += f', such as {row.keys[0].rpartition(".")[2]} = "{row.example}"'
+            if path == ["fleet"] or path[:2] == ["fleet", "groups"]:
+                message += f", such as {_GROUPS}"
             if path == ["method", "options"]:
                 message = "should be a table with the keys of each option, such as scaffold = {}"
         case _:
@@ -166,6 +181,9 @@ def _describe_error(error: Any, schema: type[Section], words: Sequence[str] = ()
     return f"{label}: {' or '.join((message, *words))}, got {value}.{hint}"
 
 
+_GROUPS = (
+    'groups = [{ budget = 0.25 }, { budget = 1.0 }] (in Python fleet={"groups": [{"budget": 0.25}, {"budget": 1.0}]})'
+)
 _SEEDS = "A comparison lists seeds in [compare.grid]: seed = [0, 1, 2]."
 
 _TABLES: dict[str, type[Section]] = {
@@ -236,6 +254,8 @@ def _suggest_key(path: Sequence[str], schema: type[Section]) -> str:
             section = next(members, annotation)  # of `DriftSection | None`
     word, keys = path[-1], list(getattr(section, "model_fields", {}))
     if other := names.find_other_name(".".join(part for part in path if not part.isdigit())):
+        if other == "fleet.groups":
+            return f" Did you mean [fleet] {_GROUPS}?"
         last = other.rpartition(".")[2] if len(path) > 1 else other
         return f' Did you mean "{last}"?' if last in keys else f" Did you mean {_format_suggestion(other, path)}?"
     hint = did_you_mean(word, keys)
