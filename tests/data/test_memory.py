@@ -57,6 +57,25 @@ NUMBERS: dict[str, Callable[[], Any]] = {
 }  # fmt: skip
 
 
+def test_samples_and_labels_in_another_order_are_refused() -> None:
+    x, y = pandas.DataFrame(IRIS.data), pandas.Series(IRIS.target)
+    shuffled = y.sample(frac=1.0, random_state=0)
+    with raises(DataError, "x.index", key="y"):
+        data_of((x, shuffled))
+    with raises(DataError, "x.index", key="y"):
+        data_of(((x, y), (x, shuffled)))
+    assert data_of((x, shuffled.loc[x.index])).y.tolist() == y.tolist()
+    assert data_of((x, shuffled.to_numpy())).y.tolist() == shuffled.tolist()
+
+
+def test_an_unknown_column_is_one_of_the_data_frame() -> None:
+    frame = pandas.DataFrame({"a": [1.0, 2.0], "b": [0, 1]})
+    with raises(DataError, "the data frame has no column", '"c"', "a, b"):
+        data_of({"name": frame, "label": "c"})
+    with raises(DataError, 'the data frame "test" has no column', 'the data frame "train" has'):
+        data_of({"name": {"train": frame, "test": frame[["a"]]}, "label": "b"})
+
+
 @pytest.mark.parametrize("kind", NUMBERS)
 def test_columns_of_numbers(kind: str) -> None:
     columns = detect(pandas.DataFrame({"a": NUMBERS[kind](), "b": [1, 2, 3]}))

@@ -41,6 +41,22 @@ class Samples:
     test: tuple[Any, Any] | None = None
     notes: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        """Check that samples and labels with indexes have the same one: they are paired by place.
+
+        Raises:
+            DataError: The indexes differ.
+        """
+        for x, y in filter(None, (self.train, self.test)):
+            first, second = getattr(x, "index", None), getattr(y, "index", None)
+            has_both = hasattr(first, "equals") and hasattr(second, "equals")
+            if has_both and len(first) == len(second) and not first.equals(second):
+                raise DataError(
+                    "data=(x, y): x and y have different indexes, so their rows may not belong together. Put y in the "
+                    "order of x: y.loc[x.index]. If the rows belong together as they are, pass y.to_numpy().",
+                    key="y",
+                )
+
     def wrap(self, begun_with: Sequence[int] = ()) -> DataInMemory:
         """Return them for `[data]`; `begun_with` is the shape of a sample in the resumed run."""
         values = {"x": self.train[0], "y": self.train[1], "test_set": self.test, "notes": self.notes}

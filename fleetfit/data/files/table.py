@@ -48,7 +48,7 @@ SUFFIXES = (*_CSV, ".parquet")
 JSON = (".jsonl", ".json")
 LABELS = ("label", "labels", "target", "class", "y")
 """Default names of the label column; otherwise it is the last column."""
-IN_MEMORY = Path("in memory")
+IN_MEMORY = Path("the data frame")
 """The name of a table in memory in messages."""
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "-", "<na>", "nat"})
@@ -1532,7 +1532,7 @@ def make_data_in_memory(
     Raises:
         DataError: As `table`.
     """
-    paths = {split: Path(f"{split} {IN_MEMORY}") if len(splits) > 1 else IN_MEMORY for split in splits}
+    paths = {split: Path(f'{IN_MEMORY} "{split}"') if len(splits) > 1 else IN_MEMORY for split in splits}
     sheet = make_sheet([(split, paths[split], rows) for split, rows in splits.items()])
     options = TableOptions(label, task, groups, categories, drop, missing)
     sheet = replace(sheet, texts={_find_label(sheet, options): ("none",)})
