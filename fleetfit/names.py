@@ -512,3 +512,40 @@ A name has its section if it means this only there, and a colon if it means this
 def find_other_name(key: str) -> str:
     """Return the key that a dotted key of another library means, or its last part; "" for none."""
     return OTHER_NAMES.get(key) or OTHER_NAMES.get(key.rpartition(".")[2]) or OTHER_NAMES.get(f":{key}", "")
+
+
+# ---- attributes that other libraries name otherwise ------------------------------------------------------------------
+
+_ATTRIBUTES_ELSEWHERE = {
+    "Run": {
+        "run.accuracy(), or run.evaluate(data) for other data": "score test validate",
+        "run.predict(data)": "transform predict_proba decision_function",
+        "fleetfit.run(...), which trains, or fleetfit.resume(run.folder)": "fit train partial_fit",
+        "run.to_frame(), a line for each round": "history logs df to_pandas cv_results_",
+        'run.to_frame()[["local", "global"]].dropna().plot()': "plot",
+        "run.model()": "module state_dict best_estimator_",
+        "run.folder, which fleetfit.load opens, or run.export(out)": "save save_pretrained save_model to_onnx",
+    },
+    "Comparison": {
+        "comparison.to_frame(), a line for each run": "df to_pandas cv_results_",
+        "comparison.folder, which has plots and a page": "plot",
+        "comparison.table, or comparison.differences": "summary best best_run",
+    },
+}
+OTHER_ATTRIBUTES = {
+    owner: {word: use for use, words in uses.items() for word in words.split()}
+    for owner, uses in _ATTRIBUTES_ELSEWHERE.items()
+}
+"""What to use, by class and by what scikit-learn, pandas, Lightning and Hugging Face call it."""
+
+
+def find_attribute(owner: object, name: str) -> Any:
+    """Refuse an attribute that an object lacks, as the `__getattr__` of its class.
+
+    Raises:
+        AttributeError: Always, with what to use; without a hint the usual one, or that of a property.
+    """
+    kind = type(owner).__name__
+    if use := OTHER_ATTRIBUTES.get(kind, {}).get(name):
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}. Use {use}.", name=name, obj=owner)
+    return object.__getattribute__(owner, name)

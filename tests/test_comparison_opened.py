@@ -64,8 +64,8 @@ def test_the_runs_are_a_data_frame(comparison: ff.Comparison, monkeypatch: pytes
     assert frame[["row", "setting", "seed"]].values.tolist() == [
         [row, setting, run.experiment.seed] for (row, setting), runs in comparison.runs.items() for run in runs
     ]
-    expected = [100 * run.accuracy("local") for runs in comparison.runs.values() for run in runs]
-    assert frame["local"].tolist() == pytest.approx(expected, abs=1e-4)
+    expected = [run.accuracy("local") for runs in comparison.runs.values() for run in runs]
+    assert frame["local"].tolist() == pytest.approx(expected, abs=1e-6)
     assert (frame["rounds"] == 2).all() and (frame["seconds"] > 0).all()
     monkeypatch.setitem(sys.modules, "pandas", None)
     with raises(MissingExtra, extra="tables"):

@@ -39,7 +39,7 @@ from fleetfit.errors import (
 from fleetfit.layout import predictions
 from fleetfit.machine import isolate_torch_state
 from fleetfit.markup import escape_html
-from fleetfit.names import explain_plug_ins
+from fleetfit.names import explain_plug_ins, find_attribute
 from fleetfit.planner import Plan
 from fleetfit.report.tables import make_level_table, make_total_table
 from fleetfit.rounds.restore import check_base, check_checkpoint
@@ -98,6 +98,9 @@ class Run:
         self._callbacks: list[NamedCallback] | None = None
         if assembly is not None:
             self.__dict__["assembly"] = assembly
+
+    if not TYPE_CHECKING:  # a type checker refuses other names itself
+        __getattr__ = find_attribute
 
     def __repr__(self) -> str:
         """Return the folder and the progress of the run."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fleetfit import files
 from fleetfit.api.comparison.plan import (
@@ -32,8 +32,9 @@ from fleetfit.config.merge import flatten
 from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, RunError, import_optional
 from fleetfit.files import write_text
 from fleetfit.markup import escape_html
+from fleetfit.names import find_attribute
 from fleetfit.report import figures, page
-from fleetfit.report.columns import MEANINGS, is_rounds
+from fleetfit.report.columns import COSTS, MEANINGS, is_rounds, list_number_names
 from fleetfit.report.comparison_csv import format_comparison_csv, make_run_line
 from fleetfit.report.drawing import make_plots_folder, save_figures
 from fleetfit.report.order import explain_row_order
@@ -80,6 +81,9 @@ class Comparison:
     results: Path
     finished: bool
     _record: ComparisonRecord
+
+    if not TYPE_CHECKING:  # a type checker refuses other names itself
+        __getattr__ = find_attribute
 
     def _repr_html_(self) -> str:
         """Return the tables, for notebooks."""
@@ -133,13 +137,16 @@ class Comparison:
     def to_frame(self) -> Any:
         """Return the finished runs as a `pandas.DataFrame`, a line for each, with the columns of `table.csv`.
 
-        They are `row`, `setting` and `seed`, the final numbers (accuracies in percent), rounds and seconds.
+        They are `row`, `setting` and `seed`, the final numbers, rounds and seconds. Accuracies and waste are between 0
+        and 1, as in `Run.to_frame`.
 
         Raises:
             MissingExtra: pandas is not installed.
         """
         pandas = import_optional("pandas", "tables", "A data frame")
         frame = pandas.DataFrame([make_run_line(run) for run in self._visible.results.runs])
+        percent = [name for name in list_number_names(()) if name in frame and name not in COSTS]
+        frame[percent] /= 100
         return frame.drop(columns=["what", "seeds"])
 
     def write(self) -> None:
