@@ -3,8 +3,10 @@
 Verbs with their options, keys of a run file and exported names stand on generated pages: see test_docs_generated.py.
 """
 
+import copy
 import inspect
 import operator
+import re
 from typing import Any
 
 import pytest
@@ -12,14 +14,14 @@ import typer
 from support import raises
 
 import fleetfit
-from fleetfit import errors
+from fleetfit import errors, names
 from fleetfit.api import run as execution
 from fleetfit.cli.main import make_app
 from fleetfit.errors import ConfigError
 
 SIGNATURES = {
-    "run": "file, *, model, data, method, fleet, local, cohort, peft, attack, secure, privacy, engine, evaluate, "
-    "checkpoint, rounds, seed, name, init_from, callbacks, out, on_round, progress, **unknown",
+    "run": "file, *further, model, data, method, fleet, local, cohort, peft, attack, secure, privacy, engine, "
+    "evaluate, checkpoint, rounds, seed, name, init_from, callbacks, out, on_round, progress, **unknown",
     "resume": "folder, *, on_round, callbacks, progress, **objects",
     "load": "folder, checkpoint, **objects",
     "plan": "file, **sections",
@@ -51,8 +53,9 @@ def test_signatures() -> None:
         for parameter in inspect.signature(operator.attrgetter(name)(fleetfit)).parameters.values():
             if parameter.kind is parameter.KEYWORD_ONLY and not keyword_only:
                 parts.append("*")
-                keyword_only = True
-            parts.append(f"**{parameter.name}" if parameter.kind is parameter.VAR_KEYWORD else parameter.name)
+            keyword_only = keyword_only or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
+            stars = {parameter.VAR_KEYWORD: "**", parameter.VAR_POSITIONAL: "*"}.get(parameter.kind, "")
+            parts.append(stars + parameter.name)
         assert ", ".join(parts) == expected, name
 
 
@@ -77,6 +80,41 @@ def test_an_unknown_keyword_leads_to_its_key() -> None:
     for wrong, right in (("lr", "[local] lr"), ("rouds", "rounds"), ("source", "source")):
         with raises(ConfigError, right, key=wrong):
             fleetfit.run(**{wrong: 1}, progress=False)
+
+
+def test_data_without_a_keyword_lead_to_it() -> None:
+    run: Any = fleetfit.run
+    for data in ([[[1.0]], [0]], [[[1.0]]], [None, [0]]):
+        with raises(ConfigError, "data=(x, y)", key="file"):
+            run(*data, progress=False)
+
+
+def test_every_attribute_of_another_library_leads_to_a_member() -> None:
+    for owner, words in names.OTHER_ATTRIBUTES.items():
+        kind = getattr(fleetfit, owner)
+        fields = getattr(kind, "__dataclass_fields__", {})
+        for word, use in words.items():
+            assert not hasattr(kind, word), word
+            for named, member in re.findall(r"(\w+)\.(\w+)", use):
+                known = {"fleetfit": fleetfit.__all__, owner.lower(): (*dir(kind), *fields)}
+                assert member in known[named], use
+
+
+def test_an_unknown_attribute_stays_an_attribute_error() -> None:
+    class Broken(fleetfit.Run):
+        @property
+        def trouble(self) -> None:
+            raise AttributeError("of the property")
+
+    run, broken = fleetfit.Run.__new__(fleetfit.Run), Broken.__new__(Broken)
+    with raises(AttributeError, "evaluate(data)"):
+        _ = operator.attrgetter("score")(run)
+    with raises(AttributeError, "no attribute"):
+        _ = operator.attrgetter("scores")(run)
+    with raises(AttributeError, "of the property"):
+        _ = broken.trouble
+    assert not hasattr(run, "score") and not hasattr(run, "_repr_png_") and getattr(run, "plot", 3) == 3
+    assert vars(copy.copy(run)) == vars(copy.deepcopy(run)) == {}
 
 
 def test_members_of_a_run() -> None:

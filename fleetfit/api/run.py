@@ -34,7 +34,7 @@ from fleetfit.config.assemble.model import build_problem, find_derived
 from fleetfit.config.assemble.run import assemble
 from fleetfit.config.assemble.trust import SECURE_FILE, format_secure_file, resume_secure_run
 from fleetfit.config.assembly import UnusedKey
-from fleetfit.config.load import add_callbacks
+from fleetfit.config.load import add_callbacks, check_source
 from fleetfit.core import Server
 from fleetfit.data import AbsentData, Data, class_counts
 from fleetfit.data.transform import Transform
@@ -95,7 +95,7 @@ OnRound = Callable[[Mapping[str, Any]], None]
 @isolate_torch_state()
 def run(
     file: str | Path | Mapping[str, Any] | Experiment | None = None,
-    *,
+    *further: Never,
     model: Model | None = None,
     data: Any = None,
     method: NamedMethod | None = None,
@@ -123,6 +123,7 @@ def run(
 
     Args:
         file: A run file, its tables, or an `Experiment`; the defaults if left out. The sections below win over it.
+        *further: Nothing. Data are passed as `data=(x, y)`.
         model: A name, an instance of a PyTorch module, a function that makes one, an `Architecture`, or a table with
             `name` and keys of `[model]`.
         data: A name, a path, arrays, a data frame, texts, a PyTorch data set, a `Data`, or a table with `name` and keys
@@ -157,6 +158,7 @@ def run(
         FleetFitError: The experiment is wrong or the run fails. No files are written before the first round.
     """
     names.check_not_importing()
+    check_source(file, *further)
     with open_display(progress) as display:
         display.say("Preparing the data, the model and its levels.")
         experiment = load_experiment(

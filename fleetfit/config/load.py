@@ -116,16 +116,17 @@ def load_experiment(
     return complete_experiment(tables, tuple(flatten(change)), tuple(dropped))
 
 
-def check_source(source: Any) -> None:
-    """Check that the first argument of a function is a run file, its tables or an experiment.
+def check_source(source: Any, *further: Any) -> None:
+    """Check that the arguments without a keyword are a run file, its tables or an experiment, and nothing else.
 
     Raises:
-        ConfigError: It is something else, such as data.
+        ConfigError: There is something else, such as data.
     """
-    if source is not None and not isinstance(source, str | Path | Mapping | Experiment):
+    if further or (source is not None and not isinstance(source, str | Path | Mapping | Experiment)):
+        got = ", ".join(truncate(type(value).__name__) for value in (source, *further))
         raise ConfigError(
-            f"the first argument is a run file or its tables, got {truncate(type(source).__name__)}. Pass data as "
-            'data=, a model as model=, and the rows of a comparison as compare={"row": [...]}.',
+            f"the only argument without a keyword is a run file or its tables, got {got}. Pass data as data=(x, y) or "
+            'data=frame, a model as model=, and the rows of a comparison as compare={"row": [...]}.',
             key="file",
         )
 
