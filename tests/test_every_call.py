@@ -43,7 +43,7 @@ from fleetfit.method import (
 from fleetfit.models.mlp import mlp
 from fleetfit.runs.listing import clear_checkpoints
 
-SECTIONS = {*Sections.__annotations__, "unknown"} - {"callbacks"}
+SECTIONS = {*Sections.__annotations__, "further", "unknown"} - {"callbacks"}
 """Those of a run file: tests/test_surface.py gives each of them."""
 X = np.random.default_rng(0).normal(0, 1, (160, 6)).astype("f4")
 Y = np.arange(160) % 3

@@ -48,9 +48,8 @@ class Samples:
             DataError: The indexes differ.
         """
         for x, y in filter(None, (self.train, self.test)):
-            first, second = getattr(x, "index", None), getattr(y, "index", None)
-            has_both = hasattr(first, "equals") and hasattr(second, "equals")
-            if has_both and len(first) == len(second) and not first.equals(second):
+            of_pandas = hasattr(x, "iloc") and hasattr(y, "iloc")
+            if of_pandas and len(x) == len(y) and not x.index.equals(y.index):
                 raise DataError(
                     "data=(x, y): x and y have different indexes, so their rows may not belong together. Put y in the "
                     "order of x: y.loc[x.index]. If the rows belong together as they are, pass y.to_numpy().",
