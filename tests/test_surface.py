@@ -96,8 +96,8 @@ def test_every_attribute_of_another_library_leads_to_a_member() -> None:
         for word, use in words.items():
             assert not hasattr(kind, word), word
             for named, member in re.findall(r"(\w+)\.(\w+)", use):
-                known = {"fleetfit": fleetfit.__all__, owner.lower(): (*dir(kind), *fields)}
-                assert member in known[named], use
+                members = {"fleetfit": fleetfit.__all__, owner.lower(): (*dir(kind), *fields)}
+                assert member in members[named], use
 
 
 def test_an_unknown_attribute_stays_an_attribute_error() -> None:
