@@ -46,6 +46,7 @@ def get_step(run: PlannedRun) -> tuple[str, dict[str, Any]]:
 
 COSINE = [0.01 + 0.99 * (1 + math.cos(math.pi * round / 3)) / 2 for round in range(4)]
 """From 1 to 0.01 along half a cosine."""
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 MOMENTUM = ("fleetfit.options.fedavgm", {"momentum": 0.5, "lr": 1.0})
 
 
@@ -193,6 +194,14 @@ def test_the_demo_has_one_recipe() -> None:
     assert [get_step(run) for run in runs] == [MOMENTUM] * 4
     assert {tuple(get_factors(run)) for run in runs} == {tuple(get_factors(runs[0]))}
     assert load_experiment(DEMO).compare.same_recipe
+
+
+@pytest.mark.parametrize("name", ["cifar10", "femnist", "shakespeare"])
+def test_experiments_on_our_method_have_one_recipe(name: str) -> None:
+    runs = plan_comparison(EXPERIMENTS / "small" / f"fleetfit-{name}.toml").first_runs
+    assert [get_step(run) for run in runs] == [MOMENTUM] * len(runs)
+    assert {tuple(get_factors(run)) for run in runs} == {tuple(get_factors(runs[0]))}
+    assert get_factors(runs[0])[-1] == pytest.approx(0.01)
 
 
 def test_the_terminal_prints_the_table_first_and_what_its_accuracies_are(tmp_path: Path) -> None:
