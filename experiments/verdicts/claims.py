@@ -1,4 +1,4 @@
-"""What the papers claim, read from `experiments/claims.toml`: what is greater than what, and by how much there.
+"""What the papers and this project claim, read from `experiments/claims.toml`: what is greater than what, and by how much there.
 
 A claim becomes contrasts: sums of numbers that are positive where it is true. "ScaleFL's local accuracy is above
 HeteroFL's" is one, ScaleFL - HeteroFL; "Decoupled is last" is one for each other method, and all have to be positive.
@@ -20,6 +20,8 @@ from fleetfit.errors import ConfigError, did_you_mean, truncate
 Text = Annotated[str, Field(min_length=1)]
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Measure = Literal["difference", "ratio"]
+OWN = "FleetFit"
+"""The `paper` of the tables with this project's own claims."""
 
 
 class _Table(pydantic.BaseModel):
@@ -107,6 +109,7 @@ class ClaimTable(_Table):
         also: Orders of the same table that were looked at after the runs: judged alike, corrected among themselves,
             and not counted.
         beside: Columns that are shown with those of the claims, and not judged.
+        family: Tables with the same one are corrected together; by default each for itself.
     """
 
     paper: Text
@@ -117,6 +120,7 @@ class ClaimTable(_Table):
     claim: Annotated[list[Claim], Field(min_length=1)]
     also: list[Claim] = Field(default_factory=list)
     beside: list[Text] = Field(default_factory=list)
+    family: str = ""
 
     @property
     def every(self) -> list[Claim]:

@@ -120,7 +120,7 @@ def _add_dark_form(svg: str) -> str:
 
 def _effects(claims: Claims, judged: Sequence[Judged]) -> Iterator[Drawn]:
     """Draw every claim's effect with its interval, differences and ratios side by side; a figure for each paper."""
-    for number, paper in enumerate(dict.fromkeys(table.paper for table in claims.table), 1):
+    for paper in dict.fromkeys(table.paper for table in claims.table):
         own = [one for one in judged if one.table.paper == paper and one.weakest and one.weakest.low is not None]
         groups = [[one for one in own if one.claim.measure == measure] for measure in ("difference", "ratio")]
         groups = [group for group in groups if group]
@@ -131,7 +131,7 @@ def _effects(claims: Claims, judged: Sequence[Judged]) -> Iterator[Drawn]:
             _forest(figure.add_subplot(1, len(groups), place), group)
         _legend_below(figure, 5)
         yield Drawn(
-            f"effects-{number}-{_slug(paper)}.svg",
+            f"effects-{_slug(paper)}.svg",
             f"{paper}: effects and their intervals",
             f"{paper}: effects with their 95% intervals.",
             figure,

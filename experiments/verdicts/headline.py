@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.verdicts.claims import OWN
 from experiments.verdicts.judging import Judged, Verdict
 
 PREFERRED = ("small/scalefl-table3.toml", "small/fedavg-mnist-2nn.toml")
@@ -16,12 +17,13 @@ BEGIN, END = "<!-- evidence: made by make results -->", "<!-- end of evidence --
 
 
 def evidence(judged: Sequence[Judged], docs: str) -> str:
-    """Return the sentence on all claims, with a link to their tables.
+    """Return the sentence on the claims of papers, with a link to their tables.
 
     Args:
         judged: The verdicts.
         docs: How docs/ is reached from the page, such as "docs/".
     """
+    judged = [one for one in judged if one.table.paper != OWN]
     counts = Counter(one.verdict for one in judged)
     verbs = {"hold": Verdict.HOLDS, "are contradicted": Verdict.CONTRADICTED,
              "are inconclusive": Verdict.OPEN, "are not run yet": Verdict.NOT_RUN}  # fmt: skip

@@ -71,17 +71,25 @@ class Judged:
 
 
 def judge(claims: Claims, results: Mapping[str, ExperimentResults]) -> list[Judged]:
-    """Return a verdict for every claim, in the file's order; those of a table are corrected for one another."""
-    return [one for table in claims.table for one in _family(table, table.claim, results)]
+    """Return a verdict for every claim, in the file's order; those of a table or a family are corrected together."""
+    families: dict[str, list[ClaimTable]] = {}
+    for number, table in enumerate(claims.table):
+        families.setdefault(table.family or str(number), []).append(table)
+    by_id = {
+        one.claim.id: one
+        for tables in families.values()
+        for one in _judge_family([(table, claim) for table in tables for claim in table.claim], results)
+    }
+    return [by_id[claim.id] for table in claims.table for claim in table.claim]
 
 
 def judge_also(table: ClaimTable, results: Mapping[str, ExperimentResults]) -> list[Judged]:
     """Return what is to be said of the orders that were looked at after the runs, corrected for one another alone."""
-    return _family(table, table.also, results)
+    return _judge_family([(table, claim) for claim in table.also], results)
 
 
-def _family(table: ClaimTable, claims: Sequence[Claim], results: Mapping[str, ExperimentResults]) -> list[Judged]:
-    family = [_judged(table, claim, results) for claim in claims]
+def _judge_family(claims: Sequence[tuple[ClaimTable, Claim]], results: Mapping[str, ExperimentResults]) -> list[Judged]:
+    family = [_judged(table, claim, results) for table, claim in claims]
     tested = [one for one in family if one.p is not None]
     corrected = dict(zip(map(id, tested), holm([one.p for one in tested if one.p is not None]), strict=True))
     return [_corrected(one, corrected[id(one)]) if id(one) in corrected else one for one in family]

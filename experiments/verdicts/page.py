@@ -7,7 +7,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from experiments.verdicts.claims import Claim, Claims, ClaimTable, contrasts
+from experiments.verdicts.claims import OWN, Claim, Claims, ClaimTable, contrasts
 from experiments.verdicts.figures import Drawn
 from experiments.verdicts.judging import Judged, Verdict, judge_also
 from experiments.verdicts.measured import compared, measured, places_of
@@ -121,7 +121,7 @@ def _headings(root: Path) -> dict[str, str]:
         file: f"../experiments/LOG.md#{anchor(line.removeprefix('## '))}"
         for line in lines
         if line.startswith("## ")
-        for file in re.findall(r"`(small/[\w-]+\.toml)`", line)
+        for file in re.findall(r"`((?:small|proof)/[\w-]+\.toml)`", line)
     }
 
 
@@ -155,12 +155,13 @@ def _chapter(
 
 
 def _verdicts(table: ClaimTable, judged: Sequence[Judged]) -> list[str]:
+    paper = [] if table.paper == OWN else ["paper"]
     rows = [
-        (f"{one.claim.says} (`{one.claim.id}`)", of_paper(one), here(one), _seeds(one), _p(one),
+        (f"{one.claim.says} (`{one.claim.id}`)", *(of_paper(one) for _ in paper), here(one), _seeds(one), _p(one),
          f"**{one.verdict.value}**" if one.verdict is not Verdict.NOT_RUN else one.verdict.value)
         for one in judged
     ]  # fmt: skip
-    parts = [markdown_table(("claim", "paper", "here", "seeds", "corrected p", "verdict"), rows)]
+    parts = [markdown_table(("claim", *paper, "here", "seeds", "corrected p", "verdict"), rows)]
     reasons: dict[tuple[Verdict, str], list[str]] = {}
     for one in judged:
         if one.reason:

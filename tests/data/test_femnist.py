@@ -69,6 +69,14 @@ def test_each_writer_gives_up_its_share_and_is_a_client(whole: tuple[Path, np.nd
     ]
 
 
+def test_a_number_of_samples_is_drawn_class_by_class(whole: tuple[Path, np.ndarray]) -> None:
+    data = femnist.femnist(str(whole[0]), test=0.2, validation=0.25, samples=16)
+    assert {split: len(data.split(split)) for split in data.splits} == {"train": 12, "validation": 4, "test": 8}
+    with pytest.raises(DataError) as caught:
+        femnist.femnist(str(whole[0]), test=0.2, samples=33)  # of 32
+    assert caught.value.key == "samples"
+
+
 def test_leaf_s_own_division(tmp_path: Path) -> None:
     x = pages(9)
     for split, rows in (("train", slice(0, 6)), ("test", slice(6, 9))):

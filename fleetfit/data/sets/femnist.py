@@ -45,6 +45,7 @@ def femnist(
     seed: int = 0,
     resize: int | None = None,
     hub: bool = False,
+    samples: int | None = None,
 ) -> Data:
     """Return FEMNIST from LEAF's JSON or from Parquet files, images [N, 1, 28, 28], groups = writers.
 
@@ -61,6 +62,7 @@ def femnist(
         seed: Seed of the held out samples.
         resize: Side in pixels to which batches are enlarged after augmentation; None: no resizing.
         hub: Whether to download the set from the Hugging Face hub if it is not on disk.
+        samples: Number of training images to draw, class by class, those held out included; None: all.
 
     Raises:
         DataError: The files are missing or wrong, or a share is out of range.
@@ -85,7 +87,7 @@ def femnist(
     if len(pixels) and pixels.mean() > 127.5:  # bright paper, which most of a page is
         pixels = 255 - pixels
     labeled = dataclasses.replace(labeled, x=pixels, classes=classes, class_names=tuple(_NAMES[:classes]), notes=())
-    return make_data("femnist", labeled, validation, test, seed, augment, (0.04,), (0.17,), resize)
+    return make_data("femnist", labeled, validation, test, seed, augment, (0.04,), (0.17,), resize, samples)
 
 
 def _find_leaf_files(name: str, folder: str | None) -> dict[str, list[Path]]:
