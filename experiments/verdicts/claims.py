@@ -1,4 +1,4 @@
-"""Claims of the papers and of this project, read from `experiments/claims.toml`: what is greater than what, by how much.
+"""Claims of the papers and of this project, from `experiments/claims.toml`: what is greater than what, by how much.
 
 A claim becomes contrasts: sums of numbers that are positive where it is true. "ScaleFL's local accuracy is above
 HeteroFL's" is one, ScaleFL - HeteroFL; "Decoupled is last" is one for each other method, and all have to be positive.
