@@ -5,6 +5,7 @@ that are balanced where training is not.
 """
 
 import dataclasses
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -35,6 +36,11 @@ def ag_news(
     Raises:
         DataError: A class has too few texts, or the files or the tokenizer are missing or wrong.
     """
+    if tokenizer and not Path(tokenizer).exists():
+        raise DataError(
+            f"tokenizer: {tokenizer} does not exist. The pretrained MiniLM comes with `python experiments/minilm.py`.",
+            key="tokenizer",
+        )
     data = read_ag_news(folder=folder, tokenizer=tokenizer, length=length, validation=validation, seed=seed)
     generator = torch.Generator().manual_seed(seed)
     held_out = round(samples * validation / data.classes)
