@@ -22,6 +22,7 @@ from fleetfit.config import load_experiment, to_table
 from fleetfit.config.assemble.run import assemble
 from fleetfit.core import Device, Federation, Server, Simulation
 from fleetfit.core.tasks import Task, classification, multi_label, next_token, regression
+from fleetfit.data import Data
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
 from fleetfit.hooks import FEDAVG, build
@@ -211,6 +212,15 @@ def test_a_run_records_what_it_began_with(tmp_path: Path) -> None:
     assert [report["lr"] for report in first.metrics] == pytest.approx([0.05, 0.02525, 0.0005])
     again = ff.run(tmp_path / "run" / "config.toml", out=tmp_path / "again")
     assert_same_bits(first.server.state, again.server.state)
+
+
+@pytest.mark.parametrize(("values", "beta"), [({}, 0.0), ({"beta": 0.5}, 0.5)])
+def test_a_regression_distills_nothing_unless_beta_is_set(values: dict[str, float], beta: float) -> None:
+    x = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
+    data = Data("lines", x, x[:, :1], {"train": torch.arange(48), "test": torch.arange(48, 60)}, 1, task="regression")
+    section = {"name": data, "partition": {"kind": "iid", "clients": 4}}
+    table = {"model": {"name": "mlp"}, "data": section, "method": {"name": "fleetfit", **values}}
+    assert assemble(load_experiment(table)).federation.method_spec["beta"] == beta
 
 
 @pytest.mark.parametrize("schedule", [{"kind": "constant"}, {"kind": "step", "at": [2], "factor": 0.1}])

@@ -54,7 +54,8 @@ class Method:
             clients or channels in another way, "weigh" where its `make_aggregator` does not weigh.
         defaults: The method's own defaults of keys of the run file, dotted: `{"local.optimizer": "adam"}`. A key of the
             file, an override or a keyword wins over them.
-        token_defaults: The method's own defaults of its hyperparameters where classes are tokens: `{"tau": 0.0}`.
+        task_defaults: The method's own defaults of its hyperparameters by the name of a task, or "tokens" where classes
+            are tokens: `{"tokens": {"tau": 0.0}}`.
         overridable_hooks: Hooks that an option may set in the method's place, each with the hyperparameter of the
             method that makes it: `{"step": "momentum"}`. With that hyperparameter set, both at once are refused.
         declare_extra: Returns names and shapes of tensors beside the state, for the sub-model that is sent, as
@@ -94,7 +95,7 @@ class Method:
     fixed_keys: tuple[str, ...] = ()
     unused_hooks: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
-    token_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    task_defaults: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, hash=False)
     overridable_hooks: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
     declare_extra: Callable[[Problem, Submodel], tuple[Shapes, Shapes]] = fedavg.declare_no_extra
     check_memory: Callable[[Federation, Mapping[str, Any]], Any] = fedavg.check_nothing
@@ -120,7 +121,7 @@ class Method:
 
 
 DECLARED = ("needs_budgets", "needs_server_data", "needs_prior", "fixed_keys", "unused_hooks", "defaults",
-            "token_defaults", "overridable_hooks", "declare_extra", "check_memory", "describe")  # fmt: skip
+            "task_defaults", "overridable_hooks", "declare_extra", "check_memory", "describe")  # fmt: skip
 """Fields of a method that are not hooks."""
 HOOKS = tuple(f.name for f in dataclasses.fields(Method) if f.name not in DECLARED)
 FEDAVG = Method()
@@ -388,7 +389,7 @@ def find_unused_parts(spec: Mapping[str, Any]) -> dict[str, str]:
     """Return the keys of a spec, as a run file names them, that have no effect in a round, each with the reason.
 
     A hook is unused where the method declares it. A hyperparameter or an option is unused where the method that is
-    built without it has the same hooks, also where classes are tokens, such as where they are set in `method.hooks`.
+    built without it has the same hooks, whatever the task, such as where they are set in `method.hooks`.
 
     Args:
         spec: The method's; see `build`.
@@ -403,14 +404,14 @@ def find_unused_parts(spec: Mapping[str, Any]) -> dict[str, str]:
     winners = f"method.hooks.{', '.join(sorted(own_hooks))} takes the place of all that it would do"
     for key, rest in _leave_out_each(spec):
         with contextlib.suppress(FleetFitError):  # raised where the method needs the key
-            others = [build_anew(one) for one in (rest, {**method.token_defaults, **rest})]
+            others = [build_anew({**defaults, **rest}) for defaults in ({}, *method.task_defaults.values())]
             fields = {*HOOKS, *_COMPARED} - {*method.unused_hooks}
             if all(_is_same(getattr(method, name), getattr(other, name)) for other in others for name in fields):
                 unused[key] = winners if own_hooks else f"{label} is the same without it"
     return unused
 
 
-_COMPARED = ("needs_budgets", "needs_server_data", "needs_prior", "fixed_keys", "defaults", "token_defaults")
+_COMPARED = ("needs_budgets", "needs_server_data", "needs_prior", "fixed_keys", "defaults", "task_defaults")
 
 
 def _leave_out_each(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -9,7 +9,8 @@ Client k has the exits 1..l of its level, with outputs z_1..z_l, and minimizes
   `fleetfit.options.class_prior`). Tasks without classes have none. Where classes are tokens, frequencies are a
   histogram of a client's words: there tau is 0 unless it is set.
 - Exits: ScaleFL's Eq. 5 (Ilhan et al., CVPR 2023) with equal weights, since each exit is the last one of some level; sg
-  stops the gradient. Other tasks have their own loss and divergence (`fleetfit.core.tasks`).
+  stops the gradient. Other tasks have their own loss and divergence (`fleetfit.core.tasks`). In a regression a deepest
+  exit has no more to teach than the target: there beta is 0 unless it is set.
 - Server: every client counts alike, as in ScaleFL's Eq. 2. Each element j that a client of the round trained moves
   towards the clients' mean m_j: v_j <- momentum v_j + (m_j - x_j), x_j <- x_j + v_j. The others keep x_j and v_j
   (FedAvgM: Hsu, Qi and Brown, 2019; per covered element, `fleetfit.options.fedavgm`).
@@ -47,7 +48,8 @@ def fleetfit(tau: float = 1.0, beta: float = 0.5, temperature: float = 3.0, mome
     Args:
         tau: Strength of the class prior, at least 0; 0 switches it off, and is the default where classes are tokens.
             `options.class_prior` takes its place.
-        beta: Weight of the distillation from a client's deepest exit, at least 0; 0 switches it off.
+        beta: Weight of the distillation from a client's deepest exit, at least 0; 0 switches it off, and is the default
+            in regressions.
         temperature: T, which softens the distributions that are compared.
         momentum: How much of its last movement the server keeps, in [0, 1); 0 switches it off. A server optimizer in
             `options` takes its place.
@@ -63,7 +65,7 @@ def fleetfit(tau: float = 1.0, beta: float = 0.5, temperature: float = 3.0, mome
         make_loss=partial(equal_exits_loss, beta=beta, temperature=temperature),
         weigh=weigh_equally,
         step=fedavgm(momentum).step if momentum else take_mean,
-        token_defaults={"tau": 0.0},
+        task_defaults={"tokens": {"tau": 0.0}, "regression": {"beta": 0.0}},
         overridable_hooks={"step": "momentum", "adapt_task": "tau"},
         defaults={"local.schedule.kind": "cosine", "local.schedule.minimum": 0.01},
         describe=partial(describe_single_exit, beta=beta, tau=tau, momentum=momentum),

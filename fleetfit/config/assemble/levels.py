@@ -11,7 +11,7 @@ from fleetfit.config.assemble.data import build_data, build_partition
 from fleetfit.config.assemble.engine import Computing, choose_computing, find_server_device, set_feature_cache
 from fleetfit.config.assemble.fleet import DeviceBudgets, build_targets, deal_clients, target_full_model
 from fleetfit.config.assemble.local import choose_training
-from fleetfit.config.assemble.method import build_method_spec, check_model, check_needs, choose_for_tokens
+from fleetfit.config.assemble.method import build_method_spec, check_model, check_needs, choose_for_task
 from fleetfit.config.assemble.model import build_problem
 from fleetfit.config.components import check_keys
 from fleetfit.config.keys import format_key
@@ -100,7 +100,7 @@ def plan_problem(
         accelerator: Device that computes the levels; the engine's by default.
         say: Called with a sentence before a slow step.
     """
-    experiment = choose_for_tokens(experiment, population.data)
+    experiment = choose_for_task(experiment, population.data)
     method_spec = build_method_spec(experiment)
     method = build(method_spec)
     problem = apply_model_hook(build_problem(experiment, population.data, say), method_spec)

@@ -39,18 +39,18 @@ def build_method_spec(experiment: Experiment) -> dict[str, Any]:
     return spec | ({"options": options} if options else {}) | ({"hooks": section.hooks} if section.hooks else {})
 
 
-def choose_for_tokens(experiment: Experiment, data: Data | DataDescription) -> Experiment:
-    """Return the experiment with the method's defaults for data whose classes are tokens, unless the file sets them."""
+def choose_for_task(experiment: Experiment, data: Data | DataDescription) -> Experiment:
+    """Return the experiment with the method's defaults for the task of the data, unless the file sets them."""
     section = experiment.method
     are_tokens = data.task == "next_token" or 0 < data.vocabulary <= 2 * data.classes  # labels may lack some tokens
-    if not are_tokens or isinstance(section.name, Method):
+    if isinstance(section.name, Method):
         return experiment
     spec = build_method_spec(experiment)
-    method = build(spec)
-    open_keys = {key for key in method.token_defaults if f"method.{key}" not in experiment.request.decided}
+    defaults = build(spec).task_defaults.get("tokens" if are_tokens else data.task, {})
+    open_keys = {key for key in defaults if f"method.{key}" not in experiment.request.decided}
     open_keys -= find_replaced_parameters({key: value for key, value in spec.items() if key not in open_keys})
     for key in open_keys:
-        experiment = replace_key(experiment, f"method.{key}", method.token_defaults[key])
+        experiment = replace_key(experiment, f"method.{key}", defaults[key])
     return experiment
 
 
