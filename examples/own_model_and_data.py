@@ -35,7 +35,7 @@ train, test = torch.arange(2000).split([1600, 400])
 clouds = ff.Data("clouds", x, y, splits={"train": train, "test": test}, classes=5)
 
 if __name__ == "__main__":
-    run = ff.run(model=Family(), data=clouds, rounds=20, local={"lr": 0.03})
+    run = ff.run(model=Family(), data=clouds, rounds=20)
     print(f"{run.plan.levels[0].parameters} of {run.plan.levels[-1].parameters} parameters at level 1")
     print(f"accuracy: local {run.accuracy('local'):.2f}, global {run.accuracy('global'):.2f}")
     print(run.model(level=1))  # a plain nn.Module

@@ -172,9 +172,9 @@ def test_an_example_of_a_plain_module_is_derived(model):
 @pytest.mark.slow
 @pytest.mark.parametrize("model", PLAIN)
 def test_an_example_of_a_plain_module_learns_at_four_levels(model, tmp_path):
-    run = ff.run(load_experiment(EXAMPLES / f"{model}.toml", ["rounds=3", "evaluate.every=0"]), out=tmp_path / "run")
+    run = ff.run(load_experiment(EXAMPLES / f"{model}.toml", ["evaluate.every=0"]), out=tmp_path / "run")
     losses = [line["train"]["loss"] for line in run.metrics]
-    assert losses[-1] < losses[0]
+    assert losses[-1] < 0.5 * losses[0]
     assert len({level.parameters for level in run.plan.levels}) == 4
 
 
