@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_model
 from support import Expected, raises
 from support.bits import has_same_bits
+from torch import nn
 
 import fleetfit as ff
 from fleetfit.api.comparison import format_label, plan_comparison
@@ -128,6 +130,18 @@ def test_the_model_of_a_level_is_a_plain_module(done: ff.Run) -> None:
     assert sum(scores) / len(scores) == pytest.approx(run.accuracy(level=2))
     with raises(ConfigError, "5"):
         run.model(level=5)
+
+
+def test_the_model_of_a_level_owns_its_tensors(done: ff.Run, tmp_path: Path) -> None:
+    """It is written as a file, and training it changes nothing of the run."""
+    run = ff.load(done.folder)
+    model, x = run.model(level=1), torch.rand(8, *run.assembly.federation.problem.input_shape)
+    save_model(model, str(tmp_path / "level-1.safetensors"))
+    before = run.model(level=1)(x)[-1].detach()
+    for norm in [part for part in model.modules() if isinstance(part, nn.BatchNorm2d)]:
+        norm.running_mean.add_(1)
+    assert not torch.equal(model(x)[-1], before)
+    assert torch.equal(run.model(level=1)(x)[-1], before)
 
 
 def test_one_image_at_a_time_gives_the_same_answer(done: ff.Run) -> None:

@@ -67,7 +67,10 @@ def get_level_state(federation: Federation, server: Server, level: int) -> State
 
 
 def build_level_module(federation: Federation, server: Server, level: int, statistics: Statistics | None) -> nn.Module:
-    """Return a level's model as a plain module in eval mode, with its static statistics where it has batch norm."""
+    """Return a level's model as a plain module in eval mode, with its static statistics where it has batch norm.
+
+    The module owns all its tensors: training it changes neither the server's state nor the statistics.
+    """
     problem, submodel = federation.problem, federation.levels[level].submodel
     module = build_module(problem.architecture, {**problem.layout.full_sizes, **submodel.sizes}, submodel.exits)
     state = {**get_level_state(federation, server, level), **problem.get_base(submodel)}
@@ -77,5 +80,5 @@ def build_level_module(federation: Federation, server: Server, level: int, stati
                 tensor.copy_(state[name])
     settle_norms(module, is_saved=True)
     if statistics and level in statistics:
-        set_statistics(module, statistics[level])
+        set_statistics(module, {name: tensor.clone() for name, tensor in statistics[level].items()})
     return module.eval()
