@@ -95,9 +95,14 @@ def finished(federation: Federation, simulation: Simulation) -> Round:
     return last
 
 
+def with_option(option: str) -> dict[str, Any]:
+    """Return the specification of FedAvg with an option."""
+    return {"name": "fedavg", "options": {option: {}}}
+
+
 SPECS: list[dict[str, Any]] = [
     *(spec_of(name) for name in (*METHODS, OUTSIDE)),
-    *({"name": "fedavg", "options": {option: {}}} for option in OPTIONS),
+    *map(with_option, OPTIONS),
     *({"name": "scalefl", "cohort": {"name": choice}} for choice in CHOICES),
 ]
 
@@ -157,10 +162,8 @@ def test_a_method_goes_with_every_option(name: str) -> None:
     for option in OPTIONS:
         alone = {"alpha": 0.0} if name == "depthfl" else {}  # else it brings FedDyn, and one server optimizer is enough
         spec = {**spec_of(name), **alone, "options": {option: {}}}
-        if (
-            option in ("lora_product", "trimmed_mean")
-            and build(spec_of(name)).make_aggregator is not FEDAVG.make_aggregator
-        ):
+        both = (spec_of(name), with_option(option))
+        if all(build(one).make_aggregator is not FEDAVG.make_aggregator for one in both):
             with raises(ConfigError, f'"{option}"', key="method.hooks.make_aggregator"):
                 build(spec)
             continue

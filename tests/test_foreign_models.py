@@ -86,7 +86,6 @@ def test_foreign_models_are_checked_and_trained(name: str, tmp_path: Path) -> No
     arguments = [f"--set=model.vocabulary={n}" for key, n in foreign.arguments.items() if key == "vocabulary"]
     shape = ",".join(map(str, foreign.input_shape))
     run_verb("check-model", model, "--input-shape", shape, "--task", foreign.task, *arguments, code=0)
-    split = ["method.scaling=width"] if len(foreign.build_architecture().positions) == 1 else []
     values = [
         f"model.name={model}",
         f"rounds={ROUNDS}",
@@ -95,7 +94,6 @@ def test_foreign_models_are_checked_and_trained(name: str, tmp_path: Path) -> No
         "data.partition.clients=4",
         "local.lr=0.02",
         "local.batch_size=64",
-        *split,
         *settings(foreign, tmp_path),
     ]
     out = tmp_path / "run"
