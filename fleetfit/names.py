@@ -62,7 +62,7 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "methods": Kind(("method.name",), _list_modules("methods", (
         "adaptivefl all_large decoupled depthfl exclusivefl fedavg feddf feddropout fedrolex fedsgd fjord fleetfit "
-        "heterofl inclusivefl reefl scalefl"
+        "heterofl inclusivefl nefl reefl scalefl"
     )), shared=("options", "hooks"), example="scalefl"),
     "options": Kind(("method.options",), _list_modules("options", (
         "class_prior fedadam fedavgm feddistill feddyn fednova fedprox fedyogi in_time krum lora_product outliers "

@@ -50,7 +50,9 @@ EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 MOMENTUM = ("fleetfit.options.fedavgm", {"momentum": 0.5, "lr": 1.0})
 
 
-@pytest.mark.parametrize("name", ["heterofl", "scalefl", "adaptivefl", "fedrolex", "fjord", "fedavg", "exclusivefl"])
+@pytest.mark.parametrize(
+    "name", ["heterofl", "scalefl", "adaptivefl", "fedrolex", "fjord", "nefl", "fedavg", "exclusivefl"]
+)
 def test_rows_get_schedule_and_momentum_of_the_first(name: str) -> None:
     rows = plan_rows({"method": {"name": "fleetfit"}}, {"method": {"name": name}})
     assert [get_step(run) for run in rows.values()] == [MOMENTUM, MOMENTUM]

@@ -1,5 +1,6 @@
 """The problem that is trained, and its levels."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,6 +21,7 @@ from fleetfit.submodel import Submodel, dump_prefixes, extract, parse_prefixes
 
 UNLIMITED = 2.0**60
 """Bytes for features where the run file sets no limit."""
+_NORM = re.compile(r"Norm(\dd)?$")
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +66,18 @@ class Problem:
             x = make_input(self.architecture, self.input_shape, 2)
         with torch.no_grad(), on_meta():
             return int(outputs(module.eval(), x)[-1].shape[-1])
+
+    @cached_property
+    def norms(self) -> frozenset[str]:
+        """Names of trained tensors of norm layers: modules of a class, or a base class, `...Norm` or `...Norm2d`."""
+        with on_meta():
+            module = build_module(self.architecture, self.layout.full_sizes, self.exits)
+        layers = {
+            name
+            for name, part in module.named_modules(remove_duplicate=False)
+            if any(_NORM.search(kind.__name__) for kind in type(part).__mro__)
+        }
+        return frozenset(name for name in self.layout.tensors if name.rpartition(".")[0] in layers)
 
     @staticmethod
     def from_spec(spec: Mapping[str, Any]) -> "Problem":

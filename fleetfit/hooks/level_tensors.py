@@ -7,21 +7,26 @@ until then they are parts of the initial model.
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from fleetfit.aggregate import Aggregate, Mean
-from fleetfit.core import Federation, Server, Update
-from fleetfit.hooks import Method
+from fleetfit.core import Federation, Problem, Server, Update
 from fleetfit.layout import State
 from fleetfit.submodel import Submodel, extract, find_positions, narrow_layout
 
 _PREFIX = re.compile(r"level(\d+)/")
 Select = Callable[[str], bool]
 """From the name of a tensor to whether each level has its own."""
+Selection = Select | Literal["norms"]
 
 
-def keep_per_level(select: Select) -> dict[str, Any]:
-    """Return the hooks of a method in which each level has some tensors of its own."""
+def keep_per_level(select: Selection) -> dict[str, Any]:
+    """Return the hooks of a method in which each level has some tensors of its own.
+
+    Args:
+        select: From the name of a tensor to whether each level has its own; "norms": the tensors of norm layers
+            (`Problem.norms`).
+    """
     return {"dispatch": partial(dispatch_own, select=select), "make_aggregator": partial(TensorMeans, select=select)}
 
 
@@ -30,13 +35,12 @@ def select_all(name: str) -> bool:
     return True
 
 
-def get_select(method: Method) -> Select:
+def get_select(federation: Federation) -> Select:
     """Return which tensors each level has for itself, of a method of `keep_per_level`; of another one, all."""
-    dispatch = method.dispatch
-    select: Select = (
-        dispatch.keywords["select"] if isinstance(dispatch, partial) and dispatch.func is dispatch_own else select_all
-    )
-    return select
+    dispatch = federation.method.dispatch
+    if isinstance(dispatch, partial) and dispatch.func is dispatch_own:
+        return _resolve(dispatch.keywords["select"], federation.problem)
+    return select_all
 
 
 def get_shared_state(state: State) -> State:
@@ -55,10 +59,10 @@ def get_largest_state(state: State) -> State:
 
 
 def dispatch_own(
-    federation: Federation, server: Server, client: int | None, submodel: Submodel, select: Select
+    federation: Federation, server: Server, client: int | None, submodel: Submodel, select: Selection
 ) -> State:
     """Send the sub-model with its level's own tensors, without their prefix."""
-    prefix = _make_prefix(federation.level_index(submodel))
+    prefix, select = _make_prefix(federation.level_index(submodel)), _resolve(select, federation.problem)
     state = extract(federation.problem.layout, get_shared_state(server.state), submodel)
     return {name: server.state.get(prefix + name, tensor) if select(name) else tensor for name, tensor in state.items()}
 
@@ -66,10 +70,10 @@ def dispatch_own(
 class TensorMeans:
     """The mean of shared tensors, and of each level's own; an update of a part of its level counts for that part."""
 
-    def __init__(self, federation: Federation, server: Server, select: Select) -> None:
-        self._federation, self._server, self._select = federation, server, select
+    def __init__(self, federation: Federation, server: Server, select: Selection) -> None:
+        self._federation, self._server, self._select = federation, server, _resolve(select, federation.problem)
         self._layout = federation.problem.layout
-        self._shared = [name for name in self._layout.tensors if not select(name)]
+        self._shared = [name for name in self._layout.tensors if not self._select(name)]
         self._mean = Mean(self._layout)
         self._means: dict[int, Mean] = {}
         self._submodels: dict[int, Submodel] = {}
@@ -100,6 +104,10 @@ class TensorMeans:
             {prefix + name: result.coverage[name] for prefix, names, result, _ in means for name in names},
             base_state={prefix + name: before[name] for prefix, names, _, before in means for name in names},
         )
+
+
+def _resolve(select: Selection, problem: Problem) -> Select:
+    return problem.norms.__contains__ if select == "norms" else select
 
 
 def _make_prefix(level: int) -> str:

@@ -135,7 +135,7 @@ def _get_prefixed_shapes(prefix: str, tensors: State, federation: Federation) ->
         return {name: every[name] for name, tensor in layout.tensors.items() if tensor.block in blocks}
     if not 1 <= int(match[1]) <= len(federation.levels):
         raise CheckpointError(f'"server/state/{prefix}/" is not one of the {len(federation.levels)} levels')
-    shapes, select = _get_shapes(federation.levels[int(match[1]) - 1].submodel, layout), get_select(federation.method)
+    shapes, select = _get_shapes(federation.levels[int(match[1]) - 1].submodel, layout), get_select(federation)
     return {name: shape for name, shape in shapes.items() if select(name)}
 
 

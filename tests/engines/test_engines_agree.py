@@ -33,6 +33,7 @@ SPECS: list[Mapping[str, Any]] = [
     {"name": "heterofl", "options": {"feddistill": {}}},
     {"name": "fedrolex", "options": {"fednova": {"momentum": 0.5}}},
     {"name": "fjord", "distill": False},
+    {"name": "nefl", "tiers": 1},
     {"name": "scalefl", "options": {"class_prior": {}}},
     {"name": "decoupled", "options": {"fedadam": {}}},
     {"name": "inclusivefl", "damped": True, "options": {"fedadam": {}}},
@@ -49,7 +50,7 @@ SPECS: list[Mapping[str, Any]] = [
 
 
 QUICK: list[Mapping[str, Any]] = [
-    *map(spec_of, ("depthfl", "adaptivefl", "feddf", "fjord", "reefl")),
+    *map(spec_of, ("depthfl", "adaptivefl", "feddf", "fjord", "nefl", "reefl")),
     {"name": "scalefl", "hooks": {"choose_channels": "random"}},
     {"name": "scalefl", "options": {"feddyn": {}}},
     {"name": "heterofl", "options": {"feddistill": {}}},

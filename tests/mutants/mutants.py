@@ -129,6 +129,7 @@ MORE: Mapping[str, Sequence[str]] = {
     "methods/inclusivefl.py": ("test_inclusivefl",),
     "methods/decoupled.py": ("test_adaptivefl",),
     "methods/heterofl.py": ("test_methods", "test_tasks"),
+    "methods/nefl.py": ("test_nefl",),
     "options/_order_statistics.py": ("test_robust",),
     "options/feddistill.py": ("test_extra_tensors",),
     "options/feddyn.py": ("test_server_options", "test_reefl"),
