@@ -375,7 +375,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode in (130, -signal.SIGINT), "a shell shows 130 for both"
-    assert len(err.splitlines()) == 1 and err.rstrip().endswith(f"fleetfit resume {tmp_path / 'run'}")
+    assert len(err.splitlines()) == 2 and err.rstrip().endswith(f"fleetfit resume {tmp_path / 'run'}")
 
 
 def test_list_explains_the_keys_of_one() -> None:

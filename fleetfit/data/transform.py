@@ -8,7 +8,7 @@ import dataclasses
 import importlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -89,7 +89,7 @@ class Transform(pydantic.BaseModel):
         """
         kind = "table" if data.columns else "text" if data.tokenizer else kind or "arrays"
         return cls(
-            kind=kind,
+            kind=PurePath(kind).name,  # without the folder of a plug-in
             settings={key: value for key, value in settings.items() if kind in KINDS and key not in _OF_TRAINING},
             shape=tuple(data.x.shape[1:]),
             dtype=str(data.x.dtype).removeprefix("torch."),
