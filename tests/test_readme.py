@@ -184,7 +184,8 @@ def test_the_commands_of_the_guide_work(tmp_path, monkeypatch, capsys):
     assert exit_code(["run", "first.toml", "--out", "runs/first", *SHORT]) == 0, (
         "the first page's run, which others watch"
     )
-    one_each = ("compare.grid.seed=[0]", "compare.grid.data.partition.alpha=[1.0]", "compare.tune.local.lr=[0.1]")
+    one_each = ("compare.grid.seed=[0]", "compare.grid.data.partition.alpha=[1.0]", "compare.tune.local.lr=[0.1]",
+                "compare.tune_rounds=1")  # fmt: skip
     few = [word for change in one_each for word in ("--set", change)]
     for arguments in commands(GUIDE):
         extra = [*SHORT, *few] if arguments[0] == "compare" else ["--yes"] * ("--clear-checkpoints" in arguments)
