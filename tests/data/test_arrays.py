@@ -196,9 +196,12 @@ def test_data_are_shared_by_sections_with_the_same_keys(save: Callable[..., str]
 
 
 def test_keys_without_effect_are_declared() -> None:
-    unused = find_unused_parameters(arrays, {"file": "x.npz", "task": "regression", "classes": 7, "padding": 0})
+    unused = find_unused_parameters(
+        arrays, {"file": "x.npz", "task": "regression", "classes": 7, "padding": 0}, "regression"
+    )
     assert set(unused) == {"classes", "padding"}
-    assert not find_unused_parameters(arrays, {"file": "x.npz", "classes": 4, "padding": 0, "vocabulary": 9})
+    used = {"file": "x.npz", "classes": 4, "padding": 0, "vocabulary": 9}
+    assert not find_unused_parameters(arrays, used, "classification")
 
 
 @pytest.mark.parametrize(
