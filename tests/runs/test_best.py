@@ -20,7 +20,6 @@ from fleetfit.runs.summary import Best, find_best
 TINY = Path(__file__).parents[1] / "tiny.py"
 ROUNDS = 9
 SECTIONS: dict[str, Any] = {
-    "seed": 1,
     "data": {"name": f"{TINY}:tiny_data", "partition": {"kind": "iid", "clients": 4}},
     "model": {"name": f"{TINY}:tiny"},
     "fleet": {"groups": [{"budget": 0.3}, {"budget": 1.0}]},
@@ -38,18 +37,27 @@ def train(out: Path, rounds: int = ROUNDS, split: str = "validation", **others: 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> ff.Run:
-    return train(tmp_path_factory.mktemp("best") / "run")
+    """The run of the first seed that is best in round 2; which one that is depends on how a processor rounds."""
+    for seed in range(30):
+        SECTIONS["seed"] = seed
+        run = train(tmp_path_factory.mktemp("best") / "run")
+        if find_highest(run.folder) == 2:
+            return run
+    pytest.fail("no run is best early")
 
 
 @pytest.fixture(scope="module")
 def best(trained: ff.Run) -> int:
-    """The round with the highest recorded accuracy, found by hand."""
-    lines = [json.loads(line) for line in (trained.folder / "metrics.jsonl").read_text().splitlines()]
+    return find_highest(trained.folder)
+
+
+def find_highest(folder: Path) -> int:
+    """Return the first round with the highest recorded accuracy, found by hand."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     accuracies = {line["round"]: line["evaluate"]["static"]["local"] for line in lines if "evaluate" in line}
     highest = max(accuracies.values())
-    number = min(number for number, accuracy in accuracies.items() if accuracy == highest)
-    assert list(accuracies) == [2, 4, 6, 8, 9] and number == 2, "neither due (every = 4) nor the newest"
-    return int(number)
+    assert list(accuracies) == [2, 4, 6, 8, 9], "2 is neither due (every = 4) nor the newest"
+    return int(min(number for number, accuracy in accuracies.items() if accuracy == highest))
 
 
 @pytest.fixture
