@@ -191,6 +191,12 @@ def test_keys_that_no_tuning_run_can_have_are_refused(place: Path, text: str, ke
     assert not (place / "out").exists()
 
 
+def test_a_comparison_with_another_criterion_is_another_one(place: Path) -> None:
+    criteria = ["", 'tune_on = "global"', 'tune_on = "rounds"\ntarget = 0.9', 'tune_on = "rounds"\ntarget = 0.8']
+    files = [SHORTER.replace("tune_rounds = 2", f"tune_rounds = 2\n{criterion}") for criterion in criteria]
+    assert len({plan_file(place, file).fingerprint for file in files}) == 4
+
+
 def test_a_comparison_with_other_tuning_rounds_is_another_one(place: Path) -> None:
     """It has another folder by default, and a folder with runs of other rounds is refused; the same call resumes."""
     one = run_comparison(place, SHORTER)

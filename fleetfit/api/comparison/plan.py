@@ -218,11 +218,19 @@ class ComparisonPlan:
         runs = [run for run in self.runs if run.row != self.smallest]
         tables = [[str(run.subfolder), {k: v for k, v in run.tables.items() if k != "callbacks"}] for run in runs]
         text = json.dumps(
-            [*tables, self.tuning, self.tune_seeds if self.section.tune else [], *self._change_rounds().items()],
+            [*tables, self.tuning, *self._list_tuning()],
             default=lambda thing: f"{thing}{token_hex(8)}",  # an object may differ each time
             sort_keys=True,
         )
         return sha256(text.encode()).hexdigest()[:6]
+
+    def _list_tuning(self) -> list[Any]:
+        """Return all that decides which of the values of `compare.tune` a row gets."""
+        section = self.section
+        if not section.tune:
+            return []
+        by_rounds = [section.target_on, *self.targets[:1]] if section.tune_on == ROUNDS else []
+        return [self.tune_seeds, *self._change_rounds().items(), section.tune_on, *by_rounds]
 
     def find_reference(self, against: str | None = None) -> str:
         """Return the label of the baseline row.
