@@ -129,7 +129,7 @@ class DerivedArchitecture(Architecture):
         net = copy_level(self.net, self.plan, axes, self._list_absent(exits[-1]))
         points = self.plan.exits
         heads = {e: self._make_head(points[e - 1], axes) for e in self._list_added(exits)}
-        return ModuleWithExits(net, exits, points, heads, self.plan.mask).train()
+        return ModuleWithExits(net, exits, points, heads, self.plan.mask, self.plan.answers).train()
 
     @property
     def checkpoint(self) -> str:

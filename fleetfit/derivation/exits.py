@@ -199,9 +199,10 @@ class ModuleWithExits(nn.Module):
         points: Sequence[ExitPoint],
         heads: Mapping[int, nn.Module],
         mask: InputMask | None = None,
+        answers: tuple[bool, ...] = (),
     ) -> None:
         super().__init__()
-        self.net, self.exits, self.mask = net, exits, mask
+        self.net, self.exits, self.mask, self.answers = net, exits, mask, answers
         self.ends = tuple(points[e - 1].module for e in exits if e <= len(points))
         self.heads = nn.ModuleDict({str(e): head for e, head in heads.items()})
         self._visit: Callable[[int, Tensor], bool] | None = None
@@ -242,7 +243,7 @@ class ModuleWithExits(nn.Module):
             if i >= self._first
         ]
         try:
-            out = call_instance(self.net, x, self.mask)
+            out = call_instance(self.net, x, self.mask, self.answers)
             add(last, get_logits(out))
         except _LastExit:
             pass

@@ -61,22 +61,44 @@ class _CalledFunction(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._function: Any = None
+        self.function: Any = None
 
     @property
     def name(self) -> str:
         """Its name, such as "torch.fft.rfft"; "" if it has none."""
-        return "" if self._function is None else torch.overrides.resolve_name(self._function) or ""
+        return "" if self.function is None else torch.overrides.resolve_name(self.function) or ""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        before, self._function = self._function, func
+        before, self.function = self.function, func
         try:
             return func(*args, **(kwargs or {}))
         finally:
-            self._function = before
+            self.function = before
 
 
-class LabeledPass(Operations):
+class CalledOperations(Operations):
+    """Sees each operation, and which function of PyTorch the code calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._called = _CalledFunction()
+
+    def __enter__(self) -> Self:
+        self._called.__enter__()  # type: ignore[no-untyped-call]
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._called.__exit__(*error)  # type: ignore[no-untyped-call]
+
+    @property
+    def is_text(self) -> bool:
+        """Whether a tensor is written as text."""
+        return self._called.function in (Tensor.__repr__, Tensor.__format__)
+
+
+class LabeledPass(CalledOperations):
     """Sees each operation of a forward pass, and carries labels from parameters to outputs.
 
     Args:
@@ -92,7 +114,8 @@ class LabeledPass(Operations):
         reasons: Labels that were fixed, with the reason.
         flattened: Labels that came to lie along one dimension, by the order in which that happened.
         ordered: Labels of places whose order matters, as in a cumulative sum: only the first ones can be kept.
-        branches: Where Python read a number that depends on the samples.
+        branches: Where Python read a number that depends on the samples, or a shape depends on them.
+        questions: Where Python read yes or no of the samples.
         vocabulary: Rows of the table in which the samples are looked up; 0 for other samples.
     """
 
@@ -108,13 +131,14 @@ class LabeledPass(Operations):
         self.ordered: list[np.ndarray] = []
         self.reasons: list[tuple[np.ndarray, Reason]] = []
         self.branches: list[Reason] = []
+        self.questions: list[Reason] = []
         self._pairs: list[np.ndarray] = []
         self._labels: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._alive: list[Tensor] = []  # an identity must not be used again
         self._sources: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._marks = 0
         self._names: WeakIdKeyDictionary = WeakIdKeyDictionary()
-        self._operation, self._called = "", _CalledFunction()
+        self._operation = ""
         self._x = x
         self.x_mark = self.mark(x)
         self._next = 1
@@ -246,15 +270,6 @@ class LabeledPass(Operations):
 
     # ---- the rules of operations ----------------------------------------------------------------------------------
 
-    def __enter__(self) -> Self:
-        self._called.__enter__()  # type: ignore[no-untyped-call]
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._called.__exit__(*error)  # type: ignore[no-untyped-call]
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
@@ -269,8 +284,8 @@ class LabeledPass(Operations):
         for result in results if bits else ():
             self._sources[result] = self.sources(result) | bits
             self._alive.append(result)
-        if self._operation in _SCALARS and bits & self.x_mark:
-            self.branches.append(self.make_reason("forward"))
+        if self._operation in READS and bits & self.x_mark and not self.is_text:
+            (self.questions if isinstance(out, bool) else self.branches).append(self.make_reason("forward"))
         if self._operation in _TABLES and not self._x.is_floating_point() and self.sources(args[1]) & self.x_mark:
             self.vocabulary = self.vocabulary or args[0].shape[0]
         name = self._operation.rstrip("_")
@@ -665,7 +680,7 @@ _POINTWISE = {  # those which PyTorch does not tag as such
 }  # fmt: skip
 _SOFTMAX = {"_softmax", "_log_softmax", "_safe_softmax"}
 """Places of a softmax stay places; the proof compares the sum over fewer."""
-_SCALARS = {"_local_scalar_dense", "is_nonzero", "item", "nonzero", "masked_select", "unique", "_unique2"}
+READS = {"_local_scalar_dense", "is_nonzero", "item", "equal", "nonzero", "masked_select", "unique", "_unique2"}
 """Operations from which Python learns a number, or a shape depends on numbers."""
 _TABLES = {"embedding", "_embedding_bag", "_embedding_bag_forward_only"}
 _RULES: Mapping[str, _Rule] = {

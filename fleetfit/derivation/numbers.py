@@ -119,6 +119,7 @@ class Trials:
                 if reason not in (OF_SAMPLES, FLATTENED)
             },
             mask=self.observation.mask,
+            answers=self.observation.answers,
         )
 
     def list_plans(self, most: int) -> Iterator[DerivedPlan]:

@@ -17,6 +17,7 @@ from fleetfit.derivation.copies import copy_instance
 from fleetfit.derivation.labels import LabeledPass, Labels, Reason, list_tensors, vary
 from fleetfit.derivation.masks import InputMask
 from fleetfit.derivation.outputs import get_logits
+from fleetfit.derivation.questions import find_answers
 from fleetfit.derivation.units import Units
 from fleetfit.errors import ModelError, format_cause, join_some
 from fleetfit.seeds import isolate_rng
@@ -72,6 +73,7 @@ class Observation:
         inputs: The inputs of its modules.
         vocabulary: Tokens that it knows; 0 for real numbers.
         mask: Its mask for padding.
+        answers: What forward reads from the samples for messages and checks.
     """
 
     net: nn.Module
@@ -83,6 +85,7 @@ class Observation:
     inputs: Mapping[str, Input]
     vocabulary: int
     mask: InputMask | None = None
+    answers: tuple[bool, ...] = ()
 
     @property
     def first_use(self) -> Mapping[str, int]:
@@ -142,7 +145,7 @@ def observe(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> O
         first = _ObservedPass(net, example, mask, choices)
         labeled, out = first.labeled, first.out
     logits = get_logits(out)
-    _check_branches(labeled.branches)
+    answers = _find_answers(net, example, mask, labeled)
     unused = [name for name, p in net.named_parameters() if p.requires_grad and name not in labeled.first_use]
     if unused:
         raise ModelError(
@@ -167,6 +170,7 @@ def observe(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> O
         first.inputs,
         labeled.vocabulary,
         mask,
+        answers,
     )
 
 
@@ -272,14 +276,22 @@ def _check_instance(net: nn.Module) -> None:
         raise ModelError(f"{type(net).__name__} has no parameter that is trained.", key="model")
 
 
-def _check_branches(branches: list[Reason]) -> None:
-    if branches:
+def _find_answers(net: nn.Module, example: Tensor, mask: InputMask | None, labeled: LabeledPass) -> tuple[bool, ...]:
+    """Return the answers that forward reads from the samples for messages and checks.
+
+    Raises:
+        ModelError: It reads something else, or another answer changes what it computes.
+    """
+    branches = [*labeled.branches, *labeled.questions]
+    answers = None if labeled.branches else find_answers(net, example, mask) if branches else ()
+    if answers is None:
         raise ModelError(
             f"{branches[0]} reads a number that depends on the samples, so other samples may take a path that this "
-            "pass did not see. Keep it a tensor, without .item(); compute both paths and choose with torch.where; or "
-            "take the choice out of forward.",
+            "pass did not see. Keep it a tensor, without .item(), in messages too; compute both paths and choose with "
+            "torch.where; or take the choice out of forward.",
             key="model",
         )
+    return answers
 
 
 def get_first(out: Any) -> Tensor | None:

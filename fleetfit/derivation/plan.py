@@ -73,6 +73,7 @@ class DerivedPlan:
         whole: What stays whole: by the name that an axis would have, its size and the reason.
         kept: Norms that compute with their own running statistics, which are frozen.
         mask: Its mask for padding.
+        answers: What forward reads from samples for messages and checks, for passes without numbers.
     """
 
     tensors: Mapping[str, tuple[int, ...]]
@@ -88,6 +89,7 @@ class DerivedPlan:
     whole: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     kept: frozenset[str] = frozenset()
     mask: InputMask | None = None
+    answers: tuple[bool, ...] = ()
 
     def rename_axes(self, names: Mapping[str, str]) -> "DerivedPlan":
         """Return the plan with other names of axes; axes not named keep theirs."""
@@ -148,6 +150,7 @@ class DerivedPlan:
             "whole": [[name, size, reason] for name, (size, reason) in self.whole.items()],
             "kept": sorted(self.kept),
             "mask": None if self.mask is None else self.mask.to_payload(),
+            "answers": list(self.answers),
         }
 
     @staticmethod
@@ -191,6 +194,7 @@ class DerivedPlan:
                 {_read(str, name): (_read_size(size), _read(str, reason)) for name, size, reason in payload["whole"]},
                 frozenset(_read(str, name) for name in payload["kept"]),
                 InputMask.from_payload(payload["mask"]),
+                tuple(_read(bool, answer) for answer in payload.get("answers", ())),
             )
             plan._check()
         except (LookupError, TypeError, ValueError, AttributeError) as error:
