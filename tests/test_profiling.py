@@ -267,6 +267,13 @@ def test_untrainable_level_has_reason(inside: None) -> None:
     assert '"fedavg"' in json.loads(stream.getvalue())["failed"]
 
 
+def test_a_plain_module_is_measured_without_its_numbers(inside: None) -> None:
+    request, stream = make_request(model="plain_models:Residual"), io.StringIO()
+    frozen = {**request.problem, "peft": {"name": "frozen"}}
+    process.main(io.StringIO(request_text(request, problem=frozen)), stream)
+    assert json.loads(stream.getvalue().splitlines()[-1]) == {"done": True}
+
+
 # ---- a process of its own --------------------------------------------------------------------------------------------
 
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 from fleetfit import names
 from fleetfit.core.arithmetic import Arithmetic, ShapeArithmetic, find_arithmetic
 from fleetfit.core.tasks import Task, get_task
-from fleetfit.derivation import restore_architecture
+from fleetfit.derivation import build_without_numbers, restore_architecture
 from fleetfit.errors import ModelError, RunError
 from fleetfit.factories import call_factory
 from fleetfit.layout import Architecture, Layout, State, build_module, infer_layout, make_input, outputs
@@ -90,7 +90,8 @@ class Problem:
         model = dict(spec["model"])
         name = model.pop("name")
         arguments = {key: tuple(v) if isinstance(v, list) else v for key, v in spec["given"].items()}
-        architecture = call_factory(names.resolve("models", name), name, "[model]", model, **arguments)
+        build = partial(call_factory, names.resolve("models", name), name, "[model]", model, **arguments)
+        architecture = build_without_numbers(build) if "derived" in spec else build()
         if isinstance(architecture, nn.Module):
             architecture = restore_architecture(architecture, spec.get("derived"))
         architecture = apply_peft(architecture, spec.get("peft", {}))

@@ -21,7 +21,7 @@ from fleetfit.derivation.architecture import (
     check_same_as_instance,
     find_mismatch,
 )
-from fleetfit.derivation.copies import copy_instance
+from fleetfit.derivation.copies import build_without_numbers as build_without_numbers, copy_instance
 from fleetfit.derivation.exits import find_exits
 from fleetfit.derivation.fitting import (
     SampleFacts as SampleFacts,

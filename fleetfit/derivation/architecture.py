@@ -137,9 +137,9 @@ class DerivedArchitecture(Architecture):
         return f"the weights of this {type(self.net).__name__}"
 
     def pretrained(self, exits: tuple[int, ...]) -> State:
-        """Return the instance's own weights; new classifiers are drawn."""
+        """Return the instance's own weights, if it has numbers; new classifiers are drawn."""
         names = self.find_layout(exits, frozenset()).complete.tensors
-        values = {f"{INSIDE}{name}": tensor for name, tensor, _ in named_tensors(self.net)}
+        values = {f"{INSIDE}{name}": tensor for name, tensor, _ in named_tensors(self.net) if not tensor.is_meta}
         return {name: values[name].detach().clone() for name in names if name in values}
 
     def trains(self, name: str) -> bool:

@@ -7,24 +7,56 @@ parametrizations survive and nothing is copied whole. The instance is left as it
 import contextlib
 import copy
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
+from torch.utils._pytree import tree_leaves
 
 from fleetfit.derivation.labels import list_tensors
 from fleetfit.derivation.plan import DerivedPlan
 from fleetfit.derivation.units import get_length, list_places
 from fleetfit.layout import keep_statistics
 from fleetfit.layout.known_values import set_values
+from fleetfit.layout.meta import forget_numbers, parameters_on_meta
 
 _TABLES = (dict, OrderedDict, set)
 
 
 class Absent(nn.Module):
     """Stands for a module behind the last exit of a level."""
+
+
+def build_without_numbers(build: Callable[[], Any]) -> Any:
+    """Build a module whose parameters have shapes alone: a device has memory for the level that it trains.
+
+    A constructor that needs their numbers builds the whole module first: one that computes with them, or makes
+    other tensors of them. Weights that are parametrized keep their numbers, since a copy of the module reads them.
+
+    Args:
+        build: Makes the module; what is no module is returned as it is.
+    """
+    with contextlib.suppress(Exception), parameters_on_meta():  # its own errors come again
+        if not _depends_on_numbers(net := build()):
+            return net
+    net = build()
+    for part in net.modules() if isinstance(net, nn.Module) else ():
+        for parameter in () if isinstance(part, ParametrizationList) else part.parameters(recurse=False):
+            with contextlib.suppress(RuntimeError):
+                forget_numbers(parameter)
+    return net
+
+
+def _depends_on_numbers(net: Any) -> bool:
+    """Return whether a module with parameters on the meta device has other tensors there, or parametrizations."""
+    parts = list(net.modules()) if isinstance(net, nn.Module) else []
+    return any(
+        isinstance(part, ParametrizationList)
+        or any(isinstance(x, Tensor) and x.is_meta and not isinstance(x, nn.Parameter) for x in tree_leaves(vars(part)))
+        for part in parts
+    )
 
 
 def copy_instance(net: nn.Module) -> nn.Module:
@@ -110,15 +142,16 @@ def _copy_plain_values(net: nn.Module, memo: dict[int, Any]) -> dict[int, Any]:
 
 
 def _cut(name: str, tensor: Tensor, plan: DerivedPlan, sizes: Mapping[str, int], device: torch.device) -> Tensor:
-    """Return a tensor's prefix at some sizes, on a device; on the meta device its shape."""
+    """Return a tensor's prefix at some sizes, on a device; its shape on the meta device, zeros from there."""
     is_meta = device.type == "meta"
+    has_numbers = not (is_meta or tensor.is_meta)
     shape, cut = list(tensor.shape), tensor.detach()
     for d, whole in enumerate(tensor.shape):
         segments = plan.segments.get((name, d))
         if segments is None:
             continue
         shape[d] = get_length(segments, sizes)
-        if shape[d] != whole and not is_meta:
+        if shape[d] != whole and has_numbers:
             if len(segments) == 1:
                 cut = cut.narrow(d, 0, shape[d])
             else:
@@ -128,6 +161,8 @@ def _cut(name: str, tensor: Tensor, plan: DerivedPlan, sizes: Mapping[str, int],
         if not tensor.is_floating_point():
             set_values(empty, cut.to("cpu", copy=True))
         return empty
+    if not has_numbers:
+        return torch.zeros(shape, dtype=tensor.dtype)
     return cut.clone(memory_format=torch.contiguous_format).to(device)
 
 

@@ -10,11 +10,14 @@ with them.
 import contextlib
 import functools
 import math
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fleetfit.layout.known_values import apply_to_values, iter_tensors, reads_values, record_values
@@ -45,6 +48,44 @@ def on_meta() -> Iterator[None]:
     """Make tensors on the meta device, and run the usual operations on them by their shapes."""
     with tensor_defaults("meta", torch.float32), _ShapeRules():
         yield
+
+
+class _ParameterRules(_ShapeRules):
+    """Runs operations on the meta device by their rules; what has numbers is computed as ever."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        on_meta = any(x.is_meta for x in iter_tensors([*args, *kwargs.values()]))
+        return run(func, args, kwargs) if on_meta else func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Let each parameter forget its numbers when this thread registers it; all other tensors keep theirs."""
+    thread = threading.get_ident()
+
+    def forget(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+        if threading.get_ident() == thread:
+            forget_numbers(parameter)
+
+    handle = register_module_parameter_registration_hook(forget)
+    try:
+        with warnings.catch_warnings(), _ParameterRules():
+            warnings.filterwarnings("ignore", ".*to a meta parameter")  # of a checkpoint that the constructor loads
+            yield
+    finally:
+        handle.remove()
+
+
+def forget_numbers(parameter: nn.Parameter) -> None:
+    """Move a floating-point parameter to the meta device; it stays the same object, wherever it is referred to.
+
+    Raises:
+        RuntimeError: Something else depends on its numbers, such as a graph for gradients.
+    """
+    if parameter.is_floating_point() and not parameter.is_meta and not nn.parameter.is_lazy(parameter):
+        shape_only = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+        torch.utils.swap_tensors(parameter, shape_only)
 
 
 def run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], by_rules: bool = True) -> Any:
