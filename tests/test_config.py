@@ -600,7 +600,7 @@ def test_new_mode_drops_old_keys() -> None:
 def test_defaults_of_a_mode_are_dumped() -> None:
     """A resumed run keeps them, whatever a later version's are."""
     written = tomllib.loads(to_toml(load_experiment({"peft": {"name": "lora", "rank": 8}})))
-    assert written["peft"] == {"name": "lora", "rank": 8, "alpha": 64.0, "targets": ["*.query", "*.value"]}
+    assert written["peft"] == {"name": "lora", "rank": 8, "alpha": 64.0}  # targets follow from the model
 
 
 def test_own_mode_next_to_the_run_file(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from fleetfit import names
 from fleetfit.architecture import Axis, exit_after
 from fleetfit.check import check_layout
 from fleetfit.core import apply_peft
+from fleetfit.derivation import derive_architecture
 from fleetfit.errors import ConfigError, FleetFitError, ModelError
 from fleetfit.layout import Architecture, State, build_module, infer_layout, named_tensors, outputs
 from fleetfit.models.bert import bert
@@ -409,6 +410,45 @@ def test_lora_silences_unrelated_warnings(monkeypatch: pytest.MonkeyPatch, caplo
     assert caplog.text == ""
     logging.getLogger("torchao").warning("Another use.")
     assert "Another use." in caplog.text
+
+
+LANGUAGE = {"vocab_size": 30, "attn_implementation": "eager"}
+
+
+def llama() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    net: nn.Module = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LANGUAGE, **shape, **heads))
+    return net.eval()
+
+
+def gpt2() -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    shape = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 16, "bos_token_id": 0, "eos_token_id": 0}
+    net: nn.Module = transformers.GPT2LMHeadModel(transformers.GPT2Config(**LANGUAGE, **shape))
+    return net.eval()
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft reads it
+@pytest.mark.parametrize(("make", "targets"), [(llama, ["q_proj", "v_proj"]), (gpt2, ["c_attn"])])
+def test_lora_of_a_language_model_is_peft_s(make: Any, targets: list[str]) -> None:
+    """The default targets are peft's for the family; logits equal peft's own model, merged ones its merged model."""
+    peft, net, tokens = importlib.import_module("peft"), make(), torch.randint(1, 30, (2, 7))
+    family = derive_architecture(net, tokens)
+    tuned = lora(family, rank=2, alpha=6.0)
+    ours = build_module(tuned, tuned.sizes(1.0), (2,)).eval()
+    state = redrawn(ours)
+    merged = build_module(family, family.sizes(1.0), (2,)).eval()
+    merged.load_state_dict(tuned.merge(state))
+    config = peft.LoraConfig(r=2, lora_alpha=6.0, target_modules=targets, fan_in_fan_out=make is gpt2)
+    theirs = peft.get_peft_model(net, config)
+    own = {name.replace("net.", "base_model.model.", 1): tensor for name, tensor in state.items()}
+    assert not theirs.load_state_dict(own, strict=False).unexpected_keys
+    assert torch.equal(outputs(ours, tokens)[-1], theirs(tokens).logits)
+    expected = theirs.merge_and_unload()(tokens).logits
+    torch.testing.assert_close(outputs(merged, tokens)[-1], expected, atol=1e-5, rtol=0)
+    check_layout(tuned, input_shape=(7,))
 
 
 def test_recurrent_exits_and_tuning_go_together() -> None:

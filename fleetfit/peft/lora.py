@@ -9,13 +9,14 @@ DeiT-S. Federated averages take A and B apart, as the papers do; the average of 
 import contextlib
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from fleetfit.errors import MissingExtra, ModelError
-from fleetfit.layout import Architecture, State
+from fleetfit.layout import Architecture, State, unwrap
 from fleetfit.peft._tuned import Tuned
 
 A, B = "lora_A.default.weight", "lora_B.default.weight"
@@ -40,19 +41,23 @@ class Lora(Tuned):
         super().__post_init__()
 
     def accepts(self, part: nn.Module) -> bool:
-        """Return whether it is a linear layer."""
-        return isinstance(part, nn.Linear)
+        """Return whether it is a linear layer, or GPT-2's, which keeps its weight turned: [in, out]."""
+        return isinstance(part, nn.Linear) or _is_turned(part)
 
     def add_modules(self, module: nn.Module, names: list[str]) -> None:
         """Let peft replace the linear layers."""
-        try:
-            with _silence_loggers("torchao", "torch.utils._pytree"):
-                from peft import LoraConfig, inject_adapter_in_model
-        except ImportError:
-            raise MissingExtra("peft", "LoRA") from None
-        pattern = "|".join(re.escape(name) for name in names)
-        config = LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=f"({pattern})")  # type: ignore[arg-type]
-        inject_adapter_in_model(config, module)
+        LoraConfig, inject_adapter_in_model, _ = _import_peft()
+        turned = {name for name in names if _is_turned(module.get_submodule(name))}
+        for some in (turned, set(names) - turned):
+            if some:
+                pattern = "|".join(re.escape(name) for name in sorted(some))
+                config = LoraConfig(
+                    r=self.rank,
+                    lora_alpha=self.alpha,
+                    target_modules=f"({pattern})",
+                    fan_in_fan_out=some is turned,
+                )
+                inject_adapter_in_model(config, module)
 
     def is_new(self, name: str) -> bool:
         """Return whether a tensor is one of the thin matrices."""
@@ -75,6 +80,7 @@ class Lora(Tuned):
                     merged[f"{layer}.{kind}"] = tensor
             if f"{layer}.{B}" in state:
                 product = state[f"{layer}.{B}"].double() @ state[f"{layer}.{A}"].double()
+                product = product.T if _is_turned(self._plain.get_submodule(layer)) else product
                 weight = merged[f"{layer}.weight"]
                 merged[f"{layer}.weight"] = (weight.double() + self.alpha / self.rank * product).to(weight.dtype)
         return merged
@@ -88,8 +94,12 @@ class Lora(Tuned):
         return own | ({f"{layer}.{B}": {0: 0}, f"{layer}.{A}": {1: 1}} if kind == "weight" else {})
 
 
+def _is_turned(part: nn.Module) -> bool:
+    return (type(part).__module__, type(part).__name__) == ("transformers.pytorch_utils", "Conv1D")
+
+
 def lora(
-    architecture: Architecture, rank: int = 32, alpha: float = 64.0, targets: tuple[str, ...] = ("*.query", "*.value")
+    architecture: Architecture, rank: int = 32, alpha: float = 64.0, targets: tuple[str, ...] | None = None
 ) -> Architecture:
     """Put thin matrices beside linear layers.
 
@@ -97,13 +107,38 @@ def lora(
         architecture: The model family.
         rank: Rows of A and columns of B.
         alpha: The product is multiplied by alpha / rank.
-        targets: Patterns of the names of the linear layers.
+        targets: Patterns of the names of the linear layers; by default peft's table for models of transformers, such as
+            `["*.q_proj", "*.v_proj"]` for Llama, and `["*.query", "*.value"]` for others.
 
     Raises:
         ModelError: No linear layer has such a name.
         MissingExtra: peft is not installed.
     """
-    return Lora(architecture, tuple(targets), rank, alpha)
+    return Lora(architecture, tuple(_find_targets(architecture) if targets is None else targets), rank, alpha)
+
+
+def _find_targets(architecture: Architecture) -> list[str]:
+    """Return the patterns of peft's table for the model of transformers that a derived family has inside."""
+    net = getattr(unwrap(architecture), "net", nn.Module())
+    kinds = {str(getattr(getattr(part, "config", None), "model_type", "")) for part in net.modules()} - {""}
+    known = _import_peft()[-1] if kinds else {}
+    names = next((known[kind] for kind in sorted(kinds) if isinstance(known.get(kind), list)), ["query", "value"])
+    return [f"*.{name}" for name in names]
+
+
+def _import_peft() -> tuple[Any, Any, Mapping[str, Any]]:
+    """Return peft's configuration, the function that puts the matrices in, and its table of targets.
+
+    Raises:
+        MissingExtra: It is not installed.
+    """
+    try:
+        with _silence_loggers("torchao", "torch.utils._pytree"):
+            from peft import LoraConfig, inject_adapter_in_model
+            from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as TARGETS
+    except ImportError:
+        raise MissingExtra("peft", "LoRA") from None
+    return LoraConfig, inject_adapter_in_model, TARGETS
 
 
 @contextlib.contextmanager
