@@ -25,7 +25,7 @@ SIGNATURES = {
     "resume": "folder, *, on_round, callbacks, progress, **objects",
     "load": "folder, checkpoint, **objects",
     "plan": "file, **sections",
-    "derive": "module, data, *, exits, head, weights, axes, progress",
+    "derive": "module, data, *, exits, heads, head, weights, axes, progress",
     "compare": "file, *, out, jobs, against, record, on_run, on_progress, progress, **sections",
     "profile": "file, *, step_s, latency_s, memory, energy_j, device, threads, limit_s, facts, out, force, say, "
     "**sections",

@@ -250,6 +250,7 @@ def derive(
     data: Any,
     *,
     exits: str | Sequence[str] = "auto",
+    heads: str = "auto",
     head: str = "keep",
     weights: str = "instance",
     axes: Mapping[str, str] | None = None,
@@ -263,6 +264,8 @@ def derive(
         module: An instance, a class or function that makes one, or its name, such as "net.py:MyNet".
         data: As `run` takes it; its samples' shape, tokens and classes must fit the module.
         exits: "auto" finds a chain of blocks; "none"; or names of modules after which early classifiers sit.
+        heads: Their classifiers: "own" new ones, or the module's last norm and head, "shared" by all exits. By "auto" a
+            language model shares them if they have more parameters than a block.
         head: "new" replaces the module's classifier by one with the data's classes; "keep" keeps it.
         weights: Where training starts: the "instance"'s own weights, or "new" ones drawn by PyTorch's rules.
         axes: By pattern of axis names another name, or "whole" for axes that are not cut.
@@ -272,7 +275,7 @@ def derive(
         FleetFitError: The module does not fit the data, cannot be followed, or a level would compute something else.
     """
     positions = exits if isinstance(exits, str) else list(exits)
-    section = {"exits": positions, "head": head, "weights": weights, "axes": dict(axes or {})}
+    section = {"exits": positions, "heads": heads, "head": head, "weights": weights, "axes": dict(axes or {})}
     with open_display(progress) as display:
         experiment = load_experiment(data=data, model={"name": module, "derive": section})
         problem = build_problem(experiment, build_data(experiment.data), display.say)

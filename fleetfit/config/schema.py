@@ -140,12 +140,15 @@ class DeriveSection(Section):
 
     Attributes:
         exits: Where early exits sit: "auto" finds a chain of blocks; "none"; or names of modules.
+        heads: The classifiers of early exits: "own" new ones, or the module's last norm and head, "shared" by all. By
+            "auto" a language model shares them if they have more parameters than a block.
         head: "new" replaces the module's classifier by one with the data's classes; "keep" keeps it.
         weights: Where training starts: the module's own weights, or "new" ones drawn by PyTorch's rules.
         axes: By pattern of axis names another name, or "whole" for axes that are not cut.
     """
 
     exits: Literal["auto", "none"] | list[str] = "auto"
+    heads: Literal["auto", "own", "shared"] = "auto"
     head: Literal["keep", "new"] = "keep"
     weights: Literal["instance", "new"] = "instance"
     axes: dict[str, str] = Field(default_factory=dict)

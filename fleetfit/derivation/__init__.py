@@ -22,7 +22,7 @@ from fleetfit.derivation.architecture import (
     find_mismatch,
 )
 from fleetfit.derivation.copies import build_without_numbers as build_without_numbers, copy_instance
-from fleetfit.derivation.exits import find_exits
+from fleetfit.derivation.exits import find_exits, find_tail
 from fleetfit.derivation.fitting import (
     SampleFacts as SampleFacts,
     find_facts as find_facts,
@@ -55,6 +55,7 @@ def derive_architecture(
     example: Tensor,
     exits: str | Sequence[str] = "auto",
     axes: Mapping[str, str] | None = None,
+    heads: str = "auto",
     say: Callable[[str], None] | None = None,
     mask: InputMask | None = None,
 ) -> DerivedArchitecture:
@@ -66,6 +67,7 @@ def derive_architecture(
         exits: See `find_exits`.
         axes: By pattern of axis names another name, or "whole" for axes that are not cut. Axes that get the same name
             are cut as one.
+        heads: See `find_tail`.
         say: Called with a sentence from time to time, where it takes long.
         mask: Its mask for padding.
 
@@ -80,7 +82,7 @@ def derive_architecture(
     kept = find_kept_norms(net, trained.__contains__)
     while True:
         trials = Trials(observation, now)
-        depth = _find_depth(observation, exits) | {"kept": kept}
+        depth = _find_depth(observation, exits, heads) | {"kept": kept}
         errors: list[ModelError] = []
         for plan in trials.list_plans(_MAX_CHOICES):  # each is found when the one before it fails
             now(f"the proof of plan {len(errors) + 1}")
@@ -188,9 +190,10 @@ def _fails_alone(net: nn.Module, plan: DerivedPlan, axes: Sequence[str], example
     return False
 
 
-def _find_depth(observation: Observation, exits: str | Sequence[str]) -> dict[str, Any]:
-    """Return the exits, and the number of exits before the first use of each tensor."""
+def _find_depth(observation: Observation, exits: str | Sequence[str], heads: str) -> dict[str, Any]:
+    """Return the exits, what they share, and the number of exits before the first use of each tensor."""
     points = find_exits(observation, exits)
+    tail = find_tail(observation, points, heads)
     steps = [observation.outputs[point.module].step for point in points]
     blocks = {name: sum(step > end for end in steps) for name, step in observation.first_use.items()}
     aliases = list_aliases(observation.net)
@@ -203,7 +206,8 @@ def _find_depth(observation: Observation, exits: str | Sequence[str]) -> dict[st
         module = name.rpartition(".")[0]
         if name not in blocks and module in first_of_module:
             blocks[name] = first_of_module[module]
-    return {"exits": points, "blocks": blocks}
+    blocks |= {name: 0 for name in blocks if name.rpartition(".")[0] in tail}
+    return {"exits": points, "blocks": blocks, "tail": tail}
 
 
 def _apply_axes(units: Units, axes: Mapping[str, str]) -> dict[str, str]:

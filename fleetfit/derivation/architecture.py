@@ -100,8 +100,11 @@ class DerivedArchitecture(Architecture):
         ends = [point.module for point in self.plan.exits]
         if not ends:
             return ["One exit: its own classifier. Name modules in exits for early ones."]
+        after = f"after {', '.join(ends)}; then its own classifier."
+        if self.plan.tail:
+            return [f"{len(ends) + 1} exits, which share {' and '.join(self.plan.tail)}: {after}"]
         own = "its own early logits" if self.plan.exits[0].is_own else "new classifiers"
-        return [f"{len(ends) + 1} exits: {own} after {', '.join(ends)}; then its own classifier."]
+        return [f"{len(ends) + 1} exits: {own} {after}"]
 
     def describe_whole(self) -> list[str]:
         """Return a line for what stays whole at every level, and why."""
@@ -129,7 +132,7 @@ class DerivedArchitecture(Architecture):
         net = copy_level(self.net, self.plan, axes, self._list_absent(exits[-1]))
         points = self.plan.exits
         heads = {e: self._make_head(points[e - 1], axes) for e in self._list_added(exits)}
-        return ModuleWithExits(net, exits, points, heads, self.plan.mask, self.plan.answers).train()
+        return ModuleWithExits(net, exits, points, heads, self.plan.tail, self.plan.mask, self.plan.answers).train()
 
     @property
     def checkpoint(self) -> str:
@@ -220,7 +223,7 @@ class DerivedArchitecture(Architecture):
 
     def _list_added(self, exits: tuple[int, ...]) -> list[int]:
         """Return the exits that have a classifier which the instance has not."""
-        points = self.plan.exits
+        points = [] if self.plan.tail else self.plan.exits
         return [e for e in exits if e <= len(points) and not points[e - 1].is_own]
 
     def _make_head(self, point: ExitPoint, axes: Mapping[str, int]) -> ExitHead:
@@ -292,5 +295,6 @@ def find_mismatch(net: nn.Module, plan: DerivedPlan) -> str:
         if type(value) is not int or value != number.value:
             where = truncate(f"{number.module}.{number.attribute}".lstrip("."))
             return f'"{where}" is {truncate(repr(value))} here, and {number.value} in the plan'
-    absent = next((point.module for point in plan.exits if point.module not in modules), None)
+    names = [*(point.module for point in plan.exits), *plan.tail]
+    absent = next((name for name in names if name not in modules), None)
     return "" if absent is None else f'there is no module "{truncate(absent)}" here'

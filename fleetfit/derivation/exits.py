@@ -17,8 +17,9 @@ from fleetfit.errors import ModelError, did_you_mean
 from fleetfit.layout import Segment, evaluate_kept_norms
 
 _MAX_EXITS = 12
-_LEAST_SHARE = 1 / 3  # of the parameters, in a chain of blocks
+_LEAST_SHARE = 1 / 3  # of the parameters between words and classes, in a chain of blocks
 _LEAST_BLOCK = 1 / 50  # of the parameters of the block before
+_CLOSE = 1e-4  # of logits by other kernels
 _FEW_MODULES = 2  # behind the last block of a chain: the instance's own classifier
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 """PyTorch's norms; those of batches and of instances have one base."""
@@ -43,6 +44,64 @@ def find_exits(observation: Observation, exits: str | Sequence[str]) -> tuple[Ex
         return tuple(replace(_make_point(observation, name), is_own=True) for name in observation.early)
     names = _find_chain(observation) if exits == "auto" else _check_names(observation, exits)
     return tuple(_make_point(observation, name) for name in names)
+
+
+def find_tail(observation: Observation, points: Sequence[ExitPoint], heads: str) -> tuple[str, ...]:
+    """Return the modules behind the last block that make the logits, where early exits share them.
+
+    These are tried: what the last block gave must become the logits by one after the other.
+
+    Args:
+        observation: What was seen of the instance.
+        points: Its early exits.
+        heads: "own" for a classifier of its own at each exit, "shared", or "auto": shared where the instance's last
+            modules give logits of each place and have more parameters than a block, as with a large vocabulary.
+
+    Raises:
+        ModelError: They are to be shared, and give something else than the logits.
+    """
+    if heads == "own" or not points or points[0].is_own:
+        return ()
+    net, outputs, blocks = observation.net, observation.outputs, _list_blocks(observation)
+    last = blocks[-1] if blocks else points[-1].module
+    leaves = [name for name, part in net.named_modules() if name and next(part.children(), None) is None]
+    tail = [name for name in outputs if name in leaves and outputs[name].step > outputs[last].step]
+    size = sum(p.numel() for name in tail for p in net.get_submodule(name).parameters())
+    is_large = observation.logits.dim() == 3 and size > sum(p.numel() for p in net.get_submodule(last).parameters())
+    if heads == "auto" and not is_large:
+        return ()
+    if tail and all(_is_alike(observation, point.module, last) for point in points) and _ends(observation, last, tail):
+        return tuple(tail)
+    if heads == "auto":
+        return ()
+    raise ModelError(
+        f'heads = "shared": the output of {last} does not become the logits by '
+        f'{", ".join(tail) or "a module behind it"} alone, or the exits give other channels. Set heads = "own".',
+        key="derive.heads",
+    )
+
+
+def _is_alike(observation: Observation, name: str, last: str) -> bool:
+    """Return whether a module's output has the channels of the last block's."""
+    one, other = _make_point(observation, name), _make_point(observation, last)
+    return replace(one, module="") == replace(other, module="")
+
+
+def _ends(observation: Observation, last: str, tail: Sequence[str]) -> bool:
+    """Return whether modules, one after the other, turn the last block's output into the logits."""
+    parts = [observation.net.get_submodule(name) for name in tail]
+    modes = [part.training for part in parts]
+    value, logits = observation.outputs[last].tensor, observation.logits
+    try:
+        with torch.no_grad():
+            for part in parts:
+                value = part.eval()(value)
+    except Exception:  # it takes something else
+        return False
+    finally:
+        for part, mode in zip(parts, modes, strict=True):
+            part.train(mode)
+    return value.shape == logits.shape and torch.allclose(value, logits, rtol=_CLOSE, atol=_CLOSE)
 
 
 def _make_point(observation: Observation, name: str) -> ExitPoint:
@@ -90,14 +149,28 @@ def _check_names(observation: Observation, names: str | Sequence[str]) -> list[s
     return sorted(dict.fromkeys(names), key=lambda name: observation.outputs[name].step)
 
 
-def _find_chain(observation: Observation) -> list[str]:
-    """Return the modules after which classifiers may sit: the longest chain with a third of the parameters."""
-    net, outputs = observation.net, observation.outputs
-    total = sum(p.numel() for p in net.parameters())
+def _list_blocks(observation: Observation) -> list[str]:
+    """Return the blocks of the longest chain with a third of the parameters, but for those of words and classes."""
+    of_words_or_classes = {
+        id(p)
+        for name, part in observation.net.named_modules()
+        if isinstance(part, nn.Embedding) or (name and _gives(observation, name, observation.logits))
+        for p in part.parameters(recurse=False)
+    }
+    total = sum(p.numel() for p in observation.net.parameters() if id(p) not in of_words_or_classes)
     chains = [(weight, names) for weight, names in _list_chains(observation) if weight >= _LEAST_SHARE * total]
-    if not chains:
+    return max(chains, key=lambda chain: (len(chain[1]), chain[0]))[1] if chains else []
+
+
+def _gives(observation: Observation, name: str, tensor: Tensor) -> bool:
+    return name in observation.outputs and observation.outputs[name].tensor is tensor
+
+
+def _find_chain(observation: Observation) -> list[str]:
+    """Return the modules after which classifiers may sit: blocks, but for the one before the last classifier."""
+    outputs, names = observation.outputs, _list_blocks(observation)
+    if not names:
         return []
-    names = max(chains, key=lambda chain: (len(chain[1]), chain[0]))[1]
     behind = {name.rpartition(".")[0] for name, step in observation.first_use.items() if step > outputs[names[-1]].step}
     if len(behind) <= _FEW_MODULES:
         names = names[:-1]
@@ -189,6 +262,7 @@ class ModuleWithExits(nn.Module):
         exits: Block counts of its exits.
         points: The early exits of the full model; exit e is after `points[e - 1]`, the last is the module's own.
         heads: The early classifiers that the module has not itself, by block count.
+        tail: The modules that give the logits of every exit, where exits share the module's own.
         mask: The mask of the module for padding.
     """
 
@@ -198,6 +272,7 @@ class ModuleWithExits(nn.Module):
         exits: tuple[int, ...],
         points: Sequence[ExitPoint],
         heads: Mapping[int, nn.Module],
+        tail: Sequence[str] = (),
         mask: InputMask | None = None,
         answers: tuple[bool, ...] = (),
     ) -> None:
@@ -205,6 +280,7 @@ class ModuleWithExits(nn.Module):
         self.net, self.exits, self.mask, self.answers = net, exits, mask, answers
         self.ends = tuple(points[e - 1].module for e in exits if e <= len(points))
         self.heads = nn.ModuleDict({str(e): head for e, head in heads.items()})
+        self.tail = tuple(tail)
         self._visit: Callable[[int, Tensor], bool] | None = None
         self._first = 0  # of the exits that are read
         self.returns_list = True
@@ -233,7 +309,11 @@ class ModuleWithExits(nn.Module):
             def read(module: nn.Module, args: Any, out: Any) -> None:
                 hidden = get_first(out)
                 assert hidden is not None  # the exit was found behind a tensor
-                add(i, self.heads[key](self._pool(self.heads[key], hidden, x)) if key in self.heads else hidden)
+                if key in self.heads:
+                    hidden = self.heads[key](self._pool(self.heads[key], hidden, x))
+                for name in self.tail:
+                    hidden = self.net.get_submodule(name)(hidden)
+                add(i, hidden)
 
             return read
 

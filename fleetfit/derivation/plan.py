@@ -74,6 +74,7 @@ class DerivedPlan:
         kept: Norms that compute with their own running statistics, which are frozen.
         mask: Its mask for padding.
         answers: What forward reads from samples for messages and checks, for passes without numbers.
+        tail: The instance's last modules, where early exits share them.
     """
 
     tensors: Mapping[str, tuple[int, ...]]
@@ -90,6 +91,7 @@ class DerivedPlan:
     kept: frozenset[str] = frozenset()
     mask: InputMask | None = None
     answers: tuple[bool, ...] = ()
+    tail: tuple[str, ...] = ()
 
     def rename_axes(self, names: Mapping[str, str]) -> "DerivedPlan":
         """Return the plan with other names of axes; axes not named keep theirs."""
@@ -151,6 +153,7 @@ class DerivedPlan:
             "kept": sorted(self.kept),
             "mask": None if self.mask is None else self.mask.to_payload(),
             "answers": list(self.answers),
+            "tail": list(self.tail),
         }
 
     @staticmethod
@@ -195,6 +198,7 @@ class DerivedPlan:
                 frozenset(_read(str, name) for name in payload["kept"]),
                 InputMask.from_payload(payload["mask"]),
                 tuple(_read(bool, answer) for answer in payload.get("answers", ())),
+                tuple(_read(str, name) for name in payload.get("tail", ())),
             )
             plan._check()
         except (LookupError, TypeError, ValueError, AttributeError) as error:

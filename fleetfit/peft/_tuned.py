@@ -51,6 +51,13 @@ class Tuned(ArchitectureWrapper):
                 key="peft.targets",
             )
 
+        if not self.targets and self._is_derived and not self._classifiers:
+            raise ModelError(
+                "[peft] freezes all but the classifiers, and the exits of this model share its own head, which is "
+                'frozen, too. Set model.derive.heads = "own", or a mode that adds modules.',
+                key="peft",
+            )
+
     # ---- overridden by modes -------------------------------------------------------------------------------------
 
     def add_modules(self, module: nn.Module, names: list[str]) -> None:
@@ -102,7 +109,7 @@ class Tuned(ArchitectureWrapper):
             return frozenset()
         tensors = infer_layout(self.inner, tuple(self.positions)).complete.tensors
         classifiers = frozenset(name for name, tensor in tensors.items() if tensor.exit is not None)
-        if not classifiers:
+        if not classifiers and not self._is_derived:
             raise ModelError(
                 "[peft] freezes everything but the classifiers and the added modules, and this model has no classifier "
                 'that is found by its name (heads.{n}) or by building with fewer exits. Declare it, such as "fc.*": '

@@ -6,9 +6,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fleetfit.core import Local
+from fleetfit.core import Device, Local
 
 Order = TypeVar("Order", Tensor, range)
+_LOGITS_BYTES = 200_000_000
 
 
 def iter_batches(order: Order, size: int) -> Iterator[Order]:
@@ -18,6 +19,20 @@ def iter_batches(order: Order, size: int) -> Iterator[Order]:
         end = n if n - start - size == 1 else min(start + size, n)
         yield order[start:end]
         start = end
+
+
+def limit_batch(size: int, device: Device, exits: int) -> int:
+    """Return a batch size for passes without gradients: at most `size`, and logits of 200 MB with what is made of them.
+
+    Args:
+        size: Samples per pass.
+        device: It has the data.
+        exits: The exits that are read.
+    """
+    data = device.data
+    places = data.y[:1].numel() if device.problem.task.has_classes else 1  # logits of a sample: [places, classes]
+    bytes_each = 4 * places * data.classes * (3 * exits + 2)  # scores of all exits, twice; their mean; an offset
+    return max(1, min(size, _LOGITS_BYTES // max(1, bytes_each)))
 
 
 def iter_epochs(indices: Tensor, local: Local, rng: torch.Generator) -> Iterator[tuple[Tensor, bool]]:

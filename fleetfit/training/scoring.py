@@ -17,7 +17,7 @@ from fleetfit.errors import NO_STATISTICS, RunError
 from fleetfit.layout import batch_norms, outputs
 from fleetfit.seeds import make_torch_rng
 from fleetfit.training.batch_norm import get_batch_norm_sums, use_statistics
-from fleetfit.training.batches import iter_batches
+from fleetfit.training.batches import iter_batches, limit_batch
 from fleetfit.training.features import BatchLoader, make_batch_loader
 from fleetfit.training.labels import compute_class_frequencies, compute_offset
 from fleetfit.training.local_model import LocalModel, get_local_model
@@ -57,7 +57,8 @@ def score_jobs(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update]:
         rows = zip(jobs, devices, samples, shared or repeat(None), offsets or repeat(None), strict=False)
         for job, device, indices, scores, offset in rows:
             own_loader = loader if same_data else BatchLoader(device, model.module)
-            batches = list(iter_batches(indices, evaluation.batch_size))
+            size = limit_batch(evaluation.batch_size, device, len(job.submodel.exits))
+            batches = list(iter_batches(indices, size))
             metrics = _score(model, device, own_loader, batches, job, scores, offset)
             updates.append(Update.of(job, {}, len(indices), metrics=metrics))
     return updates

@@ -132,7 +132,9 @@ def _derive_for_padding(
         own = replace(facts, mask=mask)
         try:
             fitted = fit_instance(net, own, section.head, section.weights, seed)
-            derived = derive_architecture(fitted, own.make_example(), section.exits, section.axes, say, mask)
+            derived = derive_architecture(
+                fitted, own.make_example(), section.exits, section.axes, section.heads, say, mask
+            )
         except ModelError as error:  # packed sequences, for one, depend on the lengths
             errors.append(error)
         else:
