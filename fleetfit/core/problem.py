@@ -12,7 +12,7 @@ from torch import nn
 from fleetfit import names
 from fleetfit.core.arithmetic import Arithmetic, ShapeArithmetic, find_arithmetic
 from fleetfit.core.tasks import Task, get_task
-from fleetfit.derivation import build_without_numbers, restore_architecture
+from fleetfit.derivation import SampleFacts, build_without_numbers, prepare_instance, restore_architecture
 from fleetfit.errors import ModelError, RunError
 from fleetfit.factories import call_factory
 from fleetfit.layout import Architecture, Layout, State, build_module, infer_layout, make_input, outputs
@@ -89,8 +89,13 @@ class Problem:
         """
         model = dict(spec["model"])
         name = model.pop("name")
-        arguments = {key: tuple(v) if isinstance(v, list) else v for key, v in spec["given"].items()}
-        build = partial(call_factory, names.resolve("models", name), name, "[model]", model, **arguments)
+        arguments: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in spec["given"].items()}
+        make = partial(call_factory, names.resolve("models", name), name, "[model]", model, **arguments)
+
+        def build() -> Any:
+            facts = SampleFacts(arguments["input_shape"], arguments.get("vocabulary", 0), 0)
+            return prepare_instance(made, facts.make_example()) if isinstance(made := make(), nn.Module) else made
+
         architecture = build_without_numbers(build) if "derived" in spec else build()
         if isinstance(architecture, nn.Module):
             architecture = restore_architecture(architecture, spec.get("derived"))

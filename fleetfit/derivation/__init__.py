@@ -27,6 +27,7 @@ from fleetfit.derivation.fitting import (
     SampleFacts as SampleFacts,
     find_facts as find_facts,
     fit_instance as fit_instance,
+    prepare_instance as prepare_instance,
 )
 from fleetfit.derivation.labels import Reason, list_tensors
 from fleetfit.derivation.masks import InputMask as InputMask

@@ -25,8 +25,23 @@ from fleetfit.layout.meta import forget_numbers, parameters_on_meta
 _TABLES = (dict, OrderedDict, set)
 
 
+class PastExit(BaseException):
+    """Ends a forward pass behind the last exit; no `except Exception` of the instance's code catches it.
+
+    Attributes:
+        inputs: What the module behind the exit would have read.
+    """
+
+    def __init__(self, *inputs: Any) -> None:
+        self.inputs = inputs
+
+
 class Absent(nn.Module):
     """Stands for a module behind the last exit of a level."""
+
+    def forward(self, *inputs: Any, **others: Any) -> None:
+        """End the pass: training may skip the block of the last exit, such as with layer drop."""
+        raise PastExit(*inputs, *others.values())
 
 
 def build_without_numbers(build: Callable[[], Any]) -> Any:

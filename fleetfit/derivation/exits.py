@@ -1,5 +1,6 @@
 """Early exits of an instance: where they may sit, their classifiers, and the module that has them."""
 
+import contextlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from fleetfit.derivation.copies import PastExit
 from fleetfit.derivation.masks import InputMask, call_instance
 from fleetfit.derivation.observe import Observation, get_first
 from fleetfit.derivation.outputs import get_logits
@@ -250,10 +252,6 @@ class ExitHead(nn.Module):
         return logits
 
 
-class _LastExit(BaseException):
-    """Ends a forward pass after the last exit; no `except Exception` of the instance's code catches it."""
-
-
 class ModuleWithExits(nn.Module):
     """An instance, or a level of it, with classifiers after some of its modules. It ends after the last one.
 
@@ -264,6 +262,7 @@ class ModuleWithExits(nn.Module):
         heads: The early classifiers that the module has not itself, by block count.
         tail: The modules that give the logits of every exit, where exits share the module's own.
         mask: The mask of the module for padding.
+        answers: What forward reads from samples for messages and checks.
     """
 
     def __init__(
@@ -294,28 +293,27 @@ class ModuleWithExits(nn.Module):
 
     def forward(self, x: Tensor) -> list[Tensor] | Tensor:
         """Return the logits of each exit, shallow to deep."""
-        logits: list[Tensor] = []
+        logits: dict[int, Tensor] = {}
         last = len(self.exits) - 1
         visit = self._visit
 
         def add(i: int, z: Tensor) -> None:
-            logits.append(z)
+            logits[i] = z
             if (visit is not None and visit(i, z)) or (i == last and i < len(self.ends)):
-                raise _LastExit
+                raise PastExit
+
+        def read(i: int, out: Any) -> None:
+            key, hidden = str(self.exits[i]), get_first(out)
+            if hidden is None:
+                raise ModelError(f"{self.ends[i]} gives no tensor for the exit after it.", key="model.derive.exits")
+            if key in self.heads:
+                hidden = self.heads[key](self._pool(self.heads[key], hidden, x))
+            for name in self.tail:
+                hidden = self.net.get_submodule(name)(hidden)
+            add(i, hidden)
 
         def make_hook(i: int) -> Callable[..., None]:
-            key = str(self.exits[i])
-
-            def read(module: nn.Module, args: Any, out: Any) -> None:
-                hidden = get_first(out)
-                assert hidden is not None  # the exit was found behind a tensor
-                if key in self.heads:
-                    hidden = self.heads[key](self._pool(self.heads[key], hidden, x))
-                for name in self.tail:
-                    hidden = self.net.get_submodule(name)(hidden)
-                add(i, hidden)
-
-            return read
+            return lambda module, args, out: read(i, out)
 
         handles = [
             self.net.get_submodule(name).register_forward_hook(make_hook(i))
@@ -325,12 +323,18 @@ class ModuleWithExits(nn.Module):
         try:
             out = call_instance(self.net, x, self.mask, self.answers)
             add(last, get_logits(out))
-        except _LastExit:
-            pass
+        except PastExit as end:
+            if end.inputs and last not in logits:  # the block was skipped, so the next one's input is what left it
+                with contextlib.suppress(PastExit):
+                    read(last, end.inputs)
         finally:
             for handle in handles:
                 handle.remove()
-        return logits if self.returns_list else logits[-1]
+        if visit is None:  # an exit whose block was skipped is the next one in this step
+            for i in reversed(range(self._first, last)):
+                logits.setdefault(i, logits[i + 1])
+        every = [logits[i] for i in sorted(logits)]
+        return every if self.returns_list else every[-1]
 
     def _pool(self, head: nn.Module, hidden: Tensor, x: Tensor) -> Tensor:
         """Return the mean over a text's own tokens, where a classifier takes the mean over places."""

@@ -64,13 +64,41 @@ def find_facts(net: nn.Module, shape: Sequence[int], classes: int | None = None)
     for vocabulary in (*tables[:1], 0):
         facts = SampleFacts(shape, vocabulary, 0)
         try:
-            logits = _run(net, facts.make_example())
+            logits = _run(prepare_instance(net, facts.make_example()), facts.make_example())
         except ModelError:
             if not vocabulary:
                 raise
         else:
             break
     return SampleFacts(shape, vocabulary, classes or logits.shape[-1], next_tokens=logits.dim() == 3)
+
+
+def prepare_instance(net: nn.Module, example: Tensor, seed: int = 0) -> nn.Module:
+    """Return a module whose lazy layers have sizes, as a batch gives them; for a compiled module the one inside.
+
+    Args:
+        net: The module, whose lazy layers are made.
+        example: Samples [batch, ...].
+        seed: Of the weights that lazy layers draw.
+
+    Raises:
+        ModelError: It does not accept the samples, or a part of it is compiled.
+    """
+    net = getattr(net, "_orig_mod", net)
+    for name, part in net.named_modules():
+        if hasattr(part, "_orig_mod"):
+            raise ModelError(
+                f'"{name}" is compiled, and its operations cannot be followed. Pass the module without torch.compile; '
+                "FleetFit compiles levels where it pays.",
+                key="model",
+            )
+    if any(nn.parameter.is_lazy(x) for x in (*net.parameters(), *net.buffers())):
+        modes = [(part, part.training) for part in net.modules()]
+        with isolate_rng(torch.device("cpu"), seed):
+            _call(net.eval(), example)
+        for part, mode in modes:
+            part.training = mode
+    return net
 
 
 def fit_instance(net: nn.Module, facts: SampleFacts, head: str, weights: str, seed: int) -> nn.Module:
@@ -118,10 +146,13 @@ def _run(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> Tens
         ModelError: It does not accept the samples.
     """
     check_types(net)
-    copied = copy_instance(net).eval()
+    return _call(copy_instance(net).eval(), example, mask)
+
+
+def _call(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> Tensor:
     try:
         with torch.no_grad():
-            out = call_instance(copied, example, mask)
+            out = call_instance(net, example, mask)
         check_outputs(out)
         return get_logits(out)
     except ModelError:

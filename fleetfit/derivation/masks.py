@@ -1,5 +1,6 @@
 """Masks for padded tokens: what forward of an instance gets beside its tokens."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from fleetfit.derivation.recomputation import skip_recomputation
 
 _DTYPES = {"int64": torch.int64, "bool": torch.bool, "float32": torch.float32}
 _QUESTIONS = (Tensor.__bool__, Tensor.__contains__, Tensor.item, torch.equal, torch.allclose)
@@ -75,11 +78,12 @@ def call_instance(net: nn.Module, x: Tensor, mask: InputMask | None, answers: Se
     """
     arguments = {} if mask is None else mask.make_arguments(x)
     if not (x.is_meta and (arguments or answers)):
-        return net(x, **arguments)
+        with contextlib.nullcontext() if torch.compiler.is_compiling() else skip_recomputation():
+            return net(x, **arguments)
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # PyTorch's encoders have no path for masks on the meta device
     try:
-        with _MetaReads([*arguments.values()], x.shape[1], answers):
+        with skip_recomputation(), _MetaReads([*arguments.values()], x.shape[1], answers):
             return net(x, **arguments)
     finally:
         torch.backends.mha.set_fastpath_enabled(before)

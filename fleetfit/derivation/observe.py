@@ -18,6 +18,7 @@ from fleetfit.derivation.labels import LabeledPass, Labels, Reason, list_tensors
 from fleetfit.derivation.masks import InputMask
 from fleetfit.derivation.outputs import get_logits
 from fleetfit.derivation.questions import find_answers
+from fleetfit.derivation.recomputation import skip_recomputation
 from fleetfit.derivation.units import Units
 from fleetfit.errors import ModelError, format_cause, join_some
 from fleetfit.seeds import isolate_rng
@@ -120,7 +121,7 @@ def plain_kernels() -> Iterator[None]:
     before = torch.backends.mkldnn.enabled
     torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
     try:
-        with use_plain_attention(), torch.no_grad():
+        with use_plain_attention(), skip_recomputation(), torch.no_grad():
             yield
     finally:
         torch.backends.mkldnn.enabled = before
@@ -263,15 +264,6 @@ def _check_instance(net: nn.Module) -> None:
                 "was scripted instead, and script the exported level.",
                 key="model",
             )
-        if hasattr(part, "_orig_mod"):
-            raise ModelError(
-                f"{label} is compiled. Pass the module itself; FleetFit compiles levels where it pays.", key="model"
-            )
-    lazy = [name for name, tensor in net.state_dict(keep_vars=True).items() if nn.parameter.is_lazy(tensor)]
-    if lazy:
-        raise ModelError(
-            f'"{lazy[0]}" has no size yet. Run the module once on a batch before you pass it.', key="model"
-        )
     if not any(p.requires_grad for p in net.parameters()):
         raise ModelError(f"{type(net).__name__} has no parameter that is trained.", key="model")
 

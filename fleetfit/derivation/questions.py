@@ -19,6 +19,7 @@ from fleetfit.derivation.copies import copy_instance
 from fleetfit.derivation.labels import READS, CalledOperations, is_hidden, list_tensors
 from fleetfit.derivation.masks import InputMask
 from fleetfit.derivation.outputs import get_logits
+from fleetfit.derivation.recomputation import skip_recomputation
 from fleetfit.layout.known_values import iter_tensors
 from fleetfit.seeds import isolate_rng
 
@@ -97,7 +98,7 @@ class _AnsweredPass(CalledOperations):
         self._alive: list[Any] = [copied, x]  # an identity must not be used again
         arguments = {} if mask is None else mask.make_arguments(x)  # outside: a path may depend on them
         results: list[Tensor] = []
-        with isolate_rng(torch.device("cpu")), torch.no_grad(), _silence():
+        with isolate_rng(torch.device("cpu")), torch.no_grad(), skip_recomputation(), _silence():
             try:
                 for self._pass in (0, 1):
                     with self:

@@ -19,6 +19,8 @@ _FACTORIES = {
 }  # fmt: skip
 _ALIKE = {"ones_like", "zeros_like", "full_like", "new_ones", "new_zeros", "new_full"}
 """Operations that read the shape of their first tensor alone."""
+_UNIFORM = {"rand", "rand_like", "uniform", "uniform_"}
+"""Random numbers from 0 to 1. One of them is as its mean: forward may decide by it."""
 
 
 @functools.cache
@@ -43,6 +45,9 @@ def apply_to_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 def record_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:
     """Keep the values of an operation's results on the meta device, or forget those of what it has written into."""
     kind, first = _find_kind(func), args[0] if args else None
+    if kind == "random" and func.overloadpacket.__name__ in _UNIFORM and out.is_meta and out.numel() == 1:
+        set_values(out, torch.full(out.shape, 0.5, dtype=out.dtype, device="cpu"))  # `if rand() < drop: skip the block`
+        return
     if kind == "empty" or (kind != "constant" and isinstance(first, Tensor) and _is_unknown(first)):
         return  # nearly every call
     results = list(iter_tensors([out]))

@@ -91,7 +91,7 @@ def _execute(job: Job, device: Device) -> tuple[Update | Failure, Any]:
             return replace(update, dispatched=job.submodel), device.memory
     except FleetFitError as error:
         return Failure.of(job, str(error)), device.memory
-    except (ValueError, RuntimeError) as error:  # the module cannot take the client's data
+    except Exception as error:  # other people's code may fail in any way, such as in training mode alone
         plug_in = find_plug_in(error)
         place = "" if plug_in is None else f" ({plug_in.rpartition(' (')[2]}"  # file and line
         return Failure.of(job, f"{type(error).__name__}: {error}{place}"), device.memory

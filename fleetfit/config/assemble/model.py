@@ -26,6 +26,7 @@ from fleetfit.derivation import (
     find_facts,
     fit_instance,
     list_masks,
+    prepare_instance,
     restore_architecture,
 )
 from fleetfit.errors import ConfigError, ModelError, format_cause
@@ -108,6 +109,7 @@ def derive_model(
         ModelError: It does not fit the data, or cannot be derived.
         ConfigError: The plan cannot be read.
     """
+    net = prepare_instance(net, facts.make_example(), seed)
     if plan is None:
         return _derive_for_padding(net, facts, section, seed, say)
     try:
