@@ -302,18 +302,8 @@ class ModuleWithExits(nn.Module):
             if (visit is not None and visit(i, z)) or (i == last and i < len(self.ends)):
                 raise PastExit
 
-        def read(i: int, out: Any) -> None:
-            key, hidden = str(self.exits[i]), get_first(out)
-            if hidden is None:
-                raise ModelError(f"{self.ends[i]} gives no tensor for the exit after it.", key="model.derive.exits")
-            if key in self.heads:
-                hidden = self.heads[key](self._pool(self.heads[key], hidden, x))
-            for name in self.tail:
-                hidden = self.net.get_submodule(name)(hidden)
-            add(i, hidden)
-
         def make_hook(i: int) -> Callable[..., None]:
-            return lambda module, args, out: read(i, out)
+            return lambda module, args, out: add(i, self._classify(i, out, x))
 
         handles = [
             self.net.get_submodule(name).register_forward_hook(make_hook(i))
@@ -326,7 +316,7 @@ class ModuleWithExits(nn.Module):
         except PastExit as end:
             if end.inputs and last not in logits:  # the block was skipped, so the next one's input is what left it
                 with contextlib.suppress(PastExit):
-                    read(last, end.inputs)
+                    add(last, self._classify(last, end.inputs, x))
         finally:
             for handle in handles:
                 handle.remove()
@@ -335,6 +325,17 @@ class ModuleWithExits(nn.Module):
                 logits.setdefault(i, logits[i + 1])
         every = [logits[i] for i in sorted(logits)]
         return every if self.returns_list else every[-1]
+
+    def _classify(self, i: int, out: Any, x: Tensor) -> Tensor:
+        """Return the logits of an exit that reads what a module gave."""
+        key, hidden = str(self.exits[i]), get_first(out)
+        if hidden is None:
+            raise ModelError(f"{self.ends[i]} gives no tensor for the exit after it.", key="model.derive.exits")
+        if key in self.heads:
+            hidden = self.heads[key](self._pool(self.heads[key], hidden, x))
+        for name in self.tail:
+            hidden = self.net.get_submodule(name)(hidden)
+        return hidden
 
     def _pool(self, head: nn.Module, hidden: Tensor, x: Tensor) -> Tensor:
         """Return the mean over a text's own tokens, where a classifier takes the mean over places."""
