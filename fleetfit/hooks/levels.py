@@ -1,5 +1,7 @@
 """From the planner's splits to the levels of a method: the `make_levels` hooks that methods share."""
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -7,10 +9,11 @@ from typing import Any, Literal
 from fleetfit.core import Level, Problem
 from fleetfit.errors import ConfigError, PlanError
 from fleetfit.layout import unwrap
-from fleetfit.planner import Scaling, Targets, find_shapes, get_sizes, may_keep_shapes
+from fleetfit.planner import LevelShape, Scaling, Targets, find_shapes, get_sizes, may_keep_shapes
 from fleetfit.submodel import Submodel
 
 _ANY = 1.0  # tolerance under a budget
+_MAX_WHOLE = 2  # lines on what stays whole
 
 
 def split_levels(
@@ -22,7 +25,8 @@ def split_levels(
 ) -> list[Level]:
     """Return the levels that the planner finds, smallest first; the last is the full model.
 
-    Where nothing fits, an architecture with `falls_back_to_width` gets the largest widths that the budgets allow.
+    Where nothing fits, an architecture with `falls_back_to_width` gets the largest widths that the budgets allow, or
+    the largest depths if its widths are too few to tell the levels apart.
 
     Args:
         problem: The problem.
@@ -49,12 +53,13 @@ def split_levels(
         )
     architecture, chosen = problem.architecture, scaling or targets.scaling or default
     try:
-        shapes = find_shapes(architecture, problem.input_shape, targets, chosen)
-    except PlanError:
+        shapes: Sequence[LevelShape] = find_shapes(architecture, problem.input_shape, targets, chosen)
+    except PlanError as error:
         if not getattr(unwrap(architecture), "falls_back_to_width", False):
             raise
-        under = replace(targets, tolerances=(_ANY,) * len(targets.ratios), strict=True)
-        shapes = find_shapes(architecture, problem.input_shape, under, "width")
+        shapes = _find_under(
+            problem, targets, ("width",) if chosen in ("width", "depth") else ("width", "depth"), error
+        )
     levels = []
     for index, shape in enumerate(shapes):
         sizes, kept = get_sizes(architecture, shape), shape.exits if exits == "all" else shape.exits[-1:]
@@ -62,6 +67,26 @@ def split_levels(
         needs = shape.share if shape.needs is None else shape.needs
         levels.append(Level(str(index + 1), piece, shape.width, needs, shape.further))
     return levels
+
+
+def _find_under(
+    problem: Problem, targets: Targets, splits: Sequence[Scaling], reason: PlanError
+) -> Sequence[LevelShape]:
+    """Return the largest levels that the budgets allow, by the first split whose levels differ.
+
+    Raises:
+        PlanError: A budget is below all sub-models; the message says what stays whole.
+    """
+    under = replace(targets, tolerances=(_ANY,) * len(targets.ratios), strict=True)
+    plans: list[Sequence[LevelShape]] = []
+    for split in splits:
+        with contextlib.suppress(PlanError):
+            plans.append(find_shapes(problem.architecture, problem.input_shape, under, split))
+    if not plans:
+        derived = unwrap(problem.architecture)
+        whole: list[str] = getattr(derived, "describe_whole", list)()
+        raise PlanError(" ".join([str(reason), *whole[:_MAX_WHOLE]]), reason.tolerance, reason.scaling, reason.ceilings)
+    return max(plans, key=lambda shapes: len({(shape.depth, shape.share) for shape in shapes}))
 
 
 def find_split(levels: Any, targets: Targets) -> Scaling | None:

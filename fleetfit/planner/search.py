@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fleetfit.cost import Grid, cost_grid
-from fleetfit.errors import PlanError
+from fleetfit.errors import PlanError, join_some
 from fleetfit.layout import Architecture
 from fleetfit.planner.budgets import (
     Bools,
@@ -195,6 +195,8 @@ class Search:
 # ---- all levels together -------------------------------------------------------------------------------------------
 
 _ATTEMPTS = 8
+_LISTED = 6  # shares in an error
+_TINY_SHARE = 1e-3  # who means a share does not mean so little
 
 
 def make_grids(
@@ -351,11 +353,23 @@ def _explain(query: Search) -> PlanError:
         return PlanError(reason + (otherwise if cut else f" Plan at most {depths + 1} levels."), scaling=cut)
     percent = _least_tolerance(query)
     if percent is None:
-        remedy = otherwise if cut else " Choose other target ratios, or fewer levels."
-        return PlanError(f"{start}, and no tolerance up to 1 would help.{remedy}", scaling=cut)
+        remedy = otherwise if cut else f" {_describe_shares(grid)} Choose other budgets, or fewer levels."
+        hint = " A budget above 1 is an amount, not a share." if targets.ratios[0] < _TINY_SHARE else ""
+        return PlanError(f"{start}, and no tolerance up to 1 would help.{remedy}{hint}", scaling=cut)
     nearest = _format_splits(_widen(query, percent).best() or (), grid, targets)
     reason = f"{start}. The nearest: {nearest}. A tolerance of {percent / 100:.2f} would admit them."
     return PlanError(reason + (otherwise if cut else ""), percent / 100, cut)
+
+
+def _describe_shares(grid: Grid) -> str:
+    """Return a sentence on the shares of the full model's cost that sub-models have."""
+    narrowest = grid.widths[0]
+    by_depth = [grid.estimate(1.0, (p,)) / grid.full for p in grid.positions if p < grid.blocks]
+    by_width = grid.estimate(narrowest, (grid.blocks,)) / grid.full
+    least = min(grid.estimate(narrowest, (p,)) / grid.full for p in grid.positions)
+    parts = [f"whole blocks cost {join_some([f'{share:.3g}' for share in by_depth], _LISTED)}"] * bool(by_depth)
+    parts += [f"all blocks {by_width:.3g} at the narrowest", f"no sub-model less than {least:.3g}"]
+    return f"Of the model's {grid.cost}, {'; '.join(parts)}."
 
 
 def _widen(query: Search, percent: int, any_will_do: bool = False) -> Search:

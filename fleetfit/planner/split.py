@@ -32,7 +32,6 @@ from fleetfit.planner.receptive_field import find_first_seeing_exit
 from fleetfit.planner.search import TINY, make_grids, search
 
 _LAST_STAGE = 0.75  # how narrow the last stage gets, relative to the others
-_TINY_SHARE = 1e-3  # who means a share does not mean so little
 _BY_PLACE = ("multiply_adds", "latency_s")  # costs that early blocks of an image model have most of
 
 Sizes = Mapping[str, int]
@@ -70,7 +69,11 @@ def find_shapes(
                 'the split "depth_first" chooses depths and widths itself. Leave them out, or split "both".',
                 key="scaling",
             )
-        shapes = _find_depth_first(architecture, input_shape, targets)
+        try:
+            shapes = _find_depth_first(architecture, input_shape, targets)
+        except PlanError as error:
+            find_shapes(architecture, input_shape, targets)  # its error, where "both" is no way out either
+            raise error from None
         if shapes is not None:
             return shapes
     grid, further = make_grids(architecture, input_shape, targets)
@@ -78,10 +81,14 @@ def find_shapes(
         return search(grid, targets, scaling, depths, widths, further)
     try:
         return search(grid, targets, "both", depths, widths, further)
-    except PlanError:  # more levels than depths
+    except PlanError as error:  # more levels than depths
         if depths is not None or widths is not None:
             raise
-        return search(grid, targets, "width", further=further)
+        try:
+            return search(grid, targets, "width", further=further)
+        except PlanError as other:
+            nearer = min((other, error), key=lambda one: np.inf if one.tolerance is None else one.tolerance)
+            raise nearer from None
 
 
 def choose_scaling(architecture: Architecture, cost: str) -> Scaling:
@@ -293,11 +300,10 @@ def _find_level(
     if widest == len(pairs):
         exceeded = costs.find_exceeded(level, make_sizes(-1), own).items()
         needed = " and ".join(f"{cost} {share:.3g} for a budget of {limit:.3g}" for cost, (share, limit) in exceeded)
-        hint = " (a budget above 1 is an amount, not a share)" if ratio < _TINY_SHARE else ""
         raise PlanError(
             f"no width of {depth} of {architecture.blocks} blocks fits the budgets of level {level + 1}: the narrowest "
-            f'takes {needed} of the full model{hint}. Raise them, or try fleet.scaling = "both", which may '
-            "keep fewer blocks.",
+            f'takes {needed} of the full model. Raise them, or set fleet.scaling = "both", which '
+            "keeps fewer blocks.",
             key="scaling",
         )
     end = len(last_alone) if widest < len(last_alone) else len(pairs)
