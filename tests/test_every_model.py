@@ -1,5 +1,7 @@
 """Every built-in model: its layout is right, it trains with the core methods, and engines give the same bits."""
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,16 +14,18 @@ from tiny import plain, tiny_parts
 
 from fleetfit import names
 from fleetfit.check import check_layout
-from fleetfit.core import Clients, DeviceResources, Evaluation, Federation, Level, Problem, Simulation
+from fleetfit.core import Clients, DeviceResources, Evaluation, Federation, Level, Problem, Simulation, apply_peft
 from fleetfit.data import Data
 from fleetfit.engines.base import Engine
 from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.evaluation import EvaluationScope
-from fleetfit.hooks import build
-from fleetfit.layout import infer_layout, make_input, outputs
+from fleetfit.hooks import build, dump_problem, rebuild_problem
+from fleetfit.layout import Layout, infer_layout, make_input, outputs
+from fleetfit.layout.infer import _infer_once
 from fleetfit.rounds import Round, Settings, run, start
 from fleetfit.training import initial_state
+from fleetfit.training.local_model import LocalModel
 
 MODELS = names.list_names("models")
 TRAINED = [name for name in MODELS if not SMALL[name].family]
@@ -57,6 +61,30 @@ def test_every_width_and_depth_builds(name: str) -> None:
         built = {n: tuple(t.shape) for n, t in module.named_parameters()}
         assert built == {n: s for n, s in layout.shapes(sizes, kept_exits).items() if n in built}
         assert {n for n in layout.shapes(sizes, kept_exits) if layout.tensors[n].trainable} <= built.keys()
+
+
+def list_parts(layout: Layout) -> list[Any]:
+    """Return all that a layout has, with the order of its tensors."""
+    parts = [layout.axes, layout.tensors, layout.base, layout.aliases]
+    return [layout.exits, layout.by_order, *(list(part.items()) for part in parts)]
+
+
+@pytest.mark.parametrize("case", [*without(LARGE, MODELS), "bert lora", "vit frozen", "vim frozen"])
+def test_who_rebuilds_it_infers_nothing(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layout that comes with the model is the one that was inferred, and its smallest level is built by it."""
+    name, peft = f"{case} full".split()[:2]
+    problem = problem_of(name)
+    spec = {**(problem.spec or {}), "peft": {"name": peft}}
+    problem = replace(problem, architecture=apply_peft(problem.architecture, spec["peft"]), spec=spec)
+    sent = json.loads(json.dumps(dump_problem(problem)))
+    monkeypatch.setattr("fleetfit.layout.infer._infer", None)
+    _infer_once.cache_clear()
+    rebuilt = rebuild_problem(sent)
+    assert list_parts(rebuilt.layout) == list_parts(problem.layout)
+    base = {name: torch.zeros(shape) for name, shape in problem.layout.frozen.shapes({}, problem.exits).items()}
+    piece = rebuilt.submodel(0.3, rebuilt.exits[:1])
+    level = LocalModel(replace(rebuilt, base=base), piece, torch.device("cpu"))
+    assert level.shapes == problem.layout.shapes(piece.sizes, piece.exits)
 
 
 @pytest.mark.parametrize("name", MODELS)

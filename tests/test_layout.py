@@ -1,9 +1,11 @@
 """The layout read off a builder, against layouts written by hand; what is ambiguous or wrong is refused."""
 
 import copy
+import functools
+import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pytest
@@ -692,3 +694,64 @@ def test_an_alias_of_another_tensor_is_refused(wrong: str) -> None:
 def test_an_alias_may_name_any_name_of_its_tensor(second: str) -> None:
     layout = infer_layout(Tied(**{"out.weight": alias("embed.weight"), "again.weight": alias(second)}))
     assert layout.aliases == {"out.weight": "embed.weight", "again.weight": "embed.weight"}
+
+
+# ---- as plain values -------------------------------------------------------------------------------------------------
+
+HEADS = Segment("head", within=(Segment("width"), Segment(None, 2)))
+EVERYTHING = Layout(
+    {"width": Axis(8, granule=2), "head": Axis(4)},
+    (1, 3),
+    {
+        "a": TensorLayout(((Segment("width", per=3), Segment(None, 1)), (HEADS, Segment("width"))), None, None, True),
+        "b": TensorLayout(((Segment("width", per_granule=True),),), 2, None, False),
+        "heads.0": TensorLayout((), None, 1, True),
+    },
+    {"c": "a"},
+    {"frozen": TensorLayout(((HEADS,),), 0, None, True)},
+    frozenset({"heads.0"}),
+)
+
+
+def load_payload(payload: Any) -> Layout:
+    return Layout.from_payload(payload, EVERYTHING.axes, EVERYTHING.exits)
+
+
+def test_a_layout_comes_back_from_plain_values() -> None:
+    payload = json.loads(json.dumps(EVERYTHING.to_payload()))
+    again = load_payload(payload)
+    assert [getattr(again, f.name) for f in fields(Layout)] == [getattr(EVERYTHING, f.name) for f in fields(Layout)]
+    assert list(again.tensors) == list(EVERYTHING.tensors)
+
+
+@pytest.mark.parametrize("payload", [
+    None, 7, [], "layout", {}, {**EVERYTHING.to_payload(), "aliases": []}, {**EVERYTHING.to_payload(), "dims": None},
+    {**EVERYTHING.to_payload(), "aliases": {"c": "absent"}}, {**EVERYTHING.to_payload(), "aliases": {"a": "b"}},
+    {**EVERYTHING.to_payload(), "by_order": ["absent"]}, {**EVERYTHING.to_payload(), "base": 7},
+    {**EVERYTHING.to_payload(), "base": [["a", [], 0, None, True]]}, {**EVERYTHING.to_payload(), "dims": []},
+])  # fmt: skip
+def test_a_damaged_layout_is_refused(payload: Any) -> None:
+    with raises(ModelError, key="layout"):
+        load_payload(payload)
+
+
+@pytest.mark.parametrize("row", [
+    ["a", [0], None, None], ["a", [9], None, None, True], ["a", [-1], None, None, True],
+    ["a", [True], None, None, True], ["a", [0], -1, None, True], ["a", [0], None, "1", True], ["a", [0], None, None, 1],
+    [7, [0], None, None, True], "a",
+    ["a", 0, None, None, True], ["a", [0] * 99, None, None, True],
+])  # fmt: skip
+def test_a_damaged_tensor_is_refused(row: Any) -> None:
+    with raises(ModelError, key="layout"):
+        load_payload({**EVERYTHING.to_payload(), "tensors": [row], "aliases": {}, "by_order": []})
+
+
+@pytest.mark.parametrize("segment", [
+    ["absent", 1], [["width"], 1], ["width", -1], ["width", 0.5], ["width", True], ["width", 2**40], ["width"], [], 1,
+    ["width", 1, True], ["width", 1, 1, []], ["width", 1, False, [["absent", 1]]], ["width", 1, False, 3],
+    functools.reduce(lambda inner, _: ["head", 1, False, [inner]], range(5000), ["head", 1]),
+])  # fmt: skip
+def test_a_damaged_segment_is_refused(segment: Any) -> None:
+    payload = EVERYTHING.to_payload()
+    with raises(ModelError, key="layout"):
+        load_payload({**payload, "dims": [*payload["dims"], [segment]]})

@@ -33,6 +33,7 @@ from fleetfit.core import DataDescription, Level, Local
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, escape_controls
 from fleetfit.files import write_text
+from fleetfit.hooks import dump_problem
 from fleetfit.machine import free_memory, isolate_torch_state
 from fleetfit.names import explain_plug_ins
 from fleetfit.planner import Amount, assign, convert_budgets, parse_amount
@@ -392,14 +393,13 @@ def profile(
     free = free_memory(accelerator)
     if limits.memory_bytes is None:
         limits = replace(limits, memory_bytes=_MEMORY_SHARE * free)
-    spec = plan.problem.spec
-    if spec is None:
+    if plan.problem.spec is None:
         raise ConfigError(
             "each level is measured in a process that rebuilds the model from an import path. Name the model "
             '("package.module:function" or "file.py:function").',
             key="model.name",
         )
-    levels = _measure_levels(plan, spec, target, limits, free, end, say)
+    levels = _measure_levels(plan, dump_problem(plan.problem), target, limits, free, end, say)
     budget = find_budget(plan, levels, limits)
     result = ProfileResult(tuple(levels), budget, limits, energy.source, _make_heading(plan, target))
     if path is not None:

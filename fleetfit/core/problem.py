@@ -55,7 +55,10 @@ class Problem:
 
     @cached_property
     def layout(self) -> Layout:
-        """The layout of the model with all its exits."""
+        """The layout of the model with all its exits: as the spec has it, or inferred."""
+        payload = (self.spec or {}).get("layout")
+        if payload is not None:
+            return Layout.from_payload(payload, self.architecture.axes, self.exits)
         return infer_layout(self.architecture, self.exits, self.base)
 
     @cached_property
@@ -85,7 +88,7 @@ class Problem:
 
         Args:
             spec: `model`, `given`, `task`, `exits`, and perhaps `derived`, `peft`, `method`, `features_bytes`,
-                `computed` and `levels`.
+                `computed`, `levels` and `layout`.
         """
         model = dict(spec["model"])
         name = model.pop("name")
@@ -139,7 +142,8 @@ class Problem:
         """Return the same problem with another value of a field, and its entry in the spec unless that is empty."""
         spec = None
         if self.spec is not None:
-            spec = {k: v for k, v in self.spec.items() if k != field} | ({field: entry} if entry else {})
+            gone = (field, "layout") if field == "exits" else (field,)
+            spec = {k: v for k, v in self.spec.items() if k not in gone} | ({field: entry} if entry else {})
         return replace(self, **{field: value}, spec=spec)
 
     def check_levels(self) -> None:

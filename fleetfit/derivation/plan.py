@@ -2,19 +2,25 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from fleetfit.derivation.labels import Dimension
 from fleetfit.derivation.masks import InputMask
 from fleetfit.errors import ModelError, truncate
 from fleetfit.layout import Segment
+from fleetfit.layout.layout import (
+    Segments as Segments,
+    dump_segments,
+    parse_segments,
+    read_size as _read_size,
+    read_value as _read,
+)
 
-T = TypeVar("T")
 _MAX_DIMS = 5  # of the output after which an exit sits
 _MAX_CHANNELS = 1 << 20  # that a classifier reads
 FORMAT = 1
 """The version of the payload."""
-Segments = tuple[Segment, ...]
 
 
 @dataclass(frozen=True)
@@ -141,9 +147,9 @@ class DerivedPlan:
             "format": FORMAT,
             "tensors": {name: list(shape) for name, shape in self.tensors.items()},
             "axes": dict(self.axes),
-            "segments": [[name, d, _to_lists(segments)] for (name, d), segments in self.segments.items()],
-            "numbers": [[n.module, n.attribute, n.index, n.value, _to_lists(n.meaning)] for n in self.numbers],
-            "exits": [[e.module, e.dims, e.channels, _to_lists(e.segments), e.is_own] for e in self.exits],
+            "segments": [[name, d, dump_segments(segments)] for (name, d), segments in self.segments.items()],
+            "numbers": [[n.module, n.attribute, n.index, n.value, dump_segments(n.meaning)] for n in self.numbers],
+            "exits": [[e.module, e.dims, e.channels, dump_segments(e.segments), e.is_own] for e in self.exits],
             "blocks": dict(self.blocks),
             "classes": self.classes,
             "vocabulary": self.vocabulary,
@@ -171,22 +177,29 @@ class DerivedPlan:
                 key="derive.format",
             )
         try:
+            segments = partial(parse_segments, axes=payload["axes"])
             plan = DerivedPlan(
                 {_read(str, name): tuple(map(_read_size, shape)) for name, shape in payload["tensors"].items()},
                 {_read(str, axis): _read_size(size) for axis, size in payload["axes"].items()},
-                {(_read(str, name), _read_size(d)): _from_lists(rows) for name, d, rows in payload["segments"]},
+                {(_read(str, name), _read_size(d)): segments(rows) for name, d, rows in payload["segments"]},
                 tuple(
                     SizeNumber(
                         _read(str, m),
                         _read(str, a),
                         None if i is None else _read_size(i),
                         _read_size(v),
-                        _from_lists(rows),
+                        segments(rows),
                     )
                     for m, a, i, v, rows in payload["numbers"]
                 ),
                 tuple(
-                    ExitPoint(_read(str, m), _read_size(dims), _read_size(d), _from_lists(rows), _read(bool, is_own))
+                    ExitPoint(
+                        _read(str, m),
+                        _read_size(dims),
+                        _read_size(d),
+                        segments(rows),
+                        _read(bool, is_own),
+                    )
                     for m, dims, d, rows, is_own in payload["exits"]
                 ),
                 {_read(str, name): _read_size(block) for name, block in payload["blocks"].items()},
@@ -201,13 +214,16 @@ class DerivedPlan:
                 tuple(_read(str, name) for name in payload.get("tail", ())),
             )
             plan._check()
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
             problem = truncate(f"{type(error).__name__}: {error}")
             raise ModelError(f"the plan of a derived model is damaged: {problem}.", key="derive") from None
         return plan
 
     def _check(self) -> None:
         """Refuse axes, tensors, exits and lengths that do not fit one another."""
+        every = [*self.segments.values(), *(n.meaning for n in self.numbers), *(e.segments for e in self.exits)]
+        if any(segment.per_granule or segment.within for segments in every for segment in segments):
+            raise ValueError("segments of a granule or of a product")
         lengths = [(segments, self.tensors[name][d]) for (name, d), segments in self.segments.items()]
         lengths += [(number.meaning, number.value) for number in self.numbers]
         if any(self._get_length(segments) != length for segments, length in lengths):
@@ -224,23 +240,3 @@ class DerivedPlan:
 
     def _get_length(self, segments: Segments) -> int:
         return sum(s.per if s.axis is None else self.axes[s.axis] * s.per for s in segments)
-
-
-def _to_lists(segments: Segments) -> list[list[Any]]:
-    return [[s.axis, s.per] for s in segments]
-
-
-def _from_lists(rows: Any) -> Segments:
-    return tuple(Segment(None if axis is None else _read(str, axis), _read_size(per)) for axis, per in rows)
-
-
-def _read(kind: type[T], value: Any) -> T:
-    if not isinstance(value, kind):
-        raise TypeError(f"{kind.__name__} expected, got {truncate(repr(value))}")
-    return value
-
-
-def _read_size(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**40:
-        raise ValueError(f"a size of {truncate(repr(value))}")
-    return value

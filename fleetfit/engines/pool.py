@@ -20,7 +20,7 @@ from fleetfit.core import DeviceResources, Failure, Job, Simulation, Update
 from fleetfit.data import Data, Parts
 from fleetfit.engines.local import ClientMemories, move_data
 from fleetfit.errors import ConfigError, FleetFitError, RunError, Unexpected, format_exception
-from fleetfit.hooks import build, is_portable, rebuild_problem
+from fleetfit.hooks import build, dump_problem, is_portable, rebuild_problem
 from fleetfit.layout import Layout
 from fleetfit.messages import dump_reply, load_job, load_reply, pack
 from fleetfit.names import describe_failure, find_plug_in
@@ -199,7 +199,7 @@ def dump_setup(simulation: Simulation, threads: int) -> dict[str, Any]:
     """Return all that a worker needs besides the data set, as a table for `fleetfit.messages.pack`."""
     parts = simulation.parts
     return {
-        "problem": simulation.problem.spec,
+        "problem": dump_problem(simulation.problem),
         "base": simulation.problem.base,
         "threads": threads,
         "parts": {"indices": parts.indices, "ends": parts.ends} if isinstance(parts, Parts) else list(map(dict, parts)),

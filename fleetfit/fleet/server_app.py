@@ -50,7 +50,7 @@ from fleetfit.fleet.protocol import compute_digest, make_model_key, pack_transfo
 from fleetfit.fleet.secure_aggregation import NodeParties
 from fleetfit.fleet.transport import Transport
 from fleetfit.fleet.warm_start import speed_up
-from fleetfit.hooks import build
+from fleetfit.hooks import build, dump_problem
 from fleetfit.messages import pack
 from fleetfit.planner import find_budget_error
 from fleetfit.report.text import format_percent, format_privacy
@@ -373,7 +373,7 @@ class _FleetRun:
                 key="model.name",
             )
         base = pack(dict(problem.base)) if problem.base else b""
-        header = {"run": key, "problem": problem.spec, "method": dict(federation.method_spec),
+        header = {"run": key, "problem": dump_problem(problem), "method": dict(federation.method_spec),
                   "base": compute_digest(base) if base else "", "cost": run.experiment.fleet.cost,
                   "transform": manager.digest}  # fmt: skip
         manager.setup = Setup(header, base)

@@ -149,10 +149,28 @@ def build(spec: Mapping[str, Any]) -> Method:
     return build_anew(spec)
 
 
+def dump_problem(problem: Problem) -> dict[str, Any]:
+    """Return what another process rebuilds a problem from: its spec, with the layout, which takes long to infer.
+
+    The spec goes to workers once, and to nodes with every job, since a node may have started anew. It is no part of the
+    job, whose bytes are counted (`fleetfit.messages.job_size`): neither are the names of model and method.
+
+    Raises:
+        ModelError: The layout cannot be inferred.
+    """
+    return {**(problem.spec or {}), "layout": problem.layout.to_payload()}
+
+
 def rebuild_problem(spec: Mapping[str, Any]) -> Problem:
-    """Build the problem that a spec describes, its model changed by the method's hook `adapt_model`."""
+    """Build the problem that a spec describes, its model changed by the method's hook `adapt_model`.
+
+    Raises:
+        FleetFitError: A part of the spec is wrong, or does not fit the model.
+    """
     problem = apply_model_hook(Problem.from_spec(spec), spec.get("method", {}))
     problem.check_levels()
+    if "layout" in spec:
+        _ = problem.layout  # a damaged one is refused now
     return problem
 
 

@@ -1,12 +1,16 @@
 """The layout of a model: the axis of each stretch of each dimension, and the block or exit of each tensor."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
-from fleetfit.errors import ModelError
+from fleetfit.errors import ModelError, truncate
 from fleetfit.layout.axes import Axis
+
+T = TypeVar("T")
+_MOST = 2**40  # numbers of a tensor
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,72 @@ class Layout:
             if tensor.present(exits)
         }
 
+    def to_payload(self) -> dict[str, Any]:
+        """Return it as lists, texts and whole numbers, without the axes and exits, which the model's spec gives.
+
+        Dimensions repeat, so each kind of them is written once, and tensors have the kinds' numbers.
+        """
+        kinds: dict[Segments, int] = {}
+
+        def dump(tensors: Mapping[str, TensorLayout]) -> list[list[Any]]:
+            return [
+                [name, [kinds.setdefault(dim, len(kinds)) for dim in one.dims], one.block, one.exit, one.trainable]
+                for name, one in tensors.items()
+            ]
+
+        return {
+            "tensors": dump(self.tensors),
+            "base": dump(self.base),
+            "aliases": dict(self.aliases),
+            "by_order": sorted(self.by_order),
+            "dims": [dump_segments(dim) for dim in kinds],
+        }
+
+    @staticmethod
+    def from_payload(payload: Any, axes: Mapping[str, Axis], exits: tuple[int, ...]) -> "Layout":
+        """Return the layout of a payload, which may come from a stranger.
+
+        Whether it is the model's is seen where a level is built: its names and shapes are compared.
+
+        Args:
+            payload: As `to_payload` returns it.
+            axes: The architecture's axes.
+            exits: Exits of the full model.
+
+        Raises:
+            ModelError: The payload is damaged, or of another model.
+        """
+        try:
+            kinds = [parse_segments(rows, axes) for rows in payload["dims"]]
+
+            def parse(rows: Any) -> dict[str, TensorLayout]:
+                return {
+                    read_value(str, name): TensorLayout(
+                        tuple(kinds[read_size(kind)] for kind in dims),
+                        None if block is None else read_size(block),
+                        None if e is None else read_size(e),
+                        read_value(bool, trainable),
+                    )
+                    for name, dims, block, e, trainable in rows
+                }
+
+            tensors, base = parse(payload["tensors"]), parse(payload["base"])
+            aliases = {name: read_value(str, other) for name, other in payload["aliases"].items()}
+            by_order = frozenset(read_value(str, name) for name in payload["by_order"])
+            names = tensors.keys() | base.keys()
+            if tensors.keys() & base.keys() or aliases.keys() & names or not {*aliases.values(), *by_order} <= names:
+                raise ValueError("names of no tensor, or of two")
+            layout = Layout(dict(axes), exits, tensors, aliases, base, by_order)
+            if any(math.prod(shape) > _MOST for shape in layout.complete.shapes({}, exits).values()):
+                raise ValueError("a tensor that has too many numbers")
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise ModelError(
+                f"the layout that came with the model is damaged: {truncate(f'{type(error).__name__}: {error}')}. "
+                "Install the same version of FleetFit on server and nodes.",
+                key="layout",
+            ) from None
+        return layout
+
     @cached_property
     def slice_plans(self) -> dict[Any, Any]:
         """The cache of `fleetfit.submodel.get_slice_plan`."""
@@ -128,3 +198,56 @@ class Layout:
     def __getstate__(self) -> dict[str, Any]:
         """Leave cached properties out when the layout goes to another process."""
         return {key: value for key, value in self.__dict__.items() if key not in ("slice_plans", "frozen", "complete")}
+
+
+# ---- plain values ----------------------------------------------------------------------------------------------------
+
+Segments = tuple[Segment, ...]
+
+
+def dump_segments(segments: Segments) -> list[list[Any]]:
+    """Return a row for each segment: `axis` and `per`, followed by `per_granule` and `within` where it has them."""
+    return [
+        [s.axis, s.per, *([s.per_granule, dump_segments(s.within)] if s.per_granule or s.within else [])]
+        for s in segments
+    ]
+
+
+def parse_segments(rows: Any, axes: Collection[str]) -> Segments:
+    """Return the segments of rows.
+
+    Raises:
+        LookupError: One has an unknown axis.
+        TypeError: A value is of another type.
+        ValueError: A row or a number is none.
+    """
+    segments = []
+    for axis, per, *more in rows:
+        if axis is not None and read_value(str, axis) not in axes:
+            raise KeyError(truncate(axis))
+        per_granule, within = more or (False, ())
+        inner = parse_segments(within, axes)
+        segments.append(Segment(axis, read_size(per), read_value(bool, per_granule), inner))
+    return tuple(segments)
+
+
+def read_value(kind: type[T], value: Any) -> T:
+    """Return a value of a type.
+
+    Raises:
+        TypeError: It is of another one.
+    """
+    if not isinstance(value, kind):
+        raise TypeError(f"{kind.__name__} expected, got {truncate(repr(value))}")
+    return value
+
+
+def read_size(value: Any) -> int:
+    """Return a whole number below 2^40.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _MOST:
+        raise ValueError(f"a size of {truncate(repr(value))}")
+    return value

@@ -9,7 +9,7 @@ import torch
 
 from fleetfit.core import Problem
 from fleetfit.errors import RunError
-from fleetfit.layout import State, build_module, has_norms, named_tensors, place_module, settle_norms
+from fleetfit.layout import Layout, State, build_module, has_norms, named_tensors, place_module, settle_norms
 from fleetfit.seeds import derive_seed, isolate_rng
 from fleetfit.submodel import FlatState, Submodel, concat_state, extract, full_submodel
 from fleetfit.training.memory_format import choose_format
@@ -42,18 +42,7 @@ class LocalModel:
             module, accelerator, problem.architecture, sizes, submodel.exits, problem.input_shape
         )
         tensors = {name: (tensor, is_parameter) for name, tensor, is_parameter in named_tensors(self.module)}
-        built = {
-            name: tuple(tensor.shape)
-            for name, (tensor, _) in tensors.items()
-            if name not in layout.aliases and name not in layout.base
-        }
-        if built != dict(self.shapes):
-            names = sorted(built.keys() | self.shapes.keys())
-            first = next(name for name in names if built.get(name) != self.shapes.get(name))
-            raise RunError(
-                f'the builder and the layout disagree on "{first}": built {built.get(first)}, expected '
-                f"{self.shapes.get(first)}. Run `fleetfit check-model` on this model."
-            )
+        _check_built(tensors, layout, sizes, submodel.exits)
         arithmetic = problem.get_arithmetic(submodel)
         by_use = {use: choose_format(arithmetic, self.module, accelerator, use) for use in (True, False)}
         self.arithmetic, self.is_for_both = by_use[training], by_use[True] == by_use[False]
@@ -107,6 +96,31 @@ class LocalModel:
         for name in self._reordered:
             state[name].copy_(self.parameters[name].detach())
         return state
+
+
+def _check_built(
+    tensors: Mapping[str, tuple[torch.Tensor, bool]], layout: Layout, sizes: Mapping[str, int], exits: tuple[int, ...]
+) -> None:
+    """Refuse a layout that is not that of a built module: a node has it from a server that it does not trust.
+
+    Raises:
+        RunError: They disagree on a tensor.
+    """
+
+    def is_alias(name: str, tensor: torch.Tensor) -> bool:
+        other = layout.aliases.get(name)
+        return other is not None and (other not in tensors or tensors[other][0] is tensor)
+
+    kinds, whole = {True: "parameter", False: "buffer"}, layout.complete
+    built = {n: (kinds[is_p], tuple(t.shape)) for n, (t, is_p) in tensors.items() if not is_alias(n, t)}
+    shapes = whole.shapes(sizes, exits)
+    expected = {name: (kinds[whole.tensors[name].trainable], shape) for name, shape in shapes.items()}
+    if built != expected:
+        first = min(n for n in built.keys() | expected.keys() if built.get(n) != expected.get(n))
+        raise RunError(
+            f'the builder and the layout disagree on "{first}": built {built.get(first)}, expected '
+            f"{expected.get(first)}. Run `fleetfit check-model` on this model."
+        )
 
 
 _ALIGNMENT = 4

@@ -21,6 +21,7 @@ from fleetfit.core import Device, Job, Local, Problem, Update
 from fleetfit.core.tasks import get_task
 from fleetfit.derivation import DerivedArchitecture, build_without_numbers, derive_architecture, restore_architecture
 from fleetfit.derivation.observe import list_aliases
+from fleetfit.layout import Layout
 from fleetfit.messages import pack, unpack
 from fleetfit.submodel import extract
 from fleetfit.training import initial_state, run_job
@@ -41,7 +42,10 @@ def assert_same_levels(whole: DerivedArchitecture, net: nn.Module, example: Tens
     """Compare the levels of an instance with those of one that was built without numbers."""
     plan = json.loads(json.dumps(whole.plan.to_payload()))
     ours, theirs = (make_problem(one, example) for one in (whole, restore_architecture(net, plan)))
-    assert list(ours.layout.complete.tensors.items()) == list(theirs.layout.complete.tensors.items())
+    payload = json.loads(json.dumps(ours.layout.to_payload()))
+    for layout in (theirs.layout, Layout.from_payload(payload, theirs.architecture.axes, theirs.exits)):
+        assert list(ours.layout.complete.tensors.items()) == list(layout.complete.tensors.items())
+        assert (ours.layout.aliases, ours.layout.base.keys()) == (layout.aliases, layout.base.keys())
     state, base = initial_state(ours, 0), initial_base(ours, 0)
     for width, exits in ((1.0, ours.exits), (0.5, ours.exits[:1])):
         piece, levels = ours.submodel(width, exits), []

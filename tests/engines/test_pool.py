@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,11 @@ from support import raises
 
 from fleetfit.core import Failure, Job, Local, Simulation
 from fleetfit.engines.local import local
-from fleetfit.engines.pool import NumberedJob, Pool, run_message
+from fleetfit.engines.pool import NumberedJob, Pool, dump_setup, load_setup, run_message
 from fleetfit.errors import RunError
+from fleetfit.layout.infer import _infer_once
 from fleetfit.messages import dump_job, dump_reply, pack, unpack
+from fleetfit.rounds import start
 from fleetfit.submodel import Submodel
 
 MOST = 3  # jobs that a worker may have
@@ -119,3 +122,23 @@ def test_the_run_after_an_error_starts_clean(monkeypatch: pytest.MonkeyPatch) ->
         list(pool.run(iter(make_jobs(40))))
     monkeypatch.undo()
     assert [reply.index for reply in pool.run(iter(make_jobs(40)))] == list(range(40))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scalefl", "reefl", "adaptivefl"])
+def test_a_worker_infers_no_layout(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation, simulation = fleets({"name": method})
+    piece = federation.levels[0].submodel
+    state = federation.method.dispatch(federation, start(federation), 0, piece)
+    job = Job("train", 0, 1, 0, 0, piece, state, federation.method_spec, 0, 0, Local(lr=0.1))
+    setup, task = (
+        pack(dump_setup(simulation, 1)),
+        pack({"job": dump_job(job, simulation.problem.layout), "memory": None}),
+    )
+    monkeypatch.setattr("fleetfit.layout.infer._infer", None)
+    _infer_once.cache_clear()
+    worker = load_setup(unpack(setup), simulation.data, "cpu")
+    reply = unpack(run_message(unpack(task), worker))
+    assert reply["reply"]["kind"] == "update"
+    without = replace(worker, problem=replace(worker.problem, spec=None))
+    with pytest.raises(TypeError):
+        run_message(unpack(task), without)

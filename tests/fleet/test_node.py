@@ -4,6 +4,7 @@ import dataclasses
 import mmap
 import stat
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from fleetfit.fleet.certificates import make_certificates, make_node_key
 from fleetfit.fleet.node import MemoryLimit, NodeFiles, answer, get_node
 from fleetfit.fleet.protocol import check_header, compute_digest, pack_message, read_answer
 from fleetfit.fleet.settings import read_settings
+from fleetfit.layout.infer import _infer_once
 from fleetfit.messages import dump_job, dump_state, pack, unpack
 from fleetfit.rounds import start
 from fleetfit.submodel import dump_prefixes
@@ -186,26 +188,81 @@ def replaced(payload: Any, path: tuple[Any, ...], value: Any) -> Any:
     return {**payload, path[0]: replaced(payload.get(path[0], {}), path[1:], value)}
 
 
-@pytest.mark.parametrize("part", ["problem", "method", "job", ""])
-def test_no_value_in_a_job_s_header_is_unexpected(part: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Each value of a good job is replaced by odd ones, and each table gets a key that is not text."""
+def make_parts() -> tuple[dict[str, Any], bytes]:
+    """Return the header of a good job, and its packed state."""
     federation, _ = tiny_federation({"name": "fedavg"})
     problem, sub = federation.problem, federation.levels[0].submodel
     state = federation.method.dispatch(federation, start(federation), 0, sub)
     job = Job("train", 1, 1, 0, 0, sub, state, {"name": "fedavg"}, 1, 0, local=plain(0.1, 1, 8))
+    parts = {
+        "exits": list(problem.exits),
+        "levels": dump_prefixes(problem.levels),
+        "layout": problem.layout.to_payload(),
+    }
+    header = {**SETUP, "what": "job", "problem": {**SETUP["problem"], **parts},
+              "job": dump_job(dataclasses.replace(job, state={}), problem.layout)}  # fmt: skip
+    return header, pack(dump_state(state, problem.layout, sub))
+
+
+@pytest.mark.parametrize("part", ["layout", "problem", "method", "job", ""])
+def test_no_value_in_a_job_s_header_is_unexpected(part: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each value of a good job is replaced by odd ones, and each table gets a key that is not text."""
+    good, sent = make_parts()
     path = str(config(tmp_path, allow=["tiny:tiny"]))
-    levels = {"exits": list(problem.exits), "levels": dump_prefixes(problem.levels)}
-    good: Any = {**SETUP, "what": "job", "problem": {**SETUP["problem"], **levels},
-                 "job": dump_job(dataclasses.replace(job, state={}), problem.layout)}  # fmt: skip
-    sent = pack(dump_state(state, problem.layout, sub))
     assert "reply" in read_answer(answer(path, {"header": pack_message(good), "state": sent}))
-    every = [place for place in places(good) if (place[0] if place[0] in ("problem", "method", "job") else "") == part]
+
+    def find_part(place: tuple[Any, ...]) -> str:
+        return next((name for name in (place[1:2] == ("layout",) and "layout", place[0])
+                     if name in ("layout", "problem", "method", "job")), "")  # fmt: skip
+
+    every = [place for place in places(good) if find_part(place) == part]
     assert len(every) > 2
+    steps = {"layout": 5, "job": 3}.get(part, 1)
     for number, place in enumerate(every):
-        for odd in ODD[number % 3 :: 3] if part == "job" else ODD:
+        for odd in ODD[number % steps :: steps]:
             answered = read_answer(answer(path, {"header": pack_message(replaced(good, place, odd)), "state": sent}))
             assert "unexpectedly" not in answered.get("refused", ""), (place, odd, answered)
     assert not [record for record in caplog.records if record.exc_info]
+
+
+def swap_names(layout: Any) -> None:
+    layout["tensors"][0][0], layout["tensors"][1][0] = layout["tensors"][1][0], layout["tensors"][0][0]
+
+
+WRONG_LAYOUTS: dict[str, Callable[[Any], Any]] = {
+    "a tensor is absent": lambda p: p["tensors"].pop(0),
+    "a tensor that the model does not have": lambda p: p["tensors"].append(["more", [0], None, None, True]),
+    "a tensor of another shape": lambda p: p["dims"].__setitem__(0, [[None, 2**39]]),
+    "a size of an axis": lambda p: p["dims"].__setitem__(0, [[None, 12]]),
+    "names of two tensors": swap_names,
+    "a parameter that is none": lambda p: p["tensors"][0].__setitem__(4, False),
+    "a tensor behind the level": lambda p: p["tensors"][0].__setitem__(2, 2),
+    "a tensor of another exit": lambda p: p["tensors"][0].__setitem__(3, 3),
+    "a second name that is none": lambda p: p["aliases"].update({p["tensors"].pop(0)[0]: p["tensors"][0][0]}),
+    "a tensor that is never trained": lambda p: p["base"].append(p["tensors"].pop(0)),
+    "all tensors are never trained": lambda p: p.update(base=p["tensors"], tensors=[]),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_LAYOUTS)
+def test_a_node_trains_by_no_other_model_s_layout(wrong: str, tmp_path: Path) -> None:
+    """It refuses the message, or its job fails, with a reason."""
+    header, sent = make_parts()
+    WRONG_LAYOUTS[wrong](header["problem"]["layout"])
+    path = str(config(tmp_path, allow=["tiny:tiny"]))
+    table = read_answer(answer(path, {"header": pack_message(header), "state": sent}))
+    reason = table["refused"] if "refused" in table else table["reply"]["reason"]
+    assert reason and "unexpectedly" not in reason, table
+
+
+def test_a_node_infers_no_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header, sent = make_parts()
+    path = str(config(tmp_path, allow=["tiny:tiny"]))
+    monkeypatch.setattr("fleetfit.layout.infer._infer", None)
+    _infer_once.cache_clear()
+    assert read_answer(answer(path, {"header": pack_message(header), "state": sent}))["reply"]["kind"] == "update"
+    del header["problem"]["layout"]
+    assert "refused" in read_answer(answer(path, {"header": pack_message(header), "state": sent}))
 
 
 def test_a_loss_on_a_node_sees_all_levels(tmp_path: Path) -> None:

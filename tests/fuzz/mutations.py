@@ -320,7 +320,8 @@ def make_parts(kind: str, place: int) -> dict[str, bytes]:
     layout = real().federation.problem.layout
     bare = dump_job(replace(job, state={}, statistics={}, extra={}, method=METHOD), layout)
     state = dump_state(job.state, layout, job.submodel)
-    parts = {"header": pack_message({**SETUP, "what": "job", "job": bare}), "state": pack(state)}
+    problem = {**SETUP["problem"], "layout": layout.to_payload()}
+    parts = {"header": pack_message({**SETUP, "what": "job", "problem": problem, "job": bare}), "state": pack(state)}
     if job.statistics:
         parts["statistics"] = pack(dict(job.statistics))
     if job.extra:
