@@ -21,7 +21,7 @@ from fleetfit.derivation.architecture import (
     check_same_as_instance,
     find_mismatch,
 )
-from fleetfit.derivation.copies import build_without_numbers as build_without_numbers, copy_instance
+from fleetfit.derivation.copies import build_without_numbers as build_without_numbers, copy_instance as copy_instance
 from fleetfit.derivation.exits import find_exits, find_tail
 from fleetfit.derivation.fitting import (
     SampleFacts as SampleFacts,
@@ -59,6 +59,7 @@ def derive_architecture(
     heads: str = "auto",
     say: Callable[[str], None] | None = None,
     mask: InputMask | None = None,
+    samples: Tensor | None = None,
 ) -> DerivedArchitecture:
     """Derive the levels of an instance, and prove them.
 
@@ -71,6 +72,7 @@ def derive_architecture(
         heads: See `find_tail`.
         say: Called with a sentence from time to time, where it takes long.
         mask: Its mask for padding.
+        samples: Samples for the proofs; by default noise is drawn.
 
     Raises:
         ModelError: It cannot be run or followed, or a level would compute something else.
@@ -88,14 +90,14 @@ def derive_architecture(
         for plan in trials.list_plans(_MAX_CHOICES):  # each is found when the one before it fails
             now(f"the proof of plan {len(errors) + 1}")
             try:
-                return _prove(net, replace(plan, **depth).rename_axes(names), example, say)
+                return _prove(net, replace(plan, **depth).rename_axes(names), example, say, samples)
             except ModelError as error:
                 errors.append(error)
         roles, likeliest = trials.group_roles(), replace(trials.make_plan(), **depth)
         failing = []
         for role in roles:
             now(f"the proof with {role[0]} alone")
-            failing += [role] if _fails_alone(net, likeliest, role, example) else []
+            failing += [role] if _fails_alone(net, likeliest, role, example, samples) else []
         if not failing and len(roles) > 1:
             raise ModelError(
                 f"a narrower {type(net).__name__} computes something else where {', '.join(role[0] for role in roles)} "
@@ -170,22 +172,28 @@ def prove_layout(
 
 
 def _prove(
-    net: nn.Module, plan: DerivedPlan, example: Tensor, say: Callable[[str], None] | None
+    net: nn.Module,
+    plan: DerivedPlan,
+    example: Tensor,
+    say: Callable[[str], None] | None,
+    samples: Tensor | None,
 ) -> DerivedArchitecture:
     """Return the architecture of a plan.
 
     Raises:
         ModelError: Its full model is not the instance, or a level would compute something else.
     """
-    architecture = DerivedArchitecture(net, plan)
+    architecture = DerivedArchitecture(net, plan, samples=samples)
     check_same_as_instance(architecture, example)
     architecture.report = check_layout(architecture, input_shape=tuple(example.shape[1:]), say=say)
     return architecture
 
 
-def _fails_alone(net: nn.Module, plan: DerivedPlan, axes: Sequence[str], example: Tensor) -> bool:
+def _fails_alone(
+    net: nn.Module, plan: DerivedPlan, axes: Sequence[str], example: Tensor, samples: Tensor | None
+) -> bool:
     try:
-        _prove(net, plan.keep_axes({*axes, CLASSES}), example, None)
+        _prove(net, plan.keep_axes({*axes, CLASSES}), example, None, samples)
     except ModelError:
         return True
     return False

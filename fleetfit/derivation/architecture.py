@@ -46,6 +46,7 @@ class DerivedArchitecture(Architecture):
         net: The instance; it is never changed.
         plan: What was derived from it.
         report: Its proof, where it was made in this process.
+        samples: Samples of the training data, for proofs; None where there are none here. They are in no plan.
     """
 
     padding_change = 0.0
@@ -54,8 +55,14 @@ class DerivedArchitecture(Architecture):
     falls_back_to_width = True
     """Levels differ in width alone where no depths fit: its exits were found, not made for a method."""
 
-    def __init__(self, net: nn.Module, plan: DerivedPlan, report: LayoutReport | None = None) -> None:
-        self.net, self.plan, self.report = net, plan, report
+    def __init__(
+        self,
+        net: nn.Module,
+        plan: DerivedPlan,
+        report: LayoutReport | None = None,
+        samples: torch.Tensor | None = None,
+    ) -> None:
+        self.net, self.plan, self.report, self.samples = net, plan, report, samples
         first_blocks = plan.find_first_blocks()
         self.axes: Mapping[str, Axis] = {
             axis: Axis(n, scaled=axis != CLASSES, block=first_blocks[axis], ordered=axis in plan.ordered)
@@ -202,7 +209,7 @@ class DerivedArchitecture(Architecture):
         kept = find_kept_norms(self.net, lambda name: trains(f"{INSIDE}{name}"))
         if kept == self.plan.kept:
             return self
-        architecture = DerivedArchitecture(self.net, replace(self.plan, kept=kept), self.report)
+        architecture = DerivedArchitecture(self.net, replace(self.plan, kept=kept), self.report, self.samples)
         architecture.padding_change = self.padding_change
         return architecture
 

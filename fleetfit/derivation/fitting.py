@@ -1,7 +1,7 @@
 """An instance for some data: a new classifier, new weights, and numbers that must agree."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ class SampleFacts:
         next_tokens: Whether there are logits at each place.
         padding: The token that fills short texts; -1: none.
         mask: The mask of the module for padding.
+        samples: At least two samples [N, ...], such as training samples; None: noise is drawn.
     """
 
     shape: Sequence[int]
@@ -36,16 +37,32 @@ class SampleFacts:
     next_tokens: bool = False
     padding: int = -1
     mask: InputMask | None = None
+    samples: Tensor | None = field(default=None, compare=False)
 
     def make_example(self) -> Tensor:
-        """Return two samples, the same in every process."""
-        rng = make_torch_rng("derive")
-        shape = (_SAMPLES, *self.shape)
+        """Return two samples, the same in every process: of the training data, or noise without any."""
+        example = self._draw() if self.samples is None else self.samples[:_SAMPLES].clone()
+        is_masked = self.mask is not None and self.mask.argument and self.vocabulary
+        if is_masked and not bool((example == self.padding).any()):  # a module may take another path without padding
+            example[-1, -(example.shape[1] // 3) :] = self.padding
+        return example
+
+    def add_noise(self, net: nn.Module) -> "SampleFacts":
+        """Return these facts with noise beside the samples, if the module takes it: data may be all alike."""
+        if self.samples is None:
+            return self
+        rows = [each for pair in zip(self.samples, self._draw().to(self.samples.dtype), strict=False) for each in pair]
+        both = replace(self, samples=torch.stack(rows))
+        try:
+            is_taken = not bool(_run(net, torch.stack(rows), self.mask).isnan().any())
+        except ModelError:
+            return self
+        return both if is_taken else self
+
+    def _draw(self) -> Tensor:
+        rng, shape = make_torch_rng("derive"), (_SAMPLES, *self.shape)
         if self.vocabulary:
-            tokens = torch.randint(self.vocabulary, shape, generator=rng)
-            if self.mask is not None and self.mask.argument:  # a module may take another path without padding
-                tokens[-1, -(shape[1] // 3) :] = self.padding
-            return tokens
+            return torch.randint(self.vocabulary, shape, generator=rng)
         return torch.randn(shape, generator=rng)
 
 
@@ -122,6 +139,13 @@ def fit_instance(net: nn.Module, facts: SampleFacts, head: str, weights: str, se
         if head == "new":
             _replace_classifier(net, example, facts.classes, facts.mask)
             logits = _run(net, example, facts.mask)
+    if bool(logits.isnan().any()):
+        what = "noise, since there are no data here" if facts.samples is None else "samples of the training data"
+        raise ModelError(
+            f"{type(net).__name__} gives logits that are no numbers (NaN) for {what}. A logarithm or a root may get "
+            "negative numbers: numbers in memory are standardized unless [data] has standardize = false.",
+            key="model.name",
+        )
     expected = (_SAMPLES, *([facts.shape[0]] if facts.next_tokens else []), facts.classes)
     if tuple(logits.shape) != expected:
         classes = logits.shape[-1]

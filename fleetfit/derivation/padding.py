@@ -23,7 +23,9 @@ _ENOUGH = {False: 0.5, True: 1.0}  # of the difference without a mask, that one 
 _CONVENTIONS = {_USUAL: TOKENS, "src_key_padding_mask": PADDING, "key_padding_mask": PADDING}
 
 
-def list_masks(net: nn.Module, length: int, vocabulary: int, padding: int) -> list[tuple[InputMask | None, float]]:
+def list_masks(
+    net: nn.Module, length: int, vocabulary: int, padding: int, samples: Tensor | None = None
+) -> list[tuple[InputMask | None, float]]:
     """Return the masks that an instance takes for padding, the best one first.
 
     Args:
@@ -31,6 +33,7 @@ def list_masks(net: nn.Module, length: int, vocabulary: int, padding: int) -> li
         length: Tokens of the longest text.
         vocabulary: Number of tokens.
         padding: The token that fills short texts.
+        samples: At least two texts [N, length]; by default random ones.
 
     Returns:
         Masks, each with the difference of a short text's logits beside a longer one that is left, of their size; 0 for
@@ -39,10 +42,14 @@ def list_masks(net: nn.Module, length: int, vocabulary: int, padding: int) -> li
     """
     if padding < 0 or vocabulary < 2 or length < 2:
         return [(None, 0.0)]
-    long = torch.randint(vocabulary - 1, (2, length), generator=make_torch_rng("padding"))
-    long += long >= padding
-    short, alone = long.clone(), long[:1, : max(1, length // 3)]
-    short[0, alone.shape[1] :] = padding
+    if samples is None:
+        long = torch.randint(vocabulary - 1, (2, length), generator=make_torch_rng("padding"))
+        long += long >= padding
+    else:
+        long = samples[(samples != padding).sum(1).argsort(descending=True, stable=True)[:2]]
+    short, tokens = long.clone(), long[0][long[0] != padding]
+    alone = torch.cat([tokens[: max(1, len(tokens) // 3) - 1], tokens[-1:]])[None]  # with its end mark
+    short[0], short[0, : alone.shape[1]] = padding, alone
     net = copy_instance(net).eval()
     plain = InputMask(padding)
     change = _compare(net, plain, alone, short)

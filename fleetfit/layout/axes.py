@@ -353,12 +353,15 @@ def _tokens(carry: Carry) -> Tensor:
 def make_input(
     architecture: Architecture, input_shape: Sequence[int], batch: int, rng: torch.Generator | None = None
 ) -> Tensor:
-    """Return inputs of an architecture [batch, ...]: normal numbers or tokens; zeros without a generator."""
+    """Return inputs of an architecture [batch, ...]: its samples, or noise; without a generator zeros."""
     tokens, shape = getattr(architecture, "tokens", 0), (batch, *input_shape)
     if rng is None:
         zeros = torch.zeros(shape, dtype=torch.int64 if tokens else torch.float32)
         # on the meta device, a forward pass must not learn that they are zeros
         return torch.empty_like(zeros) if zeros.is_meta else zeros
+    samples = getattr(unwrap(architecture), "samples", None)
+    if samples is not None and tuple(samples.shape[1:]) == shape[1:]:
+        return samples[torch.arange(batch) % len(samples)]
     return torch.randint(tokens, shape, generator=rng) if tokens else torch.randn(shape, generator=rng)
 
 

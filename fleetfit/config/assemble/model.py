@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fleetfit import names
 from fleetfit.config.components import build_component, is_factory
@@ -16,12 +16,13 @@ from fleetfit.config.parse import parse_section
 from fleetfit.config.schema import DeriveSection, Experiment
 from fleetfit.core import DataDescription, Level, Problem, apply_peft
 from fleetfit.core.tasks import get_task
-from fleetfit.data import Data
+from fleetfit.data import AbsentData, Data
 from fleetfit.derivation import (
     DerivedArchitecture,
     DerivedPlan,
     InputMask,
     SampleFacts,
+    copy_instance,
     derive_architecture,
     find_facts,
     fit_instance,
@@ -33,7 +34,9 @@ from fleetfit.errors import ConfigError, ModelError, format_cause
 from fleetfit.factories import list_parameters
 from fleetfit.hooks import is_portable
 from fleetfit.layout import Architecture, unwrap, validate_architecture
-from fleetfit.seeds import isolate_rng
+from fleetfit.seeds import isolate_rng, make_torch_rng
+
+_POOL, _SAMPLES = 16, 4  # training samples that are looked at, and that a module is derived with
 
 
 def build_problem(
@@ -62,7 +65,8 @@ def build_problem(
     label = str(section.name) if spec else type(architecture).__name__
     peft = {"name": experiment.peft.name, **experiment.peft.settings}
     if isinstance(architecture, nn.Module):
-        facts = SampleFacts(shape, data.vocabulary, data.classes, data.task == "next_token", padding=data.padding)
+        is_next = data.task == "next_token"
+        facts = SampleFacts(shape, data.vocabulary, data.classes, is_next, data.padding, samples=_choose_samples(data))
         plan = experiment.recorded.derived
         architecture = derive_model(architecture, facts, section.derive or DeriveSection(), experiment.seed, say, plan)
         if plan is None:  # a plan says which norms keep their statistics
@@ -85,6 +89,23 @@ def build_problem(
         init_from=experiment.init_from,
         spec=spec if is_portable(spec) else None,
     )
+
+
+def _choose_samples(data: Data | DataDescription) -> Tensor | None:
+    """Return up to four training samples as a model gets them [N, ...], those with the most different numbers first.
+
+    None without data: the server of a fleet has a description alone, and levels are derived with noise.
+    """
+    if not isinstance(data, Data) or isinstance(data, AbsentData):
+        return None
+    train = data.split("train")
+    rows = train[torch.randperm(len(train), generator=make_torch_rng("samples"))[:_POOL]]
+    if not len(rows):
+        return None
+    x = data.stored(rows) if data.vocabulary else data.batch(rows)[0]  # a batch of texts is cut to its longest
+    x = torch.unique(x.cpu(), dim=0)
+    order = sorted(range(len(x)), key=lambda i: -len(x[i].unique()))[:_SAMPLES]
+    return x[order if len(order) > 1 else order * 2]
 
 
 def derive_model(
@@ -110,8 +131,9 @@ def derive_model(
         ConfigError: The plan cannot be read.
     """
     net = prepare_instance(net, facts.make_example(), seed)
+    texts, facts = facts.samples, facts.add_noise(net)
     if plan is None:
-        return _derive_for_padding(net, facts, section, seed, say)
+        return _derive_for_padding(net, facts, texts, section, seed, say)
     try:
         payload = json.loads(Path(plan).read_text())
     except (OSError, ValueError) as error:
@@ -119,23 +141,41 @@ def derive_model(
             f"[recorded] derived: {plan} cannot be read: {format_cause(error)}.", key="recorded.derived", path=plan
         ) from None
     facts = replace(facts, mask=DerivedPlan.from_payload(payload).mask)
-    return restore_architecture(fit_instance(net, facts, section.head, section.weights, seed), payload)
+    is_own = (section.head, section.weights) == ("keep", "instance")
+    if is_own and facts.samples is None:  # noise may not be such as the module takes
+        return restore_architecture(copy_instance(net), payload)
+    fitted = fit_instance(net, facts, section.head, section.weights, seed)
+    architecture = restore_architecture(fitted, payload)
+    architecture.samples = facts.samples
+    return architecture
 
 
 def _derive_for_padding(
-    net: nn.Module, facts: SampleFacts, section: DeriveSection, seed: int, say: Callable[[str], None] | None
+    net: nn.Module,
+    facts: SampleFacts,
+    texts: Tensor | None,
+    section: DeriveSection,
+    seed: int,
+    say: Callable[[str], None] | None,
 ) -> DerivedArchitecture:
     """Derive the levels of a module that gets a mask for padding if it takes one that can be followed."""
     masks: list[tuple[InputMask | None, float]] = [(None, 0.0)]
     if facts.vocabulary and len(facts.shape) == 1:
-        masks = list_masks(net, facts.shape[0], facts.vocabulary, facts.padding)
+        masks = list_masks(net, facts.shape[0], facts.vocabulary, facts.padding, texts)
     errors: list[ModelError] = []
     for mask, change in masks:
         own = replace(facts, mask=mask)
         try:
             fitted = fit_instance(net, own, section.head, section.weights, seed)
             derived = derive_architecture(
-                fitted, own.make_example(), section.exits, section.axes, section.heads, say, mask
+                fitted,
+                own.make_example(),
+                section.exits,
+                section.axes,
+                section.heads,
+                say,
+                mask,
+                own.samples,
             )
         except ModelError as error:  # packed sequences, for one, depend on the lengths
             errors.append(error)
