@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fleetfit.check import LayoutReport
-from fleetfit.derivation.copies import copy_instance, copy_level
+from fleetfit.derivation.copies import copy_instance, copy_level, get_number
 from fleetfit.derivation.exits import ExitHead, ModuleWithExits
 from fleetfit.derivation.labels import list_tensors
 from fleetfit.derivation.masks import call_instance
@@ -296,9 +296,7 @@ def find_mismatch(net: nn.Module, plan: DerivedPlan) -> str:
             return f'"{truncate(name)}" has shape {shapes.get(name)} here, and {plan.tensors.get(name)} in the plan'
     modules = dict(net.named_modules())
     for number in plan.numbers:
-        value = vars(modules[number.module]).get(number.attribute) if number.module in modules else None
-        if number.index is not None:
-            value = value[number.index] if isinstance(value, tuple | list) and number.index < len(value) else None
+        value = get_number(modules.get(number.module), number.attribute, number.index)
         if type(value) is not int or value != number.value:
             where = truncate(f"{number.module}.{number.attribute}".lstrip("."))
             return f'"{where}" is {truncate(repr(value))} here, and {number.value} in the plan'

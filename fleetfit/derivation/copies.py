@@ -7,7 +7,7 @@ parametrizations survive and nothing is copied whole. The instance is left as it
 import contextlib
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -111,7 +111,8 @@ def copy_level(
         keep_statistics(copies[name])
     for number in plan.numbers:
         if not isinstance(part := copies.get(number.module, Absent()), Absent):
-            _set_number(part, number.attribute, number.index, get_length(number.meaning, sizes))
+            keys = [*number.attribute.split("."), *([] if number.index is None else [str(number.index)])]
+            _set_number(part, keys, get_length(number.meaning, sizes))
     return level
 
 
@@ -187,13 +188,25 @@ def _list_modules(names: Iterable[str]) -> set[str]:
     return {".".join(some[: i + 1]) for some in parts for i in range(len(some))}
 
 
-def _set_number(part: nn.Module, attribute: str, index: int | None, value: int) -> None:
-    if index is None:
-        setattr(part, attribute, value)
-        return
-    values = list(getattr(part, attribute))
-    values[index] = value
-    setattr(part, attribute, type(getattr(part, attribute))(values))
+def get_number(part: Any, attribute: str, index: int | None) -> Any:
+    """Return what a module has in an attribute, in one of an object, or in a sequence; None where it has nothing."""
+    for key in [*attribute.split("."), *([] if index is None else [str(index)])]:
+        if isinstance(part, tuple | list):
+            part = part[int(key)] if key.isdecimal() and int(key) < len(part) else None
+        else:
+            part = getattr(part, "__dict__", {}).get(key)
+    return part
+
+
+def _set_number(owner: Any, keys: Sequence[str], value: int) -> Any:
+    """Set a number of a module, an object or a sequence; return the owner, or the sequence in its place."""
+    key, *rest = keys
+    if isinstance(owner, tuple | list):
+        values = list(owner)
+        values[int(key)] = _set_number(values[int(key)], rest, value) if rest else value
+        return type(owner)(values)
+    setattr(owner, key, _set_number(getattr(owner, key), rest, value) if rest else value)
+    return owner
 
 
 def _resize_linear(whole: Any, part: Any) -> None:

@@ -1,6 +1,6 @@
 """Numbers in modules that depend on sizes: found by their values, and settled by trials.
 
-A number in a module may be a size, a number of units, or neither. Each role of axes is cut to half alone. If
+A number in a module, in an object that it has, or in a pair may be a size, a number of units, or neither. Each role of axes is cut to half alone. If
 the module does not run, numbers get another meaning, alike in all modules of a class; else axes are made one with axes
 that share a parameter; else the role stays whole, and the reason is the error with its line.
 """
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from fleetfit.derivation.copies import copy_level
-from fleetfit.derivation.labels import FLATTENED, OF_SAMPLES, Labels, Reason, is_hidden, list_tensors, vary
+from fleetfit.derivation.labels import FLATTENED, OF_SAMPLES, Dimension, Labels, Reason, is_hidden, list_tensors, vary
 from fleetfit.derivation.masks import call_instance
 from fleetfit.derivation.observe import Observation, plain_kernels
 from fleetfit.derivation.outputs import get_logits
@@ -33,6 +33,7 @@ _RARELY_A_SIZE = re.compile(
 """Names of numbers that seldom depend on the width; they are tried last."""
 _COUNTS_UNITS = re.compile(r"head")
 _MAX_PAIRS, _MAX_PICKS = 40, 16
+_MAX_TRIALS = 800  # then no other meanings are tried, and what does not run stays whole
 _PIECE = 0.5
 
 Family = tuple[str, str, int | None]
@@ -50,6 +51,7 @@ class Candidate:
         value: Its value.
         family: The numbers that have the same meaning.
         meanings: The segments whose length it may be, the likeliest first; () if it stays.
+        scope: The module whose sizes it may be: its own, or the nearest one around it with any.
         chosen: The index of its meaning.
     """
 
@@ -59,6 +61,7 @@ class Candidate:
     value: int
     family: Family
     meanings: list[Segments]
+    scope: str
     chosen: int = 0
 
     @property
@@ -79,13 +82,9 @@ class Trials:
         self.observation, self.units, self._now = observation, observation.units, now
         self._settled: dict[tuple[str, str, int | None], Segments] = {}
         self.candidates: list[Candidate] = []
+        self._trials = 0
         while (failure := self._find_failure()) is not None:
-            role, error = failure
-            alone = [axis for axis in self.units.scaled if self._run(self._halve([axis])) is not None]
-            if not self._merge(alone or role):
-                for axis in [axis for axis in role if axis in alone] or role:
-                    self.units.fix(axis, explain_error(error), settle=False)
-                self.units.settle()
+            self._settle_failure(*failure)
 
     @property
     def numbers(self) -> tuple[SizeNumber, ...]:
@@ -146,9 +145,24 @@ class Trials:
         for axes in [*self.group_roles(), self.units.scaled]:
             self._now(f"a trial with {'all axes' if axes == self.units.scaled else axes[0]}")
             error = self._run(self._halve(axes))
-            if error is not None and not self._reinterpret(axes, self._halve(axes)):
+            if error is not None:
                 return axes, error
         return None
+
+    def _settle_failure(self, role: list[str], error: Exception) -> None:
+        """Find other meanings with which a role runs, or make one axis of several, or keep it whole."""
+        alone: list[str] | None = None
+        for families in (1, 2):
+            if self._reinterpret(role, self._halve(role), families):
+                self._unite_readers(role)
+                return
+            if alone is None:
+                alone = [axis for axis in self.units.scaled if self._run(self._halve([axis])) is not None]
+            if self._merge(alone or role, families):
+                return
+        for axis in [axis for axis in role if axis in (alone or ())] or role:
+            self.units.fix(axis, explain_error(error), settle=False)
+        self.units.settle()
 
     def group_roles(self) -> list[list[str]]:
         """Return the axes that differ in the numbers of their blocks only, together."""
@@ -163,6 +177,7 @@ class Trials:
     def _run(self, sizes: Mapping[str, int]) -> Exception | None:
         """Run a level on the example; return the error, if there is one."""
         observation = self.observation
+        self._trials += 1
         try:
             with isolate_rng(torch.device("cpu")), plain_kernels():
                 level = copy_level(observation.net, self.make_plan(), sizes).eval()
@@ -173,7 +188,7 @@ class Trials:
             return RuntimeError(f"the logits have shape {tuple(out.shape)}")
         return None
 
-    def _merge(self, failed: Sequence[str]) -> bool:
+    def _merge(self, failed: Sequence[str], families: int) -> bool:
         """Make failed axes one with an axis that has a parameter in common; return whether the two run together."""
         units = self.units
         for stream in sorted(units.scaled, key=lambda axis: (-len(units.homes[axis]), axis)):
@@ -191,7 +206,7 @@ class Trials:
                 continue
             sizes = {axis: len(units.axes[axis]) // fewest * (fewest // 2) for axis in together}
             before = self._read_choice()
-            if self._run(sizes) is None or self._reinterpret(together, sizes):
+            if self._run(sizes) is None or self._reinterpret(together, sizes, families):
                 for axis in others:
                     units.merge(stream, axis, settle=False)
                 units.settle()
@@ -199,29 +214,46 @@ class Trials:
             self._choose(before)
         return False
 
-    def _reinterpret(self, axes: Sequence[str], sizes: Mapping[str, int]) -> bool:
-        """Give one or two families of numbers near some axes other meanings; return whether the sizes run then."""
+    def _reinterpret(self, axes: Sequence[str], sizes: Mapping[str, int], count: int) -> bool:
+        """Give some families of numbers near some axes other meanings; return whether the sizes run then.
+
+        Args:
+            axes: The axes.
+            sizes: Their sizes.
+            count: How many families change together.
+        """
         near = {parent for axis in axes for name, _ in self.units.homes[axis] for parent in _list_near(name)}
         families: dict[Family, list[Candidate]] = defaultdict(list)
         for candidate in self.candidates:
-            inside = f"{candidate.module}." if candidate.module else ""
+            inside = f"{candidate.scope}." if candidate.scope else ""
             if len(candidate.meanings) > 1 and any(f"{name}.".startswith(inside) for name in near):
                 families[candidate.family].append(candidate)
         before = self._read_choice()
-        for count in (1, 2):
-            for some in itertools.islice(itertools.combinations(families.values(), count), _MAX_PAIRS):
-                options = [range(min(len(c.meanings) for c in members)) for members in some]
-                for picks in itertools.islice(itertools.product(*options), _MAX_PICKS):
-                    for members, pick in zip(some, picks, strict=True):
-                        for candidate in members:
-                            candidate.chosen = pick
-                    if self._run(sizes) is None:
-                        self._settled |= {
-                            (c.module, c.attribute, c.index): c.meaning for members in some for c in members
-                        }
-                        return True
-                self._choose(before)
+        for some in itertools.islice(itertools.combinations(families.values(), count), _MAX_PAIRS):
+            counts = [min(len(c.meanings) for c in members) for members in some]
+            options = [
+                [pick for pick in range(n) if any(c.chosen != pick for c in members)]
+                for n, members in zip(counts, some, strict=True)
+            ]
+            for picks in itertools.islice(itertools.product(*options), _MAX_PICKS):
+                for members, pick in zip(some, picks, strict=True):
+                    for candidate in members:
+                        candidate.chosen = pick
+                if self._trials >= _MAX_TRIALS:
+                    break
+                if self._run(sizes) is None:
+                    self._settled |= {(c.module, c.attribute, c.index): c.meaning for members in some for c in members}
+                    return True
+            self._choose(before)
         return False
+
+    def _unite_readers(self, role: Sequence[str]) -> None:
+        """Make one axis of those whose modules read one number of an object that they have in common."""
+        read = {s.axis for c in self.candidates if "." in c.attribute and c.index is None for s in c.meaning}
+        if read & set(role) and len({len(self.units.axes[axis]) for axis in role}) == 1:
+            for axis in role[1:]:
+                self.units.merge(role[0], axis, settle=False)
+            self.units.settle()
 
     # ---- candidates -----------------------------------------------------------------------------------------------
 
@@ -293,22 +325,32 @@ def _list_candidates(observation: Observation) -> Iterator[Candidate]:
     """Yield the numbers in other people's modules that equal a size which can be cut."""
     units = observation.units
     full = units.sizes
+    seen: set[int] = set()  # objects that several modules have, such as a configuration
     for module, part in observation.net.named_modules():
         if type(part).__module__.startswith("torch.nn.modules") or hasattr(part, "parametrizations"):
             continue
-        inside = f"{module}." if module else ""
-        dimensions = [
-            (name, d)
-            for name, d in units.segments
-            if name.startswith(inside) and any(s.axis not in (None, CLASSES) for s in units.segments[name, d])
-        ]
+        scope = module
+        while not (dimensions := _list_dimensions(observation, scope)) and scope:
+            scope = scope.rpartition(".")[0]
         dimensions.sort(key=lambda dimension: (dimension[0].count("."), dimension[1]))
         meanings = _list_meanings([units.segments[dimension] for dimension in dimensions], full)
-        for attribute, index, value in _list_numbers(part):
+        for attribute, index, value in _list_numbers(part, seen):
             some = meanings.get(value, [])
             if some and value > 1:
                 family = (type(part).__qualname__, attribute, index)
-                yield Candidate(module, attribute, index, value, family, _order(attribute, some))
+                is_hidden_away = attribute.startswith("_") or "." in attribute
+                ordered = [(), *some] if is_hidden_away else _order(attribute, some)
+                yield Candidate(module, attribute, index, value, family, ordered, scope)
+
+
+def _list_dimensions(observation: Observation, module: str) -> list[Dimension]:
+    """Return the dimensions of a module's tensors that can be cut."""
+    inside, segments = f"{module}." if module else "", observation.units.segments
+    return [
+        (name, d)
+        for name, d in segments
+        if name.startswith(inside) and any(s.axis not in (None, CLASSES) for s in segments[name, d])
+    ]
 
 
 def _list_meanings(dimensions: Sequence[Segments], full: Mapping[str, int]) -> dict[int, list[Segments]]:
@@ -330,15 +372,23 @@ def _list_meanings(dimensions: Sequence[Segments], full: Mapping[str, int]) -> d
     return {value: list(some) for value, some in meanings.items()}
 
 
-def _list_numbers(part: nn.Module) -> Iterator[tuple[str, int | None, int]]:
-    """Yield attribute, index and value of the whole numbers in a module."""
+def _list_numbers(part: nn.Module, seen: set[int]) -> Iterator[tuple[str, int | None, int]]:
+    """Yield attribute, index and value of the whole numbers in a module, and of those in its objects and pairs.
+
+    Args:
+        part: The module.
+        seen: The objects in which numbers were found already; those of this module are added.
+    """
     for attribute, value in vars(part).items():
-        if attribute.startswith("_") or attribute == "training":
-            continue
         if type(value) is int:
             yield attribute, None, value
-        elif type(value) in (tuple, list) and value and all(type(one) is int for one in value):
-            yield from ((attribute, i, one) for i, one in enumerate(value))
+        elif type(value) in (tuple, list):
+            yield from ((attribute, i, one) for i, one in enumerate(value) if type(one) is int)
+            pairs = [(f"{attribute}.{i}", one) for i, one in enumerate(value) if type(one) is tuple]  # einops' lengths
+            yield from ((path, i, n) for path, one in pairs for i, n in enumerate(one) if type(n) is int)
+        elif isinstance(getattr(value, "__dict__", None), dict) and id(value) not in seen | {id(part)}:
+            seen.add(id(value))
+            yield from ((f"{attribute}.{name}", None, n) for name, n in vars(value).items() if type(n) is int)
 
 
 def _order(attribute: str, meanings: list[Segments]) -> list[Segments]:

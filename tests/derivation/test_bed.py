@@ -33,7 +33,6 @@ FAILURES = {
     "gated_experts": (WHOLE, "nn.Bilinear is an operation without a rule"),
     "pointnet": (WHOLE, "an identity matrix is added"),
     "parametrized_positive": (WHOLE, "softplus of a weight that is cut is not 0"),
-    "config_object": (WHOLE, "a size is in an object beside the modules"),
 }
 """What is not wholly derived, with the reason. A module that is leaves this table."""
 
