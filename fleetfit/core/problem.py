@@ -12,10 +12,16 @@ from torch import nn
 from fleetfit import names
 from fleetfit.core.arithmetic import Arithmetic, ShapeArithmetic, find_arithmetic
 from fleetfit.core.tasks import Task, get_task
-from fleetfit.derivation import SampleFacts, build_without_numbers, prepare_instance, restore_architecture
+from fleetfit.derivation import (
+    DerivedArchitecture,
+    SampleFacts,
+    build_without_numbers,
+    prepare_instance,
+    restore_architecture,
+)
 from fleetfit.errors import ModelError, RunError
 from fleetfit.factories import call_factory
-from fleetfit.layout import Architecture, Layout, State, build_module, infer_layout, make_input, outputs
+from fleetfit.layout import Architecture, Layout, State, build_module, infer_layout, make_input, outputs, unwrap
 from fleetfit.layout.meta import on_meta
 from fleetfit.submodel import Submodel, dump_prefixes, extract, parse_prefixes
 
@@ -64,6 +70,8 @@ class Problem:
     @cached_property
     def output_size(self) -> int:
         """Length of an output: the classes, or the number of values."""
+        if isinstance(inner := unwrap(self.architecture), DerivedArchitecture):
+            return inner.plan.classes  # forward may read places of the samples
         with on_meta():
             module = build_module(self.architecture, self.layout.full_sizes, self.exits[-1:])
             x = make_input(self.architecture, self.input_shape, 2)

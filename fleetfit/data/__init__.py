@@ -22,6 +22,7 @@ from fleetfit.data.dataset import (
     Data as Data,
     DataInMemory as DataInMemory,
     Facts as Facts,
+    choose_samples as choose_samples,
     drop_labels as drop_labels,
 )
 from fleetfit.data.image_reader import EncodedImages as EncodedImages

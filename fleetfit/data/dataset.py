@@ -27,6 +27,7 @@ MAX_CLASSES = 1 << 20
 """Limit for the number of classes inferred from the largest label of a file; a model has one output for each."""
 _SAMPLE_TYPES = (torch.uint8, torch.int64, torch.float32, torch.float16, torch.bfloat16, torch.float64)
 _HELD_OUT = 0.1
+_POOL, _EXAMPLES = 16, 4  # training samples that are looked at, and that are chosen
 _PACKED_APART = ("x", "y", "splits")
 _NOT_PACKED = ("file_names", "exact_targets", "labeled_rows")
 
@@ -309,6 +310,23 @@ class AbsentData(Data):
             "Python.",
             key="data",
         )
+
+
+def choose_samples(data: Data) -> Tensor | None:
+    """Return two to four training samples as a model gets them [N, ...]; None where there are none.
+
+    They are the same for the same data. Those with the most different numbers come first; a single one comes twice.
+    """
+    if isinstance(data, AbsentData):
+        return None
+    train = data.split("train")
+    rows = train[torch.randperm(len(train), generator=make_torch_rng("samples"))[:_POOL]]
+    if not len(rows):
+        return None
+    x = data.stored(rows) if data.vocabulary else data.batch(rows)[0]  # a batch of texts is cut to its longest
+    x = torch.unique(x.cpu(), dim=0)
+    order = sorted(range(len(x)), key=lambda i: -len(x[i].unique()))[:_EXAMPLES]
+    return x[order if len(order) > 1 else order * 2]
 
 
 def _trim_padding(x: Tensor, y: Tensor, padding: int) -> tuple[Tensor, Tensor]:

@@ -139,7 +139,10 @@ class DerivedArchitecture(Architecture):
         net = copy_level(self.net, self.plan, axes, self._list_absent(exits[-1]))
         points = self.plan.exits
         heads = {e: self._make_head(points[e - 1], axes) for e in self._list_added(exits)}
-        return ModuleWithExits(net, exits, points, heads, self.plan.tail, self.plan.mask, self.plan.answers).train()
+        samples = self.samples if torch.get_default_device().type == "meta" else None  # no model keeps them
+        return ModuleWithExits(
+            net, exits, points, heads, self.plan.tail, self.plan.mask, self.plan.answers, samples
+        ).train()
 
     @property
     def checkpoint(self) -> str:

@@ -17,11 +17,12 @@ from typing import Any, Protocol
 import torch
 
 from fleetfit.core import DeviceResources, Failure, Job, Simulation, Update
-from fleetfit.data import Data, Parts
+from fleetfit.data import Data, Parts, choose_samples
+from fleetfit.derivation import DerivedArchitecture
 from fleetfit.engines.local import ClientMemories, move_data
 from fleetfit.errors import ConfigError, FleetFitError, RunError, Unexpected, format_exception
 from fleetfit.hooks import build, dump_problem, is_portable, rebuild_problem
-from fleetfit.layout import Layout
+from fleetfit.layout import Layout, unwrap
 from fleetfit.messages import dump_reply, load_job, load_reply, pack
 from fleetfit.names import describe_failure, find_plug_in
 from fleetfit.training import resolve_device, run_job
@@ -210,6 +211,8 @@ def dump_setup(simulation: Simulation, threads: int) -> dict[str, Any]:
 def load_setup(setup: Mapping[str, Any], data: Data, device: str) -> Simulation:
     """Return the simulation of a worker, and prepare its process for jobs."""
     problem = replace(rebuild_problem(setup["problem"]), base=setup["base"])
+    if isinstance(derived := unwrap(problem.architecture), DerivedArchitecture):
+        derived.samples = choose_samples(data)
     parts = Parts(**setup["parts"]) if isinstance(setup["parts"], Mapping) else setup["parts"]
     simulation = Simulation(problem, data, parts, DeviceResources.from_payload(setup["resources"]))
     torch.set_num_threads(setup["threads"])

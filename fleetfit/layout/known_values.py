@@ -35,11 +35,24 @@ def apply_to_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     NotImplemented where a tensor has unknown values.
     """
     out = _compute(func, args, kwargs)
+    if out is NotImplemented and func is torch.ops.aten.index.Tensor:
+        return _index(func, *args)
     if not isinstance(out, Tensor):
         return out
     result = torch.empty(out.shape, dtype=out.dtype, device="meta")
     set_values(result, out)
     return result
+
+
+def _index(func: Any, x: Tensor, indices: Sequence[Tensor | None]) -> Any:
+    """Return the places of a tensor without values that masks with values choose."""
+    chosen: list[Tensor | None] = []
+    for index in indices:
+        values = None if index is None or index.dtype != torch.bool else get_values(index)
+        chosen += [index] if values is None else [each.to("meta") for each in values.nonzero(as_tuple=True)]
+    is_masked = any(index is not None and index.dtype == torch.bool for index in indices)
+    is_known = all(index is None or index.dtype != torch.bool for index in chosen)
+    return func(x, chosen) if is_masked and is_known else NotImplemented
 
 
 def record_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any) -> None:

@@ -14,6 +14,7 @@ from fleetfit.config import load_experiment
 from fleetfit.config.assemble.data import build_data
 from fleetfit.config.assemble.model import build_problem
 from fleetfit.core import DataDescription
+from fleetfit.cost import training_memory
 from fleetfit.derivation import DerivedArchitecture
 from fleetfit.derivation.padding import list_masks
 from fleetfit.errors import ModelError
@@ -21,6 +22,7 @@ from fleetfit.layout import make_input
 
 ROWS, SIZES = 120, (3, 40, 12)
 Y = np.arange(ROWS) % 3
+FLEET = {"groups": [{"budget": 0.4}, {"budget": 1.0}], "tolerance": 0.6}
 
 
 def make_codes() -> Any:
@@ -92,10 +94,10 @@ class Marked(nn.Module):
         self.table, self.tail = nn.Embedding(20, 16), Tail(16)
 
     def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
-        if not ((x == 1).sum(1) == 1).all():
-            raise ValueError("each text needs one end mark")
+        if torch.unique_consecutive((x == 1).sum(1)).numel() > 1:
+            raise ValueError("each text needs the same number of end marks")
         h = self.table(x) * attention_mask[..., None]
-        out: Tensor = self.tail((h * (x == 1)[..., None]).sum(1) + h.sum(1))
+        out: Tensor = self.tail(h[x == 1].view(len(x), -1, h.shape[-1])[:, -1] + h.sum(1))
         return out
 
 
@@ -120,8 +122,7 @@ DATA: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
 @pytest.mark.parametrize("kind", DATA)
 def test_a_module_that_takes_no_noise_is_trained(kind: str, tmp_path: Path) -> None:
     make, data = DATA[kind]
-    fleet = {"groups": [{"budget": 0.4}, {"budget": 1.0}], "tolerance": 0.6}
-    run = ff.run(model=make(), data=data, rounds=1, fleet=fleet, progress=False, out=tmp_path)
+    run = ff.run(model=make(), data=data, rounds=1, fleet=FLEET, progress=False, out=tmp_path)
     assert run.summary["failures"] == 0
 
 
@@ -141,6 +142,15 @@ def test_the_same_data_give_the_same_plan_and_samples_that_no_plan_has() -> None
     rows = set(map(tuple, make_codes().tolist()))
     assert {*map(tuple, make_input(first, (3,), 8, torch.Generator()).tolist())} <= rows
     assert "samples" not in first.plan.to_payload()
+
+
+def test_memory_is_counted_where_forward_reads_places_of_the_samples() -> None:
+    make, data = DATA["end mark"]
+    derived = build(make(), data)
+    exits, sizes = (derived.blocks,), derived.plan.axes
+    small, large = (training_memory(derived, sizes, exits, (9,), batch) for batch in (4, 40))
+    assert small < large
+    assert not [value for value in vars(derived.build(sizes, exits)).values() if isinstance(value, np.ndarray)]
 
 
 def test_noise_is_added_where_a_module_takes_it() -> None:
@@ -168,3 +178,10 @@ def test_masks_are_tried_with_whole_texts() -> None:
     assert list_masks(Marked(), 9, 20, 0)[0][0] is None
     mask = list_masks(Marked(), 9, 20, 0, x[:4])[0][0]
     assert mask is not None and mask.argument == "attention_mask"
+
+
+def test_workers_count_with_samples_too(tmp_path: Path) -> None:
+    data = {"name": (make_texts(), Y), "vocabulary": 20, "padding": 0}
+    model = f"{Path(__file__)}:Marked"
+    run = ff.run(model=model, data=data, rounds=1, fleet=FLEET, engine="processes", progress=False, out=tmp_path)
+    assert run.summary["failures"] == 0

@@ -16,7 +16,7 @@ from fleetfit.config.parse import parse_section
 from fleetfit.config.schema import DeriveSection, Experiment
 from fleetfit.core import DataDescription, Level, Problem, apply_peft
 from fleetfit.core.tasks import get_task
-from fleetfit.data import AbsentData, Data
+from fleetfit.data import Data, choose_samples
 from fleetfit.derivation import (
     DerivedArchitecture,
     DerivedPlan,
@@ -34,9 +34,7 @@ from fleetfit.errors import ConfigError, ModelError, format_cause
 from fleetfit.factories import list_parameters
 from fleetfit.hooks import is_portable
 from fleetfit.layout import Architecture, unwrap, validate_architecture
-from fleetfit.seeds import isolate_rng, make_torch_rng
-
-_POOL, _SAMPLES = 16, 4  # training samples that are looked at, and that a module is derived with
+from fleetfit.seeds import isolate_rng
 
 
 def build_problem(
@@ -66,7 +64,8 @@ def build_problem(
     peft = {"name": experiment.peft.name, **experiment.peft.settings}
     if isinstance(architecture, nn.Module):
         is_next = data.task == "next_token"
-        facts = SampleFacts(shape, data.vocabulary, data.classes, is_next, data.padding, samples=_choose_samples(data))
+        samples = choose_samples(data) if isinstance(data, Data) else None  # the server of a fleet has a description
+        facts = SampleFacts(shape, data.vocabulary, data.classes, is_next, data.padding, samples=samples)
         plan = experiment.recorded.derived
         architecture = derive_model(architecture, facts, section.derive or DeriveSection(), experiment.seed, say, plan)
         if plan is None:  # a plan says which norms keep their statistics
@@ -89,23 +88,6 @@ def build_problem(
         init_from=experiment.init_from,
         spec=spec if is_portable(spec) else None,
     )
-
-
-def _choose_samples(data: Data | DataDescription) -> Tensor | None:
-    """Return up to four training samples as a model gets them [N, ...], those with the most different numbers first.
-
-    None without data: the server of a fleet has a description alone, and levels are derived with noise.
-    """
-    if not isinstance(data, Data) or isinstance(data, AbsentData):
-        return None
-    train = data.split("train")
-    rows = train[torch.randperm(len(train), generator=make_torch_rng("samples"))[:_POOL]]
-    if not len(rows):
-        return None
-    x = data.stored(rows) if data.vocabulary else data.batch(rows)[0]  # a batch of texts is cut to its longest
-    x = torch.unique(x.cpu(), dim=0)
-    order = sorted(range(len(x)), key=lambda i: -len(x[i].unique()))[:_SAMPLES]
-    return x[order if len(order) > 1 else order * 2]
 
 
 def derive_model(
