@@ -137,6 +137,8 @@ class DerivedArchitecture(Architecture):
                     f'axis "{axis}" has {self.plan.axes[axis]} units in the instance, not {size}.', key=axis
                 )
         net = copy_level(self.net, self.plan, axes, self._list_absent(exits[-1]))
+        for name in self.plan.unused:
+            net.get_parameter(name).requires_grad_(False)
         points = self.plan.exits
         heads = {e: self._make_head(points[e - 1], axes) for e in self._list_added(exits)}
         samples = self.samples if torch.get_default_device().type == "meta" else None  # no model keeps them
@@ -204,6 +206,9 @@ class DerivedArchitecture(Architecture):
                 f"{self.padding_change:.1%} of their size beside a longer one. Let forward take attention_mask, or "
                 "leave padded places out itself."
             )
+        if self.plan.unused:
+            names = quote_some(sorted(self.plan.unused), _MAX_LISTED)
+            sentences.append(f"Parameters that the samples do not use stay as they are: {names}.")
         return [*sentences, *self._describe_norms()]
 
     def keep_norms(self, outer: Architecture) -> "DerivedArchitecture":
@@ -262,7 +267,7 @@ class DerivedArchitecture(Architecture):
 
     @cached_property
     def _frozen(self) -> frozenset[str]:
-        frozen = [name for name, p in self.net.named_parameters() if not p.requires_grad]
+        frozen = [name for name, p in self.net.named_parameters() if not p.requires_grad or name in self.plan.unused]
         frozen += [f"{name}.{leaf}" for name in self.plan.kept for leaf in STATISTICS]
         return frozenset(f"{INSIDE}{name}" for name in frozen)
 

@@ -1,8 +1,9 @@
 """Numbers in modules that depend on sizes: found by their values, and settled by trials.
 
-A number in a module, in an object that it has, or in a pair may be a size, a number of units, or neither. Each role of axes is cut to half alone. If
-the module does not run, numbers get another meaning, alike in all modules of a class; else axes are made one with axes
-that share a parameter; else the role stays whole, and the reason is the error with its line.
+A number in a module, in an object that it has, or in a pair may be a size, a number of units, or neither. Each role of
+axes is cut to half alone. If the module does not run, numbers get another meaning, alike in all modules of a class;
+else axes are made one with axes that share a parameter; else the role stays whole, and the reason is the error with its
+line.
 """
 
 import itertools
@@ -119,6 +120,7 @@ class Trials:
             },
             mask=self.observation.mask,
             answers=self.observation.answers,
+            unused=self.observation.unused,
         )
 
     def list_plans(self, most: int) -> Iterator[DerivedPlan]:

@@ -75,6 +75,7 @@ class Observation:
         vocabulary: Tokens that it knows; 0 for real numbers.
         mask: Its mask for padding.
         answers: What forward reads from the samples for messages and checks.
+        unused: Parameters of modules that ran which the samples do not use, such as the token of a mask.
     """
 
     net: nn.Module
@@ -87,6 +88,7 @@ class Observation:
     vocabulary: int
     mask: InputMask | None = None
     answers: tuple[bool, ...] = ()
+    unused: frozenset[str] = frozenset()
 
     @property
     def first_use(self) -> Mapping[str, int]:
@@ -148,9 +150,9 @@ def observe(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> O
     logits = get_logits(out)
     answers = _find_answers(net, example, mask, labeled)
     unused = [name for name, p in net.named_parameters() if p.requires_grad and name not in labeled.first_use]
-    if unused:
+    if asleep := [name for name in unused if name.rpartition(".")[0] not in first.outputs]:
         raise ModelError(
-            f"the samples did not use {join_some(unused, 4)}: nothing is known of these parameters. "
+            f"the samples did not use {join_some(asleep, 4)}: nothing is known of these parameters. "
             "Remove them from the module, use them in forward, or set requires_grad = False for them.",
             key="model",
         )
@@ -172,6 +174,7 @@ def observe(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> O
         labeled.vocabulary,
         mask,
         answers,
+        frozenset(unused),
     )
 
 

@@ -81,6 +81,7 @@ class DerivedPlan:
         mask: Its mask for padding.
         answers: What forward reads from samples for messages and checks, for passes without numbers.
         tail: The instance's last modules, where early exits share them.
+        unused: Parameters that the samples do not use; they stay as they are.
     """
 
     tensors: Mapping[str, tuple[int, ...]]
@@ -98,6 +99,7 @@ class DerivedPlan:
     mask: InputMask | None = None
     answers: tuple[bool, ...] = ()
     tail: tuple[str, ...] = ()
+    unused: frozenset[str] = frozenset()
 
     def rename_axes(self, names: Mapping[str, str]) -> "DerivedPlan":
         """Return the plan with other names of axes; axes not named keep theirs."""
@@ -160,6 +162,7 @@ class DerivedPlan:
             "mask": None if self.mask is None else self.mask.to_payload(),
             "answers": list(self.answers),
             "tail": list(self.tail),
+            "unused": sorted(self.unused),
         }
 
     @staticmethod
@@ -212,6 +215,7 @@ class DerivedPlan:
                 InputMask.from_payload(payload["mask"]),
                 tuple(_read(bool, answer) for answer in payload.get("answers", ())),
                 tuple(_read(str, name) for name in payload.get("tail", ())),
+                frozenset(_read(str, name) for name in payload.get("unused", ())),
             )
             plan._check()
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
