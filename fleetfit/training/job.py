@@ -91,6 +91,8 @@ def _execute(job: Job, device: Device) -> tuple[Update | Failure, Any]:
             return replace(update, dispatched=job.submodel), device.memory
     except FleetFitError as error:
         return Failure.of(job, str(error)), device.memory
+    except (MemoryError, OSError):  # of the machine, which the next job would meet too
+        raise
     except Exception as error:  # other people's code may fail in any way, such as in training mode alone
         plug_in = find_plug_in(error)
         place = "" if plug_in is None else f" ({plug_in.rpartition(' (')[2]}"  # file and line

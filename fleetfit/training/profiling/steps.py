@@ -18,8 +18,8 @@ from fleetfit.training.job import run_job
 _ENDLESS = 10**9  # epochs; `EnoughSteps` ends them
 
 
-class EnoughSteps(Exception):
-    """Ends a training."""
+class EnoughSteps(BaseException):
+    """Ends a training; no job takes it for a failure."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
