@@ -307,7 +307,7 @@ def test_wrong_keys_and_values(overrides: list[str], expected: Expected) -> None
             Expected("no client", key="fleet.groups", kind=PlanError),
         ),
         (["fleet.groups=[{budget=0.000001}]", "method.name=scalefl"], Expected("tolerance", kind=PlanError)),
-        (["fleet.groups=[{budget=0.000001}]"], Expected("fleet.scaling", kind=PlanError)),
+        (["fleet.groups=[{budget=0.000001}]"], Expected("an amount, not a share", kind=PlanError)),
         (
             ["fleet.groups=[{budget={size_bytes=0.5}}]"],
             Expected("budget #1", "size_bytes", "parameters", key="fleet.groups"),

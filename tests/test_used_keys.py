@@ -228,6 +228,7 @@ VALUES: dict[str, Any] = {
     "data.transform": "nowhere",
     "model.name": "mlp_2nn",
     "model.derive.exits": ["blocks.0"],
+    "model.derive.heads": "own",
     "model.derive.head": "new",
     "model.derive.weights": "new",
     "model.derive.axes": {"stem": "whole"},
