@@ -168,7 +168,7 @@ def test_resume_and_load(call: Calls, tmp_path: Path) -> None:
 
 def test_derive(call: Calls) -> None:
     net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 5))
-    derived = call("derive", net, (X, Y), exits=["1"], head="new", weights="new", axes={"0": "first"},
+    derived = call("derive", net, (X, Y), exits=["1"], heads="own", head="new", weights="new", axes={"0": "first"},
                    progress=False)  # fmt: skip
     assert derived.blocks == 2 and set(derived.axes) == {"first", "2", "classes"}
 
