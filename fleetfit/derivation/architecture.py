@@ -137,8 +137,9 @@ class DerivedArchitecture(Architecture):
                     f'axis "{axis}" has {self.plan.axes[axis]} units in the instance, not {size}.', key=axis
                 )
         net = copy_level(self.net, self.plan, axes, self._list_absent(exits[-1]))
-        for name in self.plan.unused:
-            net.get_parameter(name).requires_grad_(False)
+        for name, parameter in net.named_parameters():
+            if name in self.plan.unused:
+                parameter.requires_grad_(False)
         points = self.plan.exits
         heads = {e: self._make_head(points[e - 1], axes) for e in self._list_added(exits)}
         samples = self.samples if torch.get_default_device().type == "meta" else None  # no model keeps them
@@ -304,7 +305,7 @@ def find_mismatch(net: nn.Module, plan: DerivedPlan) -> str:
             return f'"{truncate(name)}" has shape {shapes.get(name)} here, and {plan.tensors.get(name)} in the plan'
     modules = dict(net.named_modules())
     for number in plan.numbers:
-        value = get_number(modules.get(number.module), number.attribute, number.index)
+        value = get_number(modules.get(number.module), number.keys)
         if type(value) is not int or value != number.value:
             where = truncate(f"{number.module}.{number.attribute}".lstrip("."))
             return f'"{where}" is {truncate(repr(value))} here, and {number.value} in the plan'

@@ -111,8 +111,7 @@ def copy_level(
         keep_statistics(copies[name])
     for number in plan.numbers:
         if not isinstance(part := copies.get(number.module, Absent()), Absent):
-            keys = [*number.attribute.split("."), *([] if number.index is None else [str(number.index)])]
-            _set_number(part, keys, get_length(number.meaning, sizes))
+            _set_number(part, number.keys, get_length(number.meaning, sizes))
     return level
 
 
@@ -188,9 +187,9 @@ def _list_modules(names: Iterable[str]) -> set[str]:
     return {".".join(some[: i + 1]) for some in parts for i in range(len(some))}
 
 
-def get_number(part: Any, attribute: str, index: int | None) -> Any:
+def get_number(part: Any, keys: Sequence[str]) -> Any:
     """Return what a module has in an attribute, in one of an object, or in a sequence; None where it has nothing."""
-    for key in [*attribute.split("."), *([] if index is None else [str(index)])]:
+    for key in keys:
         if isinstance(part, tuple | list):
             part = part[int(key)] if key.isdecimal() and int(key) < len(part) else None
         else:

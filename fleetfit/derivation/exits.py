@@ -155,19 +155,16 @@ def _check_names(observation: Observation, names: str | Sequence[str]) -> list[s
 
 def _list_blocks(observation: Observation) -> list[str]:
     """Return the blocks of the longest chain with a third of the parameters, but for those of words and classes."""
+    heads = {name for name, out in observation.outputs.items() if name and out.tensor is observation.logits}
     of_words_or_classes = {
         id(p)
         for name, part in observation.net.named_modules()
-        if isinstance(part, nn.Embedding) or (name and _gives(observation, name, observation.logits))
+        if isinstance(part, nn.Embedding) or name in heads
         for p in part.parameters(recurse=False)
     }
     total = sum(p.numel() for p in observation.net.parameters() if id(p) not in of_words_or_classes)
     chains = [(weight, names) for weight, names in _list_chains(observation) if weight >= _LEAST_SHARE * total]
     return max(chains, key=lambda chain: (len(chain[1]), chain[0]))[1] if chains else []
-
-
-def _gives(observation: Observation, name: str, tensor: Tensor) -> bool:
-    return name in observation.outputs and observation.outputs[name].tensor is tensor
 
 
 def _find_chain(observation: Observation) -> list[str]:

@@ -41,6 +41,11 @@ class SizeNumber:
     value: int
     meaning: Segments
 
+    @property
+    def keys(self) -> list[str]:
+        """The way to it from the module: attributes, and indexes of sequences."""
+        return [*self.attribute.split("."), *([] if self.index is None else [str(self.index)])]
+
 
 @dataclass(frozen=True)
 class ExitPoint:

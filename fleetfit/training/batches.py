@@ -22,7 +22,9 @@ def iter_batches(order: Order, size: int) -> Iterator[Order]:
 
 
 def limit_batch(size: int, device: Device, exits: int) -> int:
-    """Return a batch size for passes without gradients: at most `size`, and logits of 200 MB with what is made of them.
+    """Return a batch size for passes without gradients: at most `size`, and logits with their scores of 200 MB.
+
+    It is at least one sample, however large its logits are.
 
     Args:
         size: Samples per pass.

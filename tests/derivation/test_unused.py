@@ -22,9 +22,10 @@ class Embedding(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.mask_token, self.fc = nn.Parameter(torch.ones(8)), nn.Linear(16, 8)
+        self.shift = nn.Parameter(torch.zeros(8))
 
     def forward(self, x: Tensor, masked: bool = False) -> Tensor:
-        return self.mask_token.expand(len(x), 8) if masked else self.fc(x.flatten(1))
+        return self.mask_token.expand(len(x), 8) if masked else self.fc(x.flatten(1)) + self.shift
 
 
 class Masked(nn.Module):
@@ -64,6 +65,29 @@ def test_a_run_sends_and_changes_none(tmp_path: Path) -> None:
     run = ff.run(model=Masked(), data=data, rounds=2, method="heterofl", out=tmp_path / "run")
     assert not run.metrics[0]["failures"] and "net.embedding.mask_token" not in run.server.state
     assert torch.equal(run.model().net.embedding.mask_token, torch.ones(8))
+
+
+def test_a_level_without_the_block_that_has_one() -> None:
+    """The token is behind the first exit, so that the smallest level lacks it."""
+
+    class Late(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(2)])
+            self.last, self.head = Embedding(), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.flatten(1)
+            for block in self.blocks:
+                x = block(x)
+            logits: Tensor = self.head(self.last(x))
+            return logits
+
+    derived = derive_architecture(Late(), X, exits=["blocks.0"])
+    assert derived.plan.unused == {"last.mask_token"}
+    shallow, full = (build_module(derived, derived.sizes(1.0), exits) for exits in ((1,), (1, 2)))
+    assert "net.last.mask_token" not in dict(shallow.named_parameters())
+    assert not dict(full.named_parameters())["net.last.mask_token"].requires_grad
 
 
 def test_a_module_that_did_not_run_is_refused() -> None:
