@@ -302,8 +302,8 @@ def _find_level(
         needed = " and ".join(f"{cost} {share:.3g} for a budget of {limit:.3g}" for cost, (share, limit) in exceeded)
         raise PlanError(
             f"no width of {depth} of {architecture.blocks} blocks fits the budgets of level {level + 1}: the narrowest "
-            f'takes {needed} of the full model. Raise them, or set fleet.scaling = "both", which '
-            "keeps fewer blocks.",
+            f"takes {needed} of the full model. Raise them"
+            + (', or set fleet.scaling = "both", which keeps fewer blocks.' if depth > 1 else "."),
             key="scaling",
         )
     end = len(last_alone) if widest < len(last_alone) else len(pairs)

@@ -1,12 +1,14 @@
 """Budgets that no level of a derived model fits, and levels that would be equal."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from support import raises
 from torch import Tensor, nn
 
 import fleetfit as ff
-from fleetfit.errors import PlanError
+from fleetfit.errors import ConfigError, PlanError
 
 
 class Mixed(nn.Module):
@@ -91,3 +93,29 @@ def test_the_least_tolerance_of_all_splits_is_named_and_helps(method: str) -> No
     assert levels[0].share <= 0.125 * (1 + least)
     with raises(PlanError):
         ff.plan(model=TwoHeads(), data="digits", method=method, fleet={**fleet, "tolerance": least - 0.01})
+
+
+def test_default_budgets_below_all_sub_models_go(tmp_path: Path) -> None:
+    """One head is more than an eighth of a layer of four; budgets of one's own stay, and raise."""
+
+    class OneLayer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.TransformerEncoderLayer(8, 4, 256, dropout=0.0, batch_first=True)
+            self.whole = nn.Linear(64, 8)
+            self.head = nn.Linear(8, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.head(self.layer(x[:, 0]).mean(1) + torch.fft.fft(self.whole(x.flatten(1))).real)
+            return logits
+
+    net, default = OneLayer(), [0.125, 0.25, 0.5, 1.0]
+    with raises(PlanError):
+        plan(net, "heterofl", default)
+    run = ff.run(model=net, data="digits", method="heterofl", rounds=1, progress=False, out=tmp_path / "run")
+    assert [group.budget for group in run.experiment.fleet.groups] == default[1:]
+    assert all(level.share <= 1.1 * budget for level, budget in zip(run.plan.levels, default[1:], strict=True))
+    assert ff.load(run.folder, model=net).experiment.fleet == run.experiment.fleet
+    with raises(ConfigError) as caught:
+        ff.compare(model=net, data="digits", rounds=1, compare={"row": [{"method": "heterofl"}]}, out=tmp_path / "rows")
+    assert caught.value.key == "fleet.groups"

@@ -708,6 +708,13 @@ def check_rows(
                     raise
                 plan = plan.drop_smallest(str(error))
                 break
+            if (groups := assembly.experiment.fleet.groups) != tuned.experiment.fleet.groups:
+                budgets = ", ".join(f"{{ budget = {group.budget:g} }}" for group in groups)
+                raise ConfigError(
+                    f"{run.name}: no levels fit the smallest of the default budgets. Set them for all rows: "
+                    f"fleet.groups = [{budgets}].",
+                    key="fleet.groups",
+                )
             measured[run.group] |= assembly.experiment.recorded.latencies
             checked.append((tuned, assembly.unused))
             if run.experiment.evaluate.every == "auto":

@@ -19,7 +19,7 @@ from fleetfit.config.assemble.levels import (
     make_conditions,
 )
 from fleetfit.config.components import check_keys
-from fleetfit.config.schema import Experiment
+from fleetfit.config.schema import Experiment, FleetSection
 from fleetfit.core import (
     Clients,
     DataDescription,
@@ -220,9 +220,9 @@ class NodeClients(Population):
         self._server_data = build_server_data(experiment, data) if method.needs_server_data else None
         super().__init__(experiment, data, len(nodes), _find_largest(nodes))
 
-    def find_budgets(self, problem: Problem, conditions: Conditions) -> DeviceBudgets:
+    def find_budgets(self, fleet: FleetSection, problem: Problem, conditions: Conditions) -> DeviceBudgets:
         """Return the budgets that the nodes report."""
-        return compute_node_budgets(self.experiment.fleet, problem, self._nodes, conditions)
+        return compute_node_budgets(fleet, problem, self._nodes, conditions)
 
     def join(self, planned: PlannedProblem) -> FleetMembers:
         """Return the facts about the nodes, and the server's own device if it trains."""

@@ -1,6 +1,7 @@
 """Plan the levels of a run from the budgets, count them, and assign them to the clients."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,14 +13,14 @@ from fleetfit.config.assemble.engine import Computing, choose_computing, find_se
 from fleetfit.config.assemble.fleet import DeviceBudgets, build_targets, deal_clients, target_full_model
 from fleetfit.config.assemble.local import choose_training
 from fleetfit.config.assemble.method import build_method_spec, check_model, check_needs, choose_for_task
-from fleetfit.config.assemble.model import build_problem
+from fleetfit.config.assemble.model import build_problem, find_derived
 from fleetfit.config.components import check_keys
-from fleetfit.config.keys import format_key
+from fleetfit.config.keys import format_key, replace_key
 from fleetfit.config.schema import CLIENTS, Experiment, FleetSection
 from fleetfit.core import DataDescription, Federation, Level, Problem
 from fleetfit.cost import Conditions, Cost, compute_cost, full_cost, submodel_cost, training_memory
 from fleetfit.data import Data, count_samples
-from fleetfit.errors import ConfigError, DataError, MissingExtra, quote_some
+from fleetfit.errors import ConfigError, DataError, MissingExtra, PlanError, quote_some
 from fleetfit.hooks import Method, apply_model_hook, build
 from fleetfit.layout import Architecture, State
 from fleetfit.planner import Plan, PlannedLevel, Targets, affords, compute_further_costs, find_scaling
@@ -43,9 +44,9 @@ class Population:
     ) -> None:  # fmt: skip
         self.experiment, self.data, self.count, self.largest = experiment, data, count, largest
 
-    def find_budgets(self, problem: Problem, conditions: Conditions) -> DeviceBudgets:
-        """Return the budgets of the clients, to whom `[fleet] groups` deals them."""
-        return deal_clients(self.experiment.fleet, problem, self.count, self.experiment.seed, conditions)
+    def find_budgets(self, fleet: FleetSection, problem: Problem, conditions: Conditions) -> DeviceBudgets:
+        """Return the budgets of the clients, to whom the groups of `fleet` deal them."""
+        return deal_clients(fleet, problem, self.count, self.experiment.seed, conditions)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,13 +106,7 @@ def plan_problem(
     method = build(method_spec)
     problem = apply_model_hook(build_problem(experiment, population.data, say), method_spec)
     experiment = choose_training(experiment, problem.architecture, method)
-    budgets = population.find_budgets(problem, make_conditions(experiment, population.largest))
-    targets = (
-        build_targets(experiment.fleet, budgets, problem.architecture.blocks)
-        if method.needs_budgets
-        else target_full_model(budgets)
-    )
-    levels = _add_further_costs(method.make_levels(problem, targets), problem, budgets)
+    experiment, budgets, targets, levels = _plan_budgets(experiment, population, problem, method)
     problem = problem.replace_exits({e for level in levels for e in level.submodel.exits})
     problem = problem.replace_levels(level.submodel for level in levels)
     check_model(experiment, problem)
@@ -123,6 +118,39 @@ def plan_problem(
     return PlannedProblem(
         experiment, population.data, problem, method, method_spec, budgets, targets, levels, computing
     )
+
+
+def _plan_budgets(
+    experiment: Experiment, population: Population, problem: Problem, method: Method
+) -> tuple[Experiment, DeviceBudgets, Targets, tuple[Level, ...]]:
+    """Plan for the budgets of the fleet. Of the default ones those go that are below all sub-models of an own network.
+
+    Raises:
+        PlanError: No levels fit the budgets.
+    """
+
+    def plan(
+        experiment: Experiment,
+    ) -> tuple[Experiment, DeviceBudgets, Targets, tuple[Level, ...]]:
+        budgets = population.find_budgets(experiment.fleet, problem, make_conditions(experiment, population.largest))
+        targets = (
+            build_targets(experiment.fleet, budgets, problem.architecture.blocks)
+            if method.needs_budgets
+            else target_full_model(budgets)
+        )
+        levels = _add_further_costs(method.make_levels(problem, targets), problem, budgets)
+        return experiment, budgets, targets, levels
+
+    try:
+        return plan(experiment)
+    except PlanError:
+        fleet = experiment.fleet
+        if find_derived(problem.architecture) is None or fleet.model_fields_set & {"groups", "levels"}:
+            raise
+        for first in range(1, len(fleet.groups) - 1):  # a fleet of full models only is not what a run expects
+            with suppress(PlanError):
+                return plan(replace_key(experiment, "fleet.groups", fleet.groups[first:]))
+        raise
 
 
 def make_conditions(experiment: Experiment, largest: int | None) -> Conditions:
@@ -292,6 +320,15 @@ def describe_absent_clients(federation: Federation, budgets: DeviceBudgets) -> l
 
 def _count_clients(count: int) -> str:
     return f"{count} client{'' if count == 1 else 's'}"
+
+
+def describe_default_budgets(chosen: FleetSection, fleet: FleetSection) -> list[str]:
+    """Say which of the default budgets a run has left out, of which no sub-model is as small."""
+    absent = len(fleet.groups) - len(chosen.groups)
+    if not absent:
+        return []
+    left, out = (", ".join(f"{one.budget:g}" for one in groups) for groups in (chosen.groups, fleet.groups[:absent]))
+    return [f"The budgets are {left}: no levels of this network fit {out} as well. Set fleet.groups for others."]
 
 
 def describe_percentages(fleet: FleetSection) -> list[str]:

@@ -9,6 +9,7 @@ from fleetfit.config.assemble.levels import (
     PlannedProblem,
     Population,
     build_plan,
+    describe_default_budgets,
     describe_percentages,
     describe_single_level,
     plan_problem,
@@ -109,6 +110,7 @@ def _assemble(
     check_needs(experiment, method)
     clients = build_clients(experiment, method)
     planned = plan_problem(experiment, clients, base, say=say)
+    budgets = describe_default_budgets(planned.experiment.fleet, experiment.fleet)
     experiment = planned.experiment
     members = clients.join(planned)
     federation = build_federation(experiment, clients, planned, members)
@@ -124,6 +126,7 @@ def _assemble(
     notes = [
         *describe_data_files(experiment, clients.data, clients.count),
         *absent,
+        *budgets,
         *describe_percentages(experiment.fleet),
         *describe_derivation(planned.problem, planned.levels, find_split(method.make_levels, planned.targets)),
         *describe_task(planned.problem),
