@@ -22,6 +22,7 @@ from fleetfit.api.inference import find_level
 from fleetfit.cli.predict import make_export_table
 from fleetfit.core import DataDescription
 from fleetfit.data import Data
+from fleetfit.data.files.table import MISSING
 from fleetfit.errors import ConfigError, DataError, FleetFitError, MissingExtra, ModelError, RunError
 from fleetfit.hooks import apply_model_hook
 from fleetfit.inference import Policy, stop_early
@@ -29,6 +30,7 @@ from fleetfit.inference.export import FORMS, LevelModel, export, onnx as onnx_fo
 from fleetfit.inference.export.folder import BASE_FORMS
 from fleetfit.inference.export.level import Preprocessing
 from fleetfit.inference.export.on_device import Model as Loader
+from fleetfit.inference.export.on_device_rows import MISSING as ROWS_MISSING, read_rows
 from fleetfit.inference.export.onnx import open_session, run_segments, run_whole
 from fleetfit.layout import Architecture, Axis, ExitModel, batch_norms, build_module
 from fleetfit.method import outputs
@@ -155,6 +157,32 @@ def on_device(out: Path, x: torch.Tensor, *words: str) -> np.ndarray:
     return np.array([[int(n) for n in line.split()] for line in lines])
 
 
+def test_the_loader_reads_rows_as_training_did(tmp_path: Path) -> None:
+    """Missing cells, numbers with signs and separators, whole numbers as categories, codes with zeros."""
+    header = "age;income;district;zip;buys"
+    rows = [f"{a};{'' if a % 7 == 0 else f'{a % 9},{a % 10}00.5 €'};{a % 3};0{a % 4};{'yes' if a % 2 else 'no'}"
+            for a in range(20, 100)]  # fmt: skip
+    rows[3] = "NA;5,100.5 €;2;03;no"
+    assert ROWS_MISSING == MISSING
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+    table = {"name": str(path), "categories": ["district"], "partition": {"clients": 4}}
+    run = ff.run(data=table, rounds=1, progress=False, out=tmp_path / "run")
+    out = run.export(tmp_path / "out", level=1).folder
+    path.write_text(path.read_text(encoding="utf-8") + "30;1.0 €;1.0;01;no\n", encoding="utf-8")
+    code = ALONE.format(folder=str(out), script=str(out / "run.py"))
+    done = subprocess.run([sys.executable, "-c", code, "-", str(path)], text=True, capture_output=True, check=True)
+    answers = [line.split()[0] for line in done.stdout.splitlines()[1:]]
+    expected = run.predict(path, level=1).to_frame()
+    assert answers == list(expected["prediction"]) and len(set(answers)) == 2
+    encoded = torch.from_numpy(read_rows(path, out))
+    sure = run.model(1)(encoded)[-1].softmax(1).amax(1)
+    assert torch.allclose(sure, torch.tensor(expected["probability"].tolist()), atol=1e-6)
+    path.write_text(path.read_text(encoding="utf-8").replace("20;", "old;", 1), encoding="utf-8")
+    done = subprocess.run([sys.executable, "-c", code, "-", str(path)], text=True, capture_output=True, check=False)
+    assert done.returncode == 1 and "line 2" in done.stderr and "Traceback" not in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("measure", ["max", "entropy", "margin"])
 def test_the_loader_stops_as_the_model_does_in_pytorch(measure: Any, tmp_path: Path) -> None:
@@ -189,7 +217,7 @@ def test_the_loader_is_short() -> None:
     from importlib import resources
 
     text = resources.files("fleetfit.inference.export").joinpath("on_device.py").read_text()
-    assert len(text.splitlines()) < 60
+    assert len(text.splitlines()) < 70
 
 
 ROUND_TRIPS = {

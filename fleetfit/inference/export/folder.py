@@ -40,7 +40,7 @@ from fleetfit.inference.export.to_transformers import notes_on_transformers, wri
 
 FORMAT = 1
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
-PROGRAM, SCRIPT, CARD = "model.pt2", "run.py", "README.md"
+PROGRAM, SCRIPT, ROWS, CARD = "model.pt2", "run.py", "rows.py", "README.md"
 
 # ---- forms -----------------------------------------------------------------------------------------------------------
 
@@ -254,11 +254,15 @@ class _FolderWriter:
             self._write_onnx([whole, *self._make_segments(examples, self.free_tokens)])
         if "executorch" in self.forms:
             self._write_executorch(examples)
+        samples = "samples.npy" if (folder / SCRIPT).exists() else ""
         texts = {} if model.transform is None else model.transform.to_files()
         texts.pop(TOKENIZER, "")  # written below, with the length of texts
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
         if COLUMNS in texts:
+            if samples:
+                samples = "rows.csv"
+                self._copy_script("on_device_rows.py", ROWS)
             self.notes.append(
                 f"A sample is a row of a table as {COLUMNS} makes it: (value - mean) / std of each number, 0 where it "
                 "is missing (and 1 in the feature after it, if there is one); 1 for the category that it has, in order."
@@ -271,7 +275,7 @@ class _FolderWriter:
             )
         config = json.dumps(make_config(model, self.onnx), indent=2, allow_nan=False)
         (folder / CONFIG).write_text(config + "\n", encoding="utf-8")
-        card = make_card(model, self.variants, self.notes, has_script=(folder / SCRIPT).exists())
+        card = make_card(model, self.variants, self.notes, samples)
         (folder / CARD).write_text(card, encoding="utf-8")
 
     def _write_program(self, examples: Tensor) -> Graph:
@@ -306,8 +310,7 @@ class _FolderWriter:
             onnx.write_onnx(graph, path)
         self._compare_onnx("float", floats, is_exact=FORMS["onnx"].is_exact)
         if self.model.data.task == "classification" and len(names) > 1:
-            script = resources.files("fleetfit.inference.export").joinpath("on_device.py").read_text(encoding="utf-8")
-            (self.folder / SCRIPT).write_text(script, encoding="utf-8")
+            self._copy_script("on_device.py", SCRIPT)
         if "int8" in self.forms:
             self.say("int8")
             targets = [self.folder / f"{name}.int8.onnx" for name in names]
@@ -323,6 +326,10 @@ class _FolderWriter:
             for source, target, batches in zip(floats, targets, feeds, strict=True):
                 onnx.quantize_static(source, target, batches)
             self._compare_onnx("static-int8", targets, is_exact=FORMS["static-int8"].is_exact)
+
+    def _copy_script(self, name: str, target: str) -> None:
+        text = resources.files("fleetfit.inference.export").joinpath(name).read_text(encoding="utf-8")
+        (self.folder / target).write_text(text, encoding="utf-8")
 
     def _compare_onnx(self, name: str, paths: Sequence[Path], is_exact: bool) -> None:
         """Run the graphs of an ONNX variant, the whole graph first, and compare their logits."""
@@ -528,21 +535,21 @@ models):
 
 ```sh
 pip install numpy onnxruntime
-python run.py samples.npy{stop}             # or: from run import Model
+python run.py {samples}{stop}             # or: from run import Model
 ```
 
 `model.onnx` computes every exit at once. Only the segments save time.
 """
 
 
-def make_card(model: LevelModel, variants: Sequence[Variant], notes: Sequence[str], has_script: bool) -> str:
+def make_card(model: LevelModel, variants: Sequence[Variant], notes: Sequence[str], samples: str) -> str:
     """Return the card as Markdown.
 
     Args:
         model: The model.
         variants: Its measured forms.
         notes: Notes for the user.
-        has_script: Whether the folder has `run.py`.
+        samples: A file that `run.py` takes; "" without `run.py`.
     """
     facts, data = model.facts, model.data
     x = model.samples("test", 1)[0]
@@ -575,7 +582,7 @@ def make_card(model: LevelModel, variants: Sequence[Variant], notes: Sequence[st
     lines += ["", "## Accuracy", "", *_list_variants(variants, _name_samples(model)), *_list_calibration(model)]
     lines += ["", _RUN.format(example=f"torch.zeros(1, {shape}, dtype={x.dtype})")]
     card = make_printable("\n".join(lines))
-    return card + (_DEVICE.format(stop=" --stop" if model.policy else "") if has_script else "")
+    return card + (_DEVICE.format(samples=samples, stop=" --stop" if model.policy else "") if samples else "")
 
 
 def _list_variants(variants: Sequence[Variant], samples: str) -> list[str]:

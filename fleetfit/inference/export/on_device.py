@@ -45,15 +45,23 @@ class Model:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("samples", help=".npy: uint8 images or token ids, one sample per row")
+    parser.add_argument("samples", help=".npy: uint8 images, token ids or encoded rows; or .csv: rows of a table")
     parser.add_argument("--labels", help=".npy with labels, to print the accuracy")
     parser.add_argument("--variant", default="float", help="float, int8 or static-int8")
     parser.add_argument("--stop", action="store_true", help="stop early")
     args = parser.parse_args()
-    model, x = Model(Path(__file__).parent, args.variant), np.load(args.samples)
+    folder = Path(__file__).parent
+    model = Model(folder, args.variant)
+    if args.samples.endswith(".npy"):
+        x = np.load(args.samples)
+    else:
+        from rows import read_rows
+
+        x = read_rows(args.samples, folder)
     if args.stop and not model.config["policy"]:
         raise SystemExit("this model was exported without calibration, so it cannot stop early.")
     classes, exits = map(np.concatenate, zip(*(model.predict(x[i : i + 64], args.stop) for i in range(0, len(x), 64))))
-    print("class exit", *(f"{c} {e}" for c, e in zip(classes, exits)), sep="\n")
+    names = model.config["class_names"] or range(model.config["classes"])
+    print("class exit", *(f"{names[c]} {e}" for c, e in zip(classes, exits)), sep="\n")
     if args.labels:
         print(f"accuracy {(classes == np.load(args.labels)).mean():.4f}, mean exit {exits.mean():.2f}")
