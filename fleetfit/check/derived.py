@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fleetfit.check.full import FullModel, KeptPlaces, difference, list_names, load, use_float64
+from fleetfit.check.full import FullModel, KeptPlaces, difference, list_names, load, overlay, read_outputs, use_float64
 from fleetfit.check.masked import CannotRun, MaskedCut, build_small, load_small
 from fleetfit.errors import ModelError
-from fleetfit.layout import State, build_module, named_tensors, outputs
+from fleetfit.layout import State, build_module, named_tensors
 from fleetfit.layout.meta import Operations
 from fleetfit.seeds import isolate_rng
 
@@ -89,9 +89,9 @@ def _compare(full: FullModel, cut: MaskedCut, after: State) -> None:
         return
     logits = []
     for state in (part, own):
-        load_small(full, module, {**places.cut(full.state), **state})
+        load_small(full, module, overlay(places.cut(full.state), state))
         with torch.no_grad(), use_float64():
-            logits.append(outputs(module, full.x))
+            logits.append(read_outputs(module, full.x))
     error = difference(*logits)
     if error > full.tolerance:
         raise ModelError(
@@ -108,7 +108,7 @@ def _compare(full: FullModel, cut: MaskedCut, after: State) -> None:
 def _build_full(full: FullModel) -> nn.Module:
     """Build a module of its own, since training forwards may change more than the state."""
     module = build_module(full.architecture, full.layout.full_sizes, full.layout.exits).double()
-    load(module, {**full.base, **full.state})
+    load(module, overlay(full.base, full.state))
     return module
 
 

@@ -5,7 +5,7 @@ by one vector per dimension. `fleetfit.submodel` does the same, but many times s
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from fleetfit.layout import (
     Layout,
     Segment,
     State,
+    VisitsExits,
     build_module,
     explain_errors,
     named_tensors,
@@ -33,6 +34,7 @@ from fleetfit.submodel import Channels, Submodel, find_spans
 TOLERANCE = 1e-9
 """Largest difference of outputs, relative to the largest output, that counts as equal."""
 _ROUGH = 1e-5  # the same where an operation of the model gives less than float64
+_MOST_NUMBERS = 2**20  # of the logits of an exit that are compared: next tokens of a large vocabulary have more
 
 
 class FullModel:
@@ -80,12 +82,70 @@ class FullModel:
 
     def load(self, state: State) -> None:
         """Load a full state."""
-        load(self.module, {**self.base, **state})
+        load(self.module, overlay(self.base, state))
+
+    def release(self) -> None:
+        """Let go of the parameters' numbers until the next `load`, while another model of this size is there."""
+        for parameter in self.module.parameters():
+            if (storage := parameter.untyped_storage()).resizable():
+                storage.resize_(0)
 
     def run(self) -> list[Tensor]:
         """Return the logits of every exit under the state that is loaded."""
         with torch.no_grad(), explain_errors(self.architecture, self.x.shape[1:], "cpu", torch.float64):
-            return outputs(self.module, self.x)
+            return read_outputs(self.module, self.x)
+
+
+def read_outputs(module: nn.Module, x: Tensor) -> list[Tensor]:
+    """Return the logits of every exit; where they are many numbers, those of places that are evenly spread.
+
+    Of a module that visits its exits, no two are whole at the same time.
+    """
+    if not isinstance(module, VisitsExits):
+        return [_thin_out(logits) for logits in outputs(module, x)]
+    kept: list[Tensor] = []
+
+    def keep(i: int, logits: Tensor) -> bool:
+        kept.append(_thin_out(logits))
+        return False
+
+    module.visit_exits(x, keep)
+    return kept
+
+
+def _thin_out(logits: Tensor) -> Tensor:
+    """Return logits [..., classes], or [places, classes] of fewer places if they are many."""
+    if logits.numel() <= _MOST_NUMBERS or logits.dim() < 2:
+        return logits
+    rows = logits.reshape(-1, logits.shape[-1])
+    n = max(1, _MOST_NUMBERS // rows.shape[1])
+    return rows[torch.arange(n) * len(rows) // n]
+
+
+class _Computed(Mapping[str, Tensor]):
+    """A state whose tensors are computed when they are read, so that only one is there at a time."""
+
+    def __init__(self, names: Iterable[str], compute: Callable[[str], Tensor]) -> None:
+        self._names, self._compute = dict.fromkeys(names), compute
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._compute(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def overlay(base: State, state: State) -> State:
+    """Return both states' tensors, the second's where both have one; none is read yet."""
+    return _Computed([*base, *state], lambda name: state[name] if name in state else base[name])
 
 
 def _redraw(parameter: Tensor, rng: torch.Generator) -> Tensor:
@@ -163,10 +223,13 @@ def load(module: nn.Module, state: State) -> None:
         raise ModelError(f"a state does not load: missing {missing[:3]}, unexpected {unexpected[:3]}.")
     with torch.no_grad():
         for name, tensor in state.items():
-            if tensors[name].shape != tensor.shape:
-                shapes = f"{tuple(tensor.shape)}, not {tuple(tensors[name].shape)}"
+            own = tensors[name]
+            if own.shape != tensor.shape:
+                shapes = f"{tuple(tensor.shape)}, not {tuple(own.shape)}"
                 raise ModelError(f'a state does not load: "{name}" is {shapes}.')
-            tensors[name].copy_(tensor)
+            if own.numel() and not (storage := own.untyped_storage()).nbytes():  # released
+                storage.resize_(own.numel() * own.element_size())
+            own.copy_(tensor)
     settle_norms(module)
 
 
@@ -232,8 +295,12 @@ class KeptPlaces:
         }
 
     def cut(self, state: State) -> State:
-        """Return the kept elements of a full state."""
-        return {name: self._cut(tensor, self._tensors[name].dims) for name, tensor in state.items()}
+        """Return the kept elements of a full state, each tensor's when it is read."""
+        return _Computed(state, lambda name: self._cut(state[name], self._tensors[name].dims))
+
+    def find_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor's kept elements."""
+        return tuple(len(self.kept[dim]) for dim in self._tensors[name].dims)
 
     def _cut(self, tensor: Tensor, dims: Sequence[Dimension]) -> Tensor:
         for d, dim in enumerate(dims):
@@ -242,13 +309,13 @@ class KeptPlaces:
         return tensor
 
     def mask(self, state: State, faint: float = 0.0) -> State:
-        """Return a full state whose other elements are zero, or a faint share of what they are."""
+        """Return a full state whose other elements are zero, or a faint share of what they are, as `cut` does."""
         masks = {
             dim: torch.full((self.full[dim],), faint).index_fill(0, kept, 1.0)
             for dim, kept in self._cut_dims.items()
             if len(kept) != self.full[dim]
         }
-        return {name: _mask(tensor, self._tensors[name].dims, masks) for name, tensor in state.items()}
+        return _Computed(state, lambda name: _mask(state[name], self._tensors[name].dims, masks))
 
 
 def _mask(tensor: Tensor, dims: Sequence[Dimension], masks: Mapping[Dimension, Tensor]) -> Tensor:

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
-from fleetfit.check.full import FullModel, describe_level, difference, load, use_float64
+from fleetfit.check.full import FullModel, describe_level, difference, load, overlay, read_outputs, use_float64
 from fleetfit.errors import ModelError
-from fleetfit.layout import build_module, named_tensors, outputs
+from fleetfit.layout import build_module, named_tensors
 from fleetfit.submodel import Submodel, extract
 
 
@@ -23,7 +23,7 @@ def check_depths(full: FullModel, exits: Iterable[tuple[int, ...]]) -> None:
         module = load_level(full, Submodel({}, shallower))
         try:
             with torch.no_grad(), use_float64():
-                logits = outputs(module, full.x)
+                logits = read_outputs(module, full.x)
         except Exception as cause:  # a tensor that is missing may fail in any way
             raise ModelError(
                 f"a model of full width with exits {', '.join(map(str, shallower))} does not run: {cause}. Is "
@@ -45,13 +45,14 @@ def load_level(full: FullModel, level: Submodel) -> nn.Module:
         ModelError: They differ.
     """
     layout = full.layout
+    full.release()
     module = build_module(full.architecture, {**layout.full_sizes, **level.sizes}, level.exits).eval()
     built = {name: tuple(tensor.shape) for name, tensor, _ in named_tensors(module)}
     scaled = {name: shape for name, shape in built.items() if name not in layout.aliases and name not in full.base}
     _check_shapes(full, level, layout.shapes(level.sizes, level.exits), scaled)
     module.double()
     base = {name: tensor for name, tensor in full.base.items() if name in built}
-    load(module, {**base, **extract(layout, full.state, level)})
+    load(module, overlay(base, extract(layout, full.state, level)))
     return module
 
 

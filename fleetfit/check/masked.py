@@ -12,14 +12,24 @@ import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from fleetfit.check.full import FullModel, KeptPlaces, describe_level, difference, load, use_float64
+from fleetfit.check.full import (
+    FullModel,
+    KeptPlaces,
+    describe_level,
+    difference,
+    load,
+    overlay,
+    read_outputs,
+    use_float64,
+)
 from fleetfit.check.replay import Trace, record_operations, replay_operations, use_plain_attention
 from fleetfit.errors import ModelError
-from fleetfit.layout import Axis, Layout, State, build_module, find_fixed_groups, named_tensors, outputs
+from fleetfit.layout import Axis, Layout, State, build_module, find_fixed_groups, named_tensors
 from fleetfit.seeds import make_numpy_rng, make_torch_rng
 from fleetfit.submodel import Channels, Submodel, random
 
@@ -118,13 +128,12 @@ def compare(full: FullModel, cut: MaskedCut, first: str = WAYS[0]) -> None:
 
 
 def run_masked(full: FullModel, channels: Mapping[str, Channels]) -> MaskedRun:
-    """Build and load the small model of some channels, and run the masked full one.
+    """Run the masked full model, then build and load the small one of some channels in its place.
 
     Raises:
         CannotRun: The small model cannot be built.
     """
     places = KeptPlaces(full.layout, channels)
-    module = build_small(full, places)
     with use_plain_attention():
         for faint in (0.0, _FAINT):
             expected: list[Tensor] = []
@@ -132,7 +141,7 @@ def run_masked(full: FullModel, channels: Mapping[str, Channels]) -> MaskedRun:
             trace = record_operations(full.module, lambda: expected.extend(full.run()))  # noqa: B023 called at once
             if all(bool(torch.isfinite(out).all()) for out in expected):
                 break
-    return MaskedRun(places, module, expected, trace, faint)
+    return MaskedRun(places, build_small(full, places), expected, trace, faint)
 
 
 def run_small(full: FullModel, run: MaskedRun, way: str) -> list[Tensor]:
@@ -146,7 +155,7 @@ def run_small(full: FullModel, run: MaskedRun, way: str) -> list[Tensor]:
         replay = replay_operations(run.module, run.trace, statistics=way == WAYS[2])
     with torch.no_grad(), use_plain_attention(), use_float64(), replay:
         try:
-            return outputs(run.module, full.x)
+            return read_outputs(run.module, full.x)
         except Exception as error:
             raise CannotRun(str(error)) from error
 
@@ -158,22 +167,23 @@ def build_small(full: FullModel, places: KeptPlaces) -> nn.Module:
         CannotRun: It cannot be built, or the state does not fit.
     """
     layout = full.layout
+    full.release()
     try:
         module = build_module(full.architecture, {**layout.full_sizes, **places.sizes}, layout.exits).eval().double()
     except ModelError as error:
         raise CannotRun(str(error)) from error
     built = {name: tuple(t.shape) for name, t, _ in named_tensors(module) if name not in full.base}
-    state = places.cut(full.state)
-    for name, tensor in state.items():
-        if built.get(name) != tuple(tensor.shape):
-            raise CannotRun(f'"{name}" is {built.get(name)}, not {tuple(tensor.shape)}')
-    load_small(full, module, state)
+    for name in full.state:
+        if built.get(name) != (shape := places.find_shape(name)):
+            raise CannotRun(f'"{name}" is {built.get(name)}, not {shape}')
+    load_small(full, module, places.cut(full.state))
     return module
 
 
 def load_small(full: FullModel, module: nn.Module, state: State) -> None:
     """Load a state into a small model, and what is never trained."""
-    load(module, {**{n: t for n, t in full.base.items() if n in dict(module.state_dict())}, **state})
+    own = module.state_dict()
+    load(module, overlay({name: tensor for name, tensor in full.base.items() if name in own}, state))
 
 
 # ---- which channels ------------------------------------------------------------------------------------------------
@@ -233,40 +243,59 @@ def find_unused_tensors(full: FullModel) -> tuple[str, ...]:
         for name, tensor in layout.tensors.items()
         if name in own and any(layout.axes[axis].scaled for dim in tensor.dims for s in dim for axis in s.axes)
     }
-    rng = make_torch_rng("check_layout", full.seed, "inert")
-    before = [parameter.requires_grad for parameter in cut.values()]
-    try:
-        with torch.enable_grad(), use_plain_attention(), use_float64():
-            for parameter in cut.values():
-                parameter.requires_grad_(True)
-            logits = outputs(full.module, full.x)
-            total = torch.stack([(out * torch.randn(out.shape, generator=rng).to(out)).sum() for out in logits]).sum()
-            gradients = torch.autograd.grad(total, list(cut.values()), allow_unused=True)
-    except (RuntimeError, NotImplementedError):  # a model without gradients has nothing to train
+    if not cut:
         return ()
-    finally:
-        for parameter, requires_grad in zip(cut.values(), before, strict=True):
-            parameter.requires_grad_(requires_grad)
-    effects = {
-        name: torch.zeros_like(parameter) if gradient is None else (gradient * parameter.detach()).abs()
-        for (name, parameter), gradient in zip(cut.items(), gradients, strict=True)
-    }
-    least = _NEGLIGIBLE * max((float(effect.max()) for effect in effects.values()), default=0.0)
-    return tuple(text for name, effect in effects.items() for text in _list_unused(layout, name, effect <= least))
+    rng = make_torch_rng("check_layout", full.seed, "inert")
+    effects = {name: [0.0] * (1 + len(_list_stretches(layout, name))) for name in cut}
+
+    def measure(name: str, parameter: Tensor) -> None:
+        """Keep the largest effect of an element, of all and of each stretch, and let the gradient go."""
+        assert parameter.grad is not None
+        effect = parameter.grad.mul_(parameter.detach()).abs_()
+        parts = [effect, *(effect[place] for place in _list_stretches(layout, name))]
+        effects[name], parameter.grad = [float(part.max()) if part.numel() else 0.0 for part in parts], None
+
+    before = [parameter.requires_grad for parameter in cut.values()]
+    with contextlib.ExitStack() as hooks:
+        try:
+            for name, parameter in cut.items():
+                parameter.requires_grad_(True)
+                hooks.callback(parameter.register_post_accumulate_grad_hook(partial(measure, name)).remove)
+            with torch.enable_grad(), use_plain_attention(), use_float64():
+                logits = read_outputs(full.module, full.x)
+                weights = [torch.randn(out.shape, generator=rng).to(out) for out in logits]
+                reached = [i for i, out in enumerate(logits) if out.requires_grad]
+                torch.autograd.backward(
+                    [logits[i] for i in reached], [weights[i] for i in reached], inputs=[*cut.values()]
+                )
+        except (RuntimeError, NotImplementedError):  # a model without gradients has nothing to train
+            return ()
+        finally:
+            for parameter, requires_grad in zip(cut.values(), before, strict=True):
+                parameter.requires_grad_(requires_grad)
+    least = _NEGLIGIBLE * max(most for most, *_ in effects.values())
+    return tuple(text for name, most in effects.items() for text in _list_unused(layout, name, most, least))
 
 
-def _list_unused(layout: Layout, name: str, unused: Tensor) -> Iterator[str]:
-    """Yield a tensor that is unused, or the stretches of a stacked or concatenated first dimension that are."""
-    if bool(unused.all()):
-        yield name
-        return
-    first = layout.tensors[name].dims[0]
-    start = 0
+def _list_stretches(layout: Layout, name: str) -> list[slice]:
+    """Return the stretches of a stacked or concatenated first dimension."""
+    first, start = layout.tensors[name].dims[0], 0
+    stretches = []
     for segment in first if len(first) > 1 else ():
         length = segment.length(layout.axes, layout.full_sizes)
-        if bool(unused[start : start + length].all()):
-            yield f"{name}[{start}:{start + length}]"
+        stretches.append(slice(start, start + length))
         start += length
+    return stretches
+
+
+def _list_unused(layout: Layout, name: str, most: Sequence[float], least: float) -> Iterator[str]:
+    """Yield a tensor without an effect, or its stretches that have none."""
+    if most[0] <= least:
+        yield name
+        return
+    for stretch, effect in zip(_list_stretches(layout, name), most[1:], strict=True):
+        if effect <= least:
+            yield f"{name}[{stretch.start}:{stretch.stop}]"
 
 
 # ---- where a layout is not proved: the axes that fail alone, and the first module that differs ---------------------

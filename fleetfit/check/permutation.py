@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from fleetfit.check.full import FullModel, KeptPlaces, difference, list_names
+from fleetfit.check.full import FullModel, KeptPlaces, difference, list_names, overlay
 from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, Layout
 from fleetfit.seeds import make_torch_rng
@@ -85,9 +85,9 @@ def _permute(full: FullModel, axis: str, order: tuple[int, ...]) -> float:
 
 def _measure_change(full: FullModel, orders: Mapping[str, tuple[int, ...]], unchanged: str = "") -> float:
     """Return how far the outputs move when axes are permuted, in all tensors but one."""
-    state = dict(KeptPlaces(full.layout, orders).cut(full.state))
+    state = KeptPlaces(full.layout, orders).cut(full.state)
     if unchanged:
-        state[unchanged] = full.state[unchanged]
+        state = overlay(state, {unchanged: full.state[unchanged]})
     return difference(full.outputs(state), full.expected)
 
 

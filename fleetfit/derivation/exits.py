@@ -300,7 +300,7 @@ class ModuleWithExits(nn.Module):
         visit = self._visit
 
         def add(i: int, z: Tensor) -> None:
-            logits[i] = z
+            logits[i] = z if visit is None else torch.empty(0)  # a visitor keeps what it needs
             if (visit is not None and visit(i, z)) or (i == last and i < len(self.ends)):
                 raise PastExit
 

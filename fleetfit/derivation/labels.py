@@ -160,6 +160,11 @@ class LabeledPass(CalledOperations):
         shape = [size if e == d else 1 for e in range(tensor.dim())]
         return torch.arange(self._next - size, self._next).reshape(shape)
 
+    def release(self) -> None:
+        """Let go of the tensors of the pass: labels stay, and those of a tensor are known no more."""
+        for one in (self._labels, self._sources, self._names, self._views, self._alive):
+            one.clear()
+
     # ---- what a tensor was made of ------------------------------------------------------------------------------
 
     def mark(self, x: Tensor) -> int:

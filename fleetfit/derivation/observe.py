@@ -163,6 +163,7 @@ def observe(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> O
     early = [next((name for name, output in first.outputs.items() if output.tensor is one), "") for one in every[:-1]]
     parameters = frozenset(name for name, _ in net.named_parameters(remove_duplicate=False))
     units = Units(labeled, parameters, along_logits)
+    labeled.release()
     return Observation(
         net,
         example,
