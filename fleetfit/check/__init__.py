@@ -157,7 +157,9 @@ def check_layout(
     if key is not None and key in _reports:
         return _reports[key]
     with isolate_rng(torch.device("cpu")):  # building draws numbers, and nothing else may notice
-        layout = (layout or infer_layout(architecture, select_exits(architecture))).complete
+        sample_shape = shape if example is None else tuple(example.shape[1:])
+        layout = layout or infer_layout(architecture, select_exits(architecture), input_shape=sample_shape)
+        layout = layout.complete
         rng = make_torch_rng("check_layout", seed)
         x = make_input(architecture, shape, _BATCH, rng) if example is None else example
         with _limit_threads(layout):

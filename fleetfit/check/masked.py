@@ -27,9 +27,10 @@ from fleetfit.check.full import (
     read_outputs,
     use_float64,
 )
-from fleetfit.check.replay import Trace, record_operations, replay_operations, use_plain_attention
+from fleetfit.check.replay import Trace, record_operations, replay_operations
 from fleetfit.errors import ModelError
 from fleetfit.layout import Axis, Layout, State, build_module, find_fixed_groups, named_tensors
+from fleetfit.layout.kernels import use_plain_attention
 from fleetfit.seeds import make_numpy_rng, make_torch_rng
 from fleetfit.submodel import Channels, Submodel, random
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fleetfit.layout.kernels import track_modules
 from fleetfit.layout.meta import Operations
 
 _ARITHMETIC = {
@@ -54,22 +54,10 @@ class OperationRecord:
 Trace = Mapping[Operation, Sequence[OperationRecord]]
 
 
-@contextlib.contextmanager
-def use_plain_attention() -> Iterator[None]:
-    """Compute attention by plain operations, so that its scale is one of the numbers."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
-
-
 def record_operations(module: nn.Module, run: Callable[[], Any]) -> Trace:
     """Return the size-dependent operations of a module's run."""
     trace: dict[Operation, list[OperationRecord]] = defaultdict(list)
-    with _track_modules(module) as stack, _Recording(stack, trace):
+    with track_modules(module) as stack, _Recording(stack, trace):
         run()
     return trace
 
@@ -83,21 +71,8 @@ def replay_operations(module: nn.Module, trace: Trace, statistics: bool) -> Iter
         trace: The full model's.
         statistics: Use its statistics too, where the missing elements are not zeros.
     """
-    with _track_modules(module) as stack, _Replaying(stack, trace, statistics):
+    with track_modules(module) as stack, _Replaying(stack, trace, statistics):
         yield
-
-
-@contextlib.contextmanager
-def _track_modules(module: nn.Module) -> Iterator[list[str]]:
-    """Keep the name of the running module at the end of a list."""
-    stack = [""]
-    with contextlib.ExitStack() as hooks:
-        for name, part in module.named_modules():
-            if not isinstance(part, torch.jit.ScriptModule):
-                hooks.enter_context(part.register_forward_pre_hook(lambda *_, name=name: stack.append(name)))
-                leave = part.register_forward_hook(lambda *_: (stack.pop(), None)[1], always_call=True)
-                hooks.enter_context(leave)
-        yield stack
 
 
 class _Mode(Operations):

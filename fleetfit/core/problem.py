@@ -65,7 +65,7 @@ class Problem:
         payload = (self.spec or {}).get("layout")
         if payload is not None:
             return Layout.from_payload(payload, self.architecture.axes, self.exits)
-        return infer_layout(self.architecture, self.exits, self.base)
+        return infer_layout(self.architecture, self.exits, self.base, self.input_shape)
 
     @cached_property
     def output_size(self) -> int:

@@ -29,7 +29,6 @@ from fleetfit.derivation.fitting import (
     fit_instance as fit_instance,
     prepare_instance as prepare_instance,
 )
-from fleetfit.derivation.labels import Reason, list_tensors
 from fleetfit.derivation.masks import InputMask as InputMask
 from fleetfit.derivation.norms import find_kept_norms
 from fleetfit.derivation.numbers import Trials
@@ -39,6 +38,7 @@ from fleetfit.derivation.plan import DerivedPlan as DerivedPlan
 from fleetfit.derivation.units import CLASSES, Units
 from fleetfit.errors import ModelError, did_you_mean
 from fleetfit.layout import Architecture, Layout
+from fleetfit.layout.labels import Reason, list_tensors
 from fleetfit.machine import isolate_torch_state
 from fleetfit.submodel import Submodel
 

@@ -12,7 +12,6 @@ from torch import nn
 from fleetfit.check import LayoutReport
 from fleetfit.derivation.copies import copy_instance, copy_level, get_number
 from fleetfit.derivation.exits import ExitHead, ModuleWithExits
-from fleetfit.derivation.labels import list_tensors
 from fleetfit.derivation.masks import call_instance
 from fleetfit.derivation.norms import STATISTICS, find_kept_norms, is_trained, iter_norms
 from fleetfit.derivation.observe import list_aliases
@@ -31,6 +30,7 @@ from fleetfit.layout import (
     list_vectors,
     named_tensors,
 )
+from fleetfit.layout.labels import list_tensors
 
 _NUMBER = re.compile(r"(?<![\w:])\d+(?![\w])")  # but lines of code, as in net.py:12
 _MAX_LISTED = 3

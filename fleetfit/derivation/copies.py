@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_leaves
 
-from fleetfit.derivation.labels import list_tensors
 from fleetfit.derivation.plan import DerivedPlan
 from fleetfit.derivation.units import get_length, list_places
 from fleetfit.layout import keep_statistics
 from fleetfit.layout.known_values import set_values
+from fleetfit.layout.labels import list_tensors
 from fleetfit.layout.meta import forget_numbers, parameters_on_meta
 
 _TABLES = (dict, OrderedDict, set)

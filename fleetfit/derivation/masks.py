@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fleetfit.derivation.recomputation import skip_recomputation
+from fleetfit.layout.kernels import skip_recomputation
 
 _DTYPES = {"int64": torch.int64, "bool": torch.bool, "float32": torch.float32}
 _QUESTIONS = (Tensor.__bool__, Tensor.__contains__, Tensor.item, torch.equal, torch.allclose)

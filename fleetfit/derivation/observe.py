@@ -1,8 +1,7 @@
 """One forward pass of an instance, observed: its units, its modules' outputs and what they were made of."""
 
-import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +11,14 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import _Orthogonal
 from torch.nn.utils.parametrize import ParametrizationList
 
-from fleetfit.check.replay import use_plain_attention
 from fleetfit.derivation.copies import copy_instance
-from fleetfit.derivation.labels import LabeledPass, Labels, Reason, list_tensors, vary
 from fleetfit.derivation.masks import InputMask
 from fleetfit.derivation.outputs import get_logits
 from fleetfit.derivation.questions import find_answers
-from fleetfit.derivation.recomputation import skip_recomputation
 from fleetfit.derivation.units import Units
 from fleetfit.errors import ModelError, format_cause, join_some
+from fleetfit.layout.kernels import plain_kernels
+from fleetfit.layout.labels import LabeledPass, Labels, Reason, list_tensors, vary
 from fleetfit.seeds import isolate_rng
 
 _CHANNELS = {2: 1, 3: 2, 4: 1, 5: 1}
@@ -117,18 +115,6 @@ def check_types(net: nn.Module) -> None:
             )
 
 
-@contextlib.contextmanager
-def plain_kernels() -> Iterator[None]:
-    """Compute by operations that a mode sees: attention and recurrent layers step by step."""
-    before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
-    try:
-        with use_plain_attention(), skip_recomputation(), torch.no_grad():
-            yield
-    finally:
-        torch.backends.mkldnn.enabled = before
-
-
 def observe(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> Observation:
     """Run an instance once in evaluation mode, and find its units.
 
@@ -203,6 +189,7 @@ class _ObservedPass:
         self.inputs: dict[str, Input] = {}
         self._made_of: dict[str, int] = {}
         self._stack: list[str | None] = [None]
+        self.labeled.stack = self._stack
         for name, part in copied.named_modules():
             part.register_forward_pre_hook(functools.partial(self._enter, name))
             part.register_forward_hook(functools.partial(self._leave, name), always_call=True)
@@ -222,7 +209,6 @@ class _ObservedPass:
 
     def _enter(self, name: str, part: nn.Module, args: Any) -> None:
         self._stack.append(name)
-        self.labeled.module = name
         x = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
         if x is not None and name not in self.inputs:
             self.inputs[name] = Input(tuple(x.shape), list(self.labeled.labels(x)))
@@ -230,7 +216,6 @@ class _ObservedPass:
 
     def _leave(self, name: str, part: nn.Module, args: Any, out: Any) -> None:
         self._stack.pop()
-        self.labeled.module = self._stack[-1]
         x = get_first(out)
         if name in self.outputs:
             self.outputs[name].calls += 1

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from fleetfit.derivation.labels import Dimension
 from fleetfit.derivation.masks import InputMask
 from fleetfit.errors import ModelError, truncate
 from fleetfit.layout import Segment
+from fleetfit.layout.labels import Dimension
 from fleetfit.layout.layout import (
     Segments as Segments,
     dump_segments,

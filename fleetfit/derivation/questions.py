@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit.derivation.copies import copy_instance
-from fleetfit.derivation.labels import READS, CalledOperations, is_hidden, list_tensors
 from fleetfit.derivation.masks import InputMask
 from fleetfit.derivation.outputs import get_logits
-from fleetfit.derivation.recomputation import skip_recomputation
+from fleetfit.layout.kernels import skip_recomputation
 from fleetfit.layout.known_values import iter_tensors
+from fleetfit.layout.labels import READS, CalledOperations, is_hidden, list_tensors
 from fleetfit.seeds import isolate_rng
 
 _MOST_RUNS = 64

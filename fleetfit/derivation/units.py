@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from fleetfit.derivation.labels import Dimension, LabeledPass, Labels, Reason
 from fleetfit.layout import Segment
+from fleetfit.layout.labels import Dimension, LabeledPass, Labels, Reason
 
 CLASSES = "classes"
 """The axis of the logits, which is never cut."""

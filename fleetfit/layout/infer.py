@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fleetfit.errors import ModelError
+from fleetfit.layout.arrange import Growing, arrange
 from fleetfit.layout.axes import Architecture, Axis, Declaration, ExitModel, read_declarations, validate_architecture
 from fleetfit.layout.depth import find_depths
 from fleetfit.layout.hints import (
@@ -233,13 +234,19 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
             yield name, buffer, False
 
 
-def infer_layout(architecture: Architecture, exits: Sequence[int] | None = None, base: Iterable[str] = ()) -> Layout:
+def infer_layout(
+    architecture: Architecture,
+    exits: Sequence[int] | None = None,
+    base: Iterable[str] = (),
+    input_shape: Sequence[int] | None = None,
+) -> Layout:
     """Read an architecture's layout off its builder; only once for architectures that are equal by their values.
 
     Args:
         architecture: The model family.
         exits: Exits of the full model; by default every position.
         base: Names of tensors that are never trained and are not sent.
+        input_shape: Shape of one sample; without it, what growth alone does not show is refused.
 
     Raises:
         ModelError: Keys change with a size, growth is not affine, something ambiguous is not declared, or one tensor
@@ -253,11 +260,12 @@ def infer_layout(architecture: Architecture, exits: Sequence[int] | None = None,
     if own is not None:
         layout: Layout = own(chosen, frozen)
         return layout
+    shape = None if input_shape is None else tuple(input_shape)
     if not _is_value(architecture):
-        return _infer(architecture, chosen, frozen)
+        return _infer(architecture, chosen, frozen, shape)
     # axes and declarations may be attributes of an object that its class does not compare
     described = repr((dict(architecture.axes), read_declarations(architecture)))
-    return _infer_once(cast(Hashable, architecture), chosen, frozen, described)
+    return _infer_once(cast(Hashable, architecture), chosen, frozen, shape, described)
 
 
 def _is_value(architecture: Architecture) -> bool:
@@ -272,7 +280,9 @@ def _is_value(architecture: Architecture) -> bool:
     return True
 
 
-def _infer(architecture: Architecture, chosen: tuple[int, ...], base: frozenset[str]) -> Layout:
+def _infer(
+    architecture: Architecture, chosen: tuple[int, ...], base: frozenset[str], input_shape: tuple[int, ...] | None
+) -> Layout:
     # 1. build the full model
     axes, declared = dict(architecture.axes), read_declarations(architecture)
     full = {name: axis.size for name, axis in axes.items()}
@@ -291,7 +301,14 @@ def _infer(architecture: Architecture, chosen: tuple[int, ...], base: frozenset[
         fixed = {part: n for part, n in fixed.items() if one.groups.get(part) == n}
     # 3. explain each dimension by its growth and its declarations
     by_tensor = {name: matching for name in whole.tensors if (matching := _match_declarations(declared, name))}
-    dims = _find_all_segments(axes, whole.tensors, slopes, by_tensor, fixed)
+    segments, missing = _find_all_segments(axes, whole.tensors, slopes, by_tensor, fixed)
+    if missing:
+        if input_shape is None:
+            raise ModelError(format_question(pair_layers(missing)))
+        sizes = {(name, d): n for name, (shape, _) in whole.tensors.items() for d, n in enumerate(shape)}
+        growing = Growing(axes, sizes, slopes, {dim: one for dim, one in segments.items() if dim in slopes})
+        segments |= arrange(architecture, lambda s: build_module(architecture, s, chosen), input_shape, growing)
+    dims = {name: tuple(segments[name, d] for d in range(len(shape))) for name, (shape, _) in whole.tensors.items()}
     # 4. find the block or exit of each tensor
     depth = find_depths(
         {name: shape for name, (shape, _) in whole.tensors.items()},
@@ -316,8 +333,14 @@ def _infer(architecture: Architecture, chosen: tuple[int, ...], base: frozenset[
 
 
 @functools.lru_cache(maxsize=64)
-def _infer_once(architecture: Hashable, chosen: tuple[int, ...], base: frozenset[str], described: str) -> Layout:
-    return _infer(cast(Architecture, architecture), chosen, base)
+def _infer_once(
+    architecture: Hashable,
+    chosen: tuple[int, ...],
+    base: frozenset[str],
+    input_shape: tuple[int, ...] | None,
+    described: str,
+) -> Layout:
+    return _infer(cast(Architecture, architecture), chosen, base, input_shape)
 
 
 def _check_exits(architecture: Architecture, exits: tuple[int, ...]) -> None:
@@ -419,33 +442,21 @@ def _find_all_segments(
     slopes: Mapping[tuple[str, int], Mapping[str, int]],
     declared: _Declared,
     fixed: Mapping[str, int],
-) -> dict[str, tuple[tuple[Segment, ...], ...]]:
-    """Explain all dimensions, or ask for all that lack a declaration at once.
-
-    Args:
-        axes: The architecture's axes.
-        whole: Shapes of the full model.
-        slopes: By tensor and dimension, how much each axis moves it.
-        declared: Declarations by tensor.
-        fixed: Convolutions and norms whose number of groups no axis moves.
-    """
-    segments: dict[str, tuple[tuple[Segment, ...], ...]] = {}
+) -> tuple[dict[tuple[str, int], tuple[Segment, ...]], list[UndeclaredDimension]]:
+    """Explain all dimensions that growth or a declaration explains; return the questions of the others."""
+    segments: dict[tuple[str, int], tuple[Segment, ...]] = {}
     missing: list[UndeclaredDimension] = []
     for name, (shape, _) in whole.items():
         part = name.rpartition(".")[0]
-        try:
-            dims = []
-            for d, size in enumerate(shape):
-                growth = slopes.get((name, d), {})
-                if d == 1 and len(growth) == 1 and part in fixed:
-                    _check_group(axes, name, size, next(iter(growth)), fixed[part])
-                dims.append(find_segments(axes, name, d, size, growth, declared.get(name, ())))
-            segments[name] = tuple(dims)
-        except UndeclaredDimension as one:
-            missing.append(one)
-    if missing:
-        raise ModelError(format_question(pair_layers(missing)))
-    return segments
+        for d, size in enumerate(shape):
+            growth = slopes.get((name, d), {})
+            if d == 1 and len(growth) == 1 and part in fixed:
+                _check_group(axes, name, size, next(iter(growth)), fixed[part])
+            try:
+                segments[name, d] = find_segments(axes, name, d, size, growth, declared.get(name, ()))
+            except UndeclaredDimension as one:
+                missing.append(one)
+    return segments, missing
 
 
 def _check_group(axes: Mapping[str, Axis], name: str, size: int, axis: str, groups: int) -> None:

@@ -30,7 +30,7 @@ Dimension = tuple[str, int]
 """A tensor's name, and one of its dimensions."""
 _HIDDEN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
 _STANDARD, _PACKAGES = sysconfig.get_paths()["stdlib"], ("site-packages", "dist-packages")
-_OBSERVER = str(Path(__file__).with_name("observe.py"))  # calls the module
+_OBSERVERS = (str(Path(__file__).parents[1] / "derivation/observe.py"), str(Path(__file__).with_name("guided.py")))
 _MANY_PAIRS = 2_000_000  # pairs that are not worth sorting
 
 
@@ -110,7 +110,7 @@ class LabeledPass(CalledOperations):
         ranges: The labels of each dimension that can be cut.
         first_use: By parameter or buffer, the number of the first operation that used it.
         step: The number of operations so far.
-        module: The module whose forward runs, if any; who runs the pass keeps it.
+        stack: The modules whose forwards run, the innermost last; who runs the pass keeps it.
         reasons: Labels that were fixed, with the reason.
         flattened: Labels that came to lie along one dimension, by the order in which that happened.
         ordered: Labels of places whose order matters, as in a cumulative sum: only the first ones can be kept.
@@ -127,7 +127,7 @@ class LabeledPass(CalledOperations):
         self.ranges: dict[Dimension, range] = {}
         self.first_use: dict[str, int] = {}
         self.step, self.vocabulary = 0, 0
-        self.module: str | None = None
+        self.stack: Sequence[str | None] = [None]
         self.ordered: list[np.ndarray] = []
         self.reasons: list[tuple[np.ndarray, Reason]] = []
         self.branches: list[Reason] = []
@@ -151,7 +151,18 @@ class LabeledPass(CalledOperations):
             self._names[tensor] = name
             dims = range(min(tensor.dim(), 2) if id(tensor) in kernels else tensor.dim())
             is_cut = tensor.is_floating_point()
-            self._labels[tensor] = [self._make_labels(name, d, tensor) for d in dims if is_cut and tensor.shape[d] > 1]
+            self._labels[tensor] = [
+                self._make_labels(name, d, tensor) for d in dims if is_cut and self._has_labels(name, d, tensor)
+            ]
+
+    @property
+    def module(self) -> str | None:
+        """The module whose forward runs, if any."""
+        return self.stack[-1]
+
+    def _has_labels(self, name: str, d: int, tensor: Tensor) -> bool:
+        """Return whether the places of a dimension get labels."""
+        return tensor.shape[d] > 1
 
     def _make_labels(self, name: str, d: int, tensor: Tensor) -> Labels:
         size = tensor.shape[d]
@@ -219,7 +230,7 @@ class LabeledPass(CalledOperations):
         cause = cause or self._called.name or self._operation
         frame = sys._getframe(1)
         while frame is not None and is_hidden(frame.f_code.co_filename):
-            if frame.f_code.co_filename == _OBSERVER:  # no code but PyTorch's called it, as in an nn.Sequential
+            if frame.f_code.co_filename in _OBSERVERS:  # no code but PyTorch's called it, as in an nn.Sequential
                 return Reason(cause, self.module or "")
             frame = frame.f_back  # type: ignore[assignment]
         if frame is None or self.module is None:
@@ -228,12 +239,14 @@ class LabeledPass(CalledOperations):
 
     def find_units(self) -> tuple[np.ndarray, dict[int, Reason]]:
         """Return the unit of each label, and why units are fixed, by unit."""
-        from scipy.sparse import coo_matrix  # runs of other models start without it
-        from scipy.sparse.csgraph import connected_components
-
         pairs = np.concatenate(self._pairs) if self._pairs else np.zeros((0, 2), np.int64)
-        graph = coo_matrix((np.ones(len(pairs), np.int8), (pairs[:, 0], pairs[:, 1])), shape=(self._next, self._next))
-        units = connected_components(graph, directed=False)[1]
+        units = np.arange(self._next)  # of each label the least one that it is united with
+        while len(pairs):
+            pairs = np.sort(units[pairs], 1)
+            pairs = pairs[pairs[:, 0] < pairs[:, 1]]
+            np.minimum.at(units, pairs[:, 1], pairs[:, 0])
+            while (units[units] != units).any():
+                units = units[units]
         fixed: dict[int, Reason] = {int(units[0]): Reason("a place without a parameter")}
         for labels, reason in self.reasons:
             for unit in np.unique(units[labels]).tolist():
@@ -281,6 +294,7 @@ class LabeledPass(CalledOperations):
         self._operation = func.overloadpacket.__name__
         self.step += 1
         operands, results = list(iter_tensors(args)), list(iter_tensors([out]))
+        self._note_results(results)
         bits = 0
         for x in operands:
             bits |= self.sources(x)
@@ -302,6 +316,9 @@ class LabeledPass(CalledOperations):
             if operands and out is operands[0]:
                 self._write_back(out)
         return out
+
+    def _note_results(self, results: Sequence[Tensor]) -> None:
+        """See the results of an operation before they get labels."""
 
     def _pointwise(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         result = next(iter_tensors([out]))
@@ -344,8 +361,12 @@ class LabeledPass(CalledOperations):
         self._fix_samples(x, merged)
         for one in merged if groups > 1 else ():
             if 1 in vary(one):
-                self.tie(self._flatten(one, 1).reshape(groups, -1), 1)
+                self._tie_groups(self._flatten(one, 1).reshape(groups, -1))
         self._set(out[0], merged)
+
+    def _tie_groups(self, table: Labels) -> None:
+        """Unite the channels [groups, members] of a norm that can only be cut together."""
+        self.tie(table, 1)
 
     def _on_channels(self, x: Tensor, vectors: Sequence[Any]) -> list[list[Labels]]:
         shape = [1, -1, *[1] * (x.dim() - 2)]
