@@ -3,15 +3,14 @@
     fleetfit check-model examples/concatenation.py:DenseNet --input-shape 1,8,8
     fleetfit run --set model.name=examples/concatenation.py:DenseNet
 
-A dimension that holds several axes side by side is declared as `segments`, in the order of the concatenation. One line
-is enough for all blocks: axes that a dimension does not hold are left out.
+Dimensions hold several axes side by side; a forward pass shows their order.
 """
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fleetfit.architecture import Architecture, Axis, ExitModel, segments
+from fleetfit.architecture import Architecture, Axis, ExitModel
 
 
 class Grow(nn.Module):
@@ -50,7 +49,6 @@ class Classifier(nn.Module):
 class DenseNet(Architecture):
     def __init__(self, classes, channels, stem=16, growth=12, blocks=5):
         self.channels, self.blocks = channels, blocks
-        self.declared = {"blocks.*": segments("stem", "grow*"), "heads.*": segments("stem", "grow*")}
         grown = {f"grow{i}": Axis(growth, block=i) for i in range(blocks)}
         self.axes = {"stem": Axis(stem), **grown, "classes": Axis(classes, scaled=False)}
 

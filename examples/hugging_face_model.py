@@ -10,7 +10,7 @@ or downloaded. An axis is one number in the config, so all layers of a stage sha
 from torch import nn
 from transformers import ConvNextConfig, ConvNextModel
 
-from fleetfit.architecture import Architecture, Axis, ExitModel, interleaved
+from fleetfit.architecture import Architecture, Axis, ExitModel
 
 
 class Classifier(nn.Module):
@@ -45,7 +45,6 @@ class Net(ExitModel):
 class ConvNext(Architecture):
     def __init__(self, classes, channels, hidden_sizes, depths):
         self.classes, self.channels, self.depths, self.blocks = classes, channels, depths, sum(depths)
-        self.declared = {"*.pwconv*": interleaved(4)}  # the MLP inside a layer is four times as wide as the layer
         begins = [sum(depths[:i]) for i in range(len(depths))]
         self.axes = {f"stage{i}": Axis(n, block=begins[i]) for i, n in enumerate(hidden_sizes)}
         self.axes["classes"] = Axis(classes, scaled=False)

@@ -3,12 +3,12 @@
     fleetfit check-model examples/plain_cnn.py:PlainCnn --input-shape 1,8,8
     fleetfit run --set model.name=examples/plain_cnn.py:PlainCnn
 
-A flatten is the one thing here that has to be declared: each channel owns the four neighbors that are left of its map.
+In the flatten each channel owns the four neighbors that are left of its map; a forward pass shows it.
 """
 
 from torch import nn
 
-from fleetfit.architecture import Architecture, Axis, ExitModel, interleaved
+from fleetfit.architecture import Architecture, Axis, ExitModel
 
 
 class Net(ExitModel):
@@ -31,7 +31,6 @@ class Net(ExitModel):
 class PlainCnn(Architecture):
     def __init__(self, classes, channels, widths=(16, 20, 24, 28, 32)):
         self.channels, self.blocks = channels, len(widths)
-        self.declared = {"heads.*": interleaved(4)}
         self.axes = {f"conv{i}": Axis(n, block=i) for i, n in enumerate(widths)} | {
             "classes": Axis(classes, scaled=False)
         }

@@ -576,7 +576,7 @@ def count_paper_bytes(architecture: Architecture, depth: int, width: float, all_
         all_heads: Whether there is a classifier after every block.
     """
     exits = tuple(range(1, depth + 1)) if all_heads else (depth,)
-    shapes = get_layout(architecture).shapes(architecture.sizes(width), exits)
+    shapes = get_layout(architecture, _DEIT_IMAGE).shapes(architecture.sizes(width), exits)
     numbers = sum(math.prod(shape) for shape in shapes.values())
     if any(name.endswith(".tuning.scale") for name in shapes):  # SSF, which here leaves classifiers as they are
         norms = [shape for name, shape in shapes.items() if name.startswith(_HEADS) and name.endswith(".norm.weight")]
@@ -589,7 +589,7 @@ def list_reply_shapes(
 ) -> Mapping[str, tuple[int, ...]]:
     """Return the shapes of the tensors that a client of a level sends back."""
     submodel = level.submodel
-    shapes = get_layout(architecture).shapes(submodel.sizes, submodel.exits)
+    shapes = get_layout(architecture, _DEIT_IMAGE).shapes(submodel.sizes, submodel.exits)
     state = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
     job = Job("train", 0, 1, 0, None, submodel, state, spec, 0)
     device: Any = None  # replies do not depend on it

@@ -5,11 +5,4 @@ from fleetfit.layout import (
     Architecture as Architecture,
     Axis as Axis,
     ExitModel as ExitModel,
-    alias as alias,
-    block as block,
-    blocked as blocked,
-    exit_after as exit_after,
-    interleaved as interleaved,
-    product as product,
-    segments as segments,
 )

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 from zoo import CLASSES, Made
 
-from fleetfit.layout import Axis, blocked, interleaved, segments
+from fleetfit.layout import Axis
 
 Sizes = Mapping[str, int]
 
@@ -44,24 +44,24 @@ class Tokens(nn.Module):
         return self.fc((x + self.attention(self.norm(x))).mean(1))
 
 
-def fused(heads: Callable[[int], int] = lambda inner: inner // 8, granule: int = 8, declared: object = None) -> Made:
+def fused(heads: Callable[[int], int] = lambda inner: inner // 8, granule: int = 8) -> Made:
     """Attention by hand, its heads of eight channels; `heads` may say otherwise, and be wrong."""
     axes = {"dim": Axis(12), "inner": Axis(32, granule), "classes": CLASSES}
 
     def make(s: Sizes) -> nn.Module:
         return Tokens(s["dim"], FusedAttention(s["dim"], s["inner"], heads(s["inner"])), s["classes"])
 
-    return Made(axes, make, {"*.qkv.*": declared or blocked(3)}, (5, 5))
+    return Made(axes, make, (5, 5))
 
 
-def fused_by_head(declared: object, after: object = interleaved(8, dim=1)) -> Made:
+def fused_by_head() -> Made:
     """The same with the number of heads as the axis: rows are (3, heads, 8)."""
     axes = {"heads": Axis(4), "classes": CLASSES}
 
     def make(s: Sizes) -> nn.Module:
         return Tokens(12, FusedAttention(12, 8 * s["heads"], s["heads"]), s["classes"])
 
-    return Made(axes, make, {"*.qkv.*": declared, "*.proj.weight": after}, (5, 5))
+    return Made(axes, make, (5, 5))
 
 
 class Multihead(nn.Module):
@@ -77,8 +77,7 @@ class Multihead(nn.Module):
 
 def multihead(heads: Callable[[int], int] = lambda dim: dim // 8) -> Made:
     axes = {"dim": Axis(32, 8), "classes": CLASSES}
-    declared = {"*.in_proj_*": blocked(3)}
-    return Made(axes, lambda s: Tokens(s["dim"], Multihead(s["dim"], heads(s["dim"])), s["classes"]), declared, (5, 5))
+    return Made(axes, lambda s: Tokens(s["dim"], Multihead(s["dim"], heads(s["dim"])), s["classes"]), (5, 5))
 
 
 # ---- convolutions --------------------------------------------------------------------------------------------------
@@ -111,7 +110,7 @@ class GroupedResNet(nn.Module):
 
 def grouped_resnet(groups: Callable[[int], int] = lambda c: c // 4) -> Made:
     axes = {"first": Axis(16, 4), "second": Axis(16, 4), "classes": CLASSES}
-    return Made(axes, lambda s: GroupedResNet(s["first"], s["second"], s["classes"], groups), {}, (1, 6, 6))
+    return Made(axes, lambda s: GroupedResNet(s["first"], s["second"], s["classes"], groups), (1, 6, 6))
 
 
 # ---- the rest ------------------------------------------------------------------------------------------------------
@@ -132,7 +131,7 @@ class Temporal(nn.Module):
 
 def temporal() -> Made:
     axes = {"first": Axis(8), "second": Axis(8), "classes": CLASSES}
-    return Made(axes, lambda s: Temporal(s["first"], s["second"], s["classes"]), {}, (5, 5))
+    return Made(axes, lambda s: Temporal(s["first"], s["second"], s["classes"]), (5, 5))
 
 
 class Experts(nn.Module):
@@ -150,9 +149,7 @@ class Experts(nn.Module):
 
 def experts() -> Made:
     axes = {"a": Axis(8), "b": Axis(8), "classes": CLASSES}
-    parts = segments(5, "a", "b")
-    declared = {"fc.weight": parts, "norm.*": parts}
-    return Made(axes, lambda s: Experts(s["a"], s["b"], s["classes"]), declared)
+    return Made(axes, lambda s: Experts(s["a"], s["b"], s["classes"]))
 
 
 FOREIGN: Mapping[str, Callable[[], Made]] = {

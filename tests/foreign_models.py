@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fleetfit.architecture import Architecture, Axis, alias, block, blocked, interleaved, product, segments
+from fleetfit.architecture import Architecture, Axis
 
 Sizes = Mapping[str, int]
 Exits = tuple[int, ...]
@@ -91,7 +91,6 @@ class ViT(Architecture):
     def __init__(self, classes: int, channels: int, input_shape: tuple[int, ...]) -> None:
         self.channels, self.side = channels, input_shape[-1]
         self.axes = {"dim": Axis(24), "heads": Axis(3), "mlp": Axis(32), "classes": classes_of(classes)}
-        self.declared = {"*.to_qkv.weight": product(3, "heads", 8), "*.to_out.weight": product("heads", 8)}
 
     def build(self, axes: Sizes, exits: Exits) -> nn.Module:
         vit = VisionTransformer(self.channels, self.side, axes["dim"], exits[-1], axes["heads"], 8, axes["mlp"])
@@ -130,7 +129,6 @@ class Text(Architecture):
     def __init__(self, classes: int, vocabulary: int) -> None:
         self.tokens = vocabulary
         self.axes = {"d_model": Axis(32, granule=8), "feedforward": Axis(48), "classes": classes_of(classes)}
-        self.declared = {"*.in_proj_*": blocked(3)}
 
     def build(self, axes: Sizes, exits: Exits) -> nn.Module:
         d_model = axes["d_model"]
@@ -245,7 +243,6 @@ class Unet(Architecture):
     def __init__(self, classes: int, channels: int) -> None:
         self.channels = channels
         self.axes = {"one": Axis(8), "two": Axis(12), "three": Axis(16), "classes": classes_of(classes)}
-        self.declared = {"net.dec*": blocked(2)}  # what came up beside what went down, equally wide
 
     def build(self, axes: Sizes, exits: Exits) -> nn.Module:
         one, two, three = (axes[name] for name in ("one", "two", "three"))
@@ -283,7 +280,6 @@ class Gru(Architecture):
     def __init__(self, classes: int, input_shape: tuple[int, ...]) -> None:
         self.features = input_shape[-1]
         self.axes = {"hidden": Axis(20), "classes": classes_of(classes)}
-        self.declared = {"net.*": blocked(3)}
 
     def build(self, axes: Sizes, exits: Exits) -> nn.Module:
         net = Recurrent(self.features, axes["hidden"], exits[-1] == 2)
@@ -346,7 +342,6 @@ class Convnext(Architecture):
     def __init__(self, classes: int, channels: int) -> None:
         self.channels = channels
         self.axes = {"dim0": Axis(12), "dim1": Axis(20, block=2), "classes": classes_of(classes)}
-        self.declared = {"*.pwconv*": interleaved(4)}
 
     def build(self, axes: Sizes, exits: Exits) -> nn.Module:
         dims, depth = [axes["dim0"], axes["dim1"]], exits[-1]
@@ -400,8 +395,6 @@ class Dense(Architecture):
         self.channels = channels
         self.axes = {"stem": Axis(10)} | {f"grow{i}": Axis(6, block=i - 1) for i in (1, 2, 3)}
         self.axes["classes"] = classes_of(classes)
-        grown = [product(axis, 4) for axis in ("stem", "grow1", "grow2", "grow3")]
-        self.declared = {"net.denselayer*": segments("stem", "grow*"), "classifier*": segments(*grown)}
 
     def build(self, axes: Sizes, exits: Exits) -> nn.Module:
         growth = [axes[f"grow{i}"] for i in range(1, exits[-1] + 1)]
@@ -577,13 +570,6 @@ class Decoder(Architecture):
     def __init__(self, classes: int, vocabulary: int) -> None:
         self.tokens = vocabulary
         self.axes = {"dim": Axis(16), "kv_heads": Axis(3), "inner": Axis(20)}
-        self.declared = {
-            "output.weight": alias("tok_embeddings.weight"),
-            "*.wq.weight": product("kv_heads", 2 * 4),
-            "*.wo.weight": product("kv_heads", 2 * 4),
-            "*.wk.weight": product("kv_heads", 4),
-            "*.wv.weight": product("kv_heads", 4),
-        }
 
     def build(self, axes: Sizes, exits: Exits) -> nn.Module:
         return DecoderExits(self.tokens, axes["dim"], axes["kv_heads"], axes["inner"], exits)
@@ -628,7 +614,6 @@ class Grouped(Architecture):
     def __init__(self, classes: int, channels: int) -> None:
         self.channels = channels
         self.axes = {"stream": Axis(16), "mid": Axis(5), "classes": classes_of(classes)}
-        self.declared = {"trunk.*": blocked(4)}  # "mid" is the channels of one of four groups
 
     def build(self, axes: Sizes, exits: Exits) -> nn.Module:
         return GroupedExits(self.channels, axes["stream"], 4 * axes["mid"], axes["classes"], exits)
@@ -653,7 +638,6 @@ class Vgg(Architecture):
     def __init__(self, classes: int, channels: int) -> None:
         self.channels = channels
         self.axes = {"one": Axis(12), "two": Axis(16), "hidden": Axis(20), "classes": classes_of(classes)}
-        self.declared = {"9.weight": interleaved(4)}
 
     def build(self, axes: Sizes, exits: Exits) -> nn.Module:
         return vgg(self.channels, [axes["one"], axes["two"]], axes["hidden"], axes["classes"])
@@ -697,7 +681,6 @@ class Wave(Architecture):
     def __init__(self, classes: int, input_shape: tuple[int, ...]) -> None:
         self.features = input_shape[-1]
         self.axes = {"channels": Axis(14), "classes": classes_of(classes)}
-        self.declared = {"dilated.*.conv.*": blocked(2)}
 
     def build(self, axes: Sizes, exits: Exits) -> nn.Module:
         return WaveExits(self.features, axes["channels"], axes["classes"], exits)
@@ -741,7 +724,6 @@ class Fixed(Architecture):
     def __init__(self, classes: int, input_shape: tuple[int, ...]) -> None:
         self.features = input_shape[-1]
         self.axes = {"head": Axis(6), "inner": Axis(16), "classes": classes_of(classes)}
-        self.declared = {"*.in_proj_*": blocked(3 * 4), "*": blocked(4)}  # "head" is the channels of one of four heads
 
     def build(self, axes: Sizes, exits: Exits) -> nn.Module:
         return FixedExits(self.features, 4 * axes["head"], axes["inner"], axes["classes"], exits)
@@ -804,11 +786,6 @@ class Fused(Architecture):
     def __init__(self, classes: int, input_shape: tuple[int, ...]) -> None:
         self.features = input_shape[-1]
         self.axes = {"hidden": Axis(18), "heads": Axis(3), "head_dim": Axis(6, 2), "classes": classes_of(classes)}
-        self.declared = {
-            "*.query_key_value.*": product("heads", 3, "head_dim"),
-            "*.dense.weight": product("heads", "head_dim"),
-            "bridge.*": block(2),
-        }
 
     def build(self, axes: Sizes, exits: Exits) -> nn.Module:
         return FusedExits(self.features, axes, exits)

@@ -3,7 +3,7 @@
 HEAD = """
 import torch
 from torch import nn
-from fleetfit.architecture import Architecture, Axis, ExitModel, blocked, interleaved, product, segments
+from fleetfit.architecture import Architecture, Axis, ExitModel
 """
 STACK = """
 class Net(ExitModel):

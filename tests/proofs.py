@@ -12,7 +12,7 @@ from fleetfit.layout import Architecture, build_module, infer_layout
 
 def proven(architecture: Architecture, shape: tuple[int, ...], exits: tuple[int, ...] = ()) -> None:
     """All parts of the proof."""
-    layout = infer_layout(architecture, exits) if exits else None
+    layout = infer_layout(architecture, exits, input_shape=shape) if exits else None
     report = check_layout(architecture, layout, input_shape=shape)
     assert not report.not_proved
     assert len(report.cuts) >= 3

@@ -126,12 +126,6 @@ class Tokens(Architecture):
     def blocks(self) -> int:
         return 2
 
-    @property
-    def declared(self) -> Mapping[str, object]:
-        from fleetfit.layout import blocked
-
-        return {"*qkv.*": blocked(3)}
-
     def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
         return TokenModule(axes, exits)
 
@@ -343,7 +337,7 @@ def test_models_that_read_tokens_get_tokens() -> None:
 def test_size_is_that_of_a_message(name: str) -> None:
     """Of fewer than a million numbers the header is up to 16 bytes shorter than said."""
     architecture, shape = FAMILIES[name]
-    layout = count.get_layout(architecture)
+    layout = count.get_layout(architecture, shape)
     for width, exits in ((1.0, (2,)), (0.4, (1, 2))):
         sizes = architecture.sizes(width)
         numbers = sum(math.prod(s) for s in layout.shapes(sizes, exits).values())

@@ -13,11 +13,11 @@ import torch
 from support import raises, run_verb
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
-from zoo import CLASSES, Made
+from zoo import CLASSES, Made, arrange
 
 from fleetfit.check import check_layout, derived
 from fleetfit.errors import ModelError
-from fleetfit.layout import Axis, Declaration, blocked, build_module, infer_layout, interleaved, settle_norms
+from fleetfit.layout import Axis, Segment, build_module, infer_layout, settle_norms
 from fleetfit.models.cnn import cnn
 from fleetfit.submodel import Submodel, extract
 
@@ -36,10 +36,9 @@ class Two(nn.Module):
         return self.fc(self.two(self.second(h)).tanh())
 
 
-def two(after: Callable[[int], nn.Module], declaration: Declaration | None = None, pattern: str = "*.stats") -> Made:
+def two(after: Callable[[int], nn.Module]) -> Made:
     axes = {"wide": Axis(12), "classes": CLASSES}
-    declared = {} if declaration is None else {pattern: declaration}
-    return Made(axes, lambda s: Two(s["wide"], s["classes"], after), declared, (6,))
+    return Made(axes, lambda s: Two(s["wide"], s["classes"], after), (6,))
 
 
 def normed(norm: Callable[[nn.Module], nn.Module]) -> Made:
@@ -50,7 +49,7 @@ def normed(norm: Callable[[nn.Module], nn.Module]) -> Made:
         module.first, module.second = norm(module.first), norm(module.second)
         return module
 
-    return Made({"wide": Axis(12), "classes": CLASSES}, make, {}, (6,))  # type: ignore[arg-type]
+    return Made({"wide": Axis(12), "classes": CLASSES}, make, (6,))  # type: ignore[arg-type]
 
 
 def check(architecture: Made, seed: int = 0) -> bool:
@@ -125,7 +124,7 @@ SETTLED = {
     "torch.nn.utils.parametrizations.spectral_norm": normed(parametrizations.spectral_norm),
     "torch.nn.utils.spectral_norm": normed(nn.utils.spectral_norm),
     "spectral norm of a convolution": Made(
-        {"wide": Axis(12), "classes": CLASSES}, lambda s: Convolutions(s["wide"], s["classes"]), {}, (1, 6, 6)
+        {"wide": Axis(12), "classes": CLASSES}, lambda s: Convolutions(s["wide"], s["classes"]), (1, 6, 6)
     ),
 }
 
@@ -184,7 +183,7 @@ def test_layers_that_are_never_cut_may_keep_such_state() -> None:
             return self.fc(self.up(self.stem(x).relu()).relu())
 
     axes = {"wide": Axis(12), "classes": CLASSES}
-    assert check(Made(axes, lambda s: Whole(s["wide"], s["classes"]), {}, (6,)))
+    assert check(Made(axes, lambda s: Whole(s["wide"], s["classes"]), (6,)))
 
 
 MODEL = """
@@ -371,7 +370,7 @@ def test_state_that_can_be_cut_is_accepted(name: str, seed: int) -> None:
 
 def test_instance_norm_statistics_are_accepted() -> None:
     axes = {"wide": Axis(12), "classes": CLASSES}
-    assert check(Made(axes, lambda s: Convolved(s["wide"], s["classes"]), {}, (1, 6, 6)))
+    assert check(Made(axes, lambda s: Convolved(s["wide"], s["classes"]), (1, 6, 6)))
 
 
 class Convolved(nn.Module):
@@ -400,7 +399,7 @@ def test_a_models_own_average_is_accepted() -> None:
             return self.fc(h - self.average)
 
     axes = {"wide": Axis(12), "classes": CLASSES}
-    assert check(Made(axes, lambda s: Own(s["wide"], s["classes"]), {}, (6,)))
+    assert check(Made(axes, lambda s: Own(s["wide"], s["classes"]), (6,)))
 
 
 # ---- its own layout is proved with what it is after some steps -------------------------------------------------------
@@ -422,9 +421,12 @@ class Stacked(nn.Module):
 
 
 def test_the_layout_of_derived_state_is_proved() -> None:
-    assert check(two(Stacked, blocked(2)))
+    architecture = two(Stacked)
+    assert check(architecture)
+    pairs = (Segment("wide", per=2),)
+    wrong = arrange(architecture.infer(), {("one.stats", 0): pairs, ("two.stats", 0): pairs})
     with raises(ModelError, '"wide"', '"one.stats"'):
-        check(two(Stacked, interleaved(2)))
+        check_layout(architecture, wrong, input_shape=architecture.input_shape)
 
 
 # ---- what it costs ---------------------------------------------------------------------------------------------------

@@ -15,14 +15,7 @@ import fleetfit as ff
 from fleetfit.api.run import Sections
 from fleetfit.architecture import (
     Architecture,
-    alias,
-    block,
-    blocked,
     check_layout,
-    exit_after,
-    interleaved,
-    product,
-    segments,
 )
 from fleetfit.callbacks import scalars
 from fleetfit.config import load_experiment
@@ -58,7 +51,7 @@ fleet = { tolerance = 0.4 }
 local = { max_steps = 2 }
 data = { path = "c.npz" }
 """
-AUTHORS = (check_layout, alias, block, blocked, exit_after, interleaved, product, segments, outputs, extract,
+AUTHORS = (check_layout, outputs, extract,
            get_movement, split_levels, take_mean, scalars, clear_checkpoints)  # fmt: skip
 FUNCTIONS = {name: getattr(ff, name) for name in ff.__all__ if inspect.isfunction(getattr(ff, name))}
 FUNCTIONS |= {function.__name__: function for function in AUTHORS}
@@ -302,12 +295,6 @@ def test_models_and_layouts(call: Calls) -> None:
     assert (
         call("extract", layout, {name: state[name] for name in layout.tensors}, level).keys() == layout.tensors.keys()
     )
-    for name, arguments, keywords in (
-        ("alias", ("a.weight",), {}), ("block", (1,), {}), ("exit_after", (1,), {}), ("blocked", (3,), {"dim": 0}),
-        ("interleaved", (2,), {"dim": 1}), ("product", (3, "heads", 8), {"dim": 0}),
-        ("segments", ("a", "b", 2), {"dim": 1}),
-    ):  # fmt: skip
-        assert call(name, *arguments, **keywords) is not None
 
 
 def test_a_method_s_pieces(call: Calls, done: ff.Run) -> None:

@@ -52,7 +52,7 @@ def test_every_width_and_depth_builds(name: str) -> None:
     positions = tuple(architecture.positions)
     assert positions == tuple(sorted(set(positions))) and positions[-1] == architecture.blocks
     exits = tuple(sorted({positions[0], positions[len(positions) // 2], architecture.blocks}))
-    layout = infer_layout(architecture, exits)
+    layout = infer_layout(architecture, exits, input_shape=SMALL[name].shape)
     for width, kept_exits in ((0.26, exits[:1]), (0.6, exits[:2]), (1.0, exits)):
         sizes = architecture.sizes(width)
         assert all(1 <= sizes[a] <= axis.size and sizes[a] % axis.granule == 0 for a, axis in architecture.axes.items())

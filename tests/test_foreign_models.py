@@ -20,7 +20,7 @@ ROUNDS = 2
 def test_every_depth_has_the_tensors_of_its_layout(name: str) -> None:
     """Names and shapes of every prefix of the exits at two widths, against what the builder makes."""
     family = FOREIGN[name].build_architecture()
-    layout = infer_layout(family)
+    layout = infer_layout(family, input_shape=FOREIGN[name].input_shape)
     for width in (0.4, 0.75, 1.0):
         for n in range(1, len(layout.exits) + 1):
             piece = Submodel({axis: range(k) for axis, k in family.sizes(width).items()}, layout.exits[:n])
@@ -40,13 +40,13 @@ PLACES = {
     "Dense": {"net.denselayer3.conv.weight": (2, None), "classifier3.weight": (None, 3)},
     "Mixer": {"mixer.3.norm1.weight": (3, None), "fcs.0.weight": (None, 1), "norms.3.bias": (None, 4)},
     "Decoder": {"layers.2.w1.weight": (2, None), "norms.1.weight": (None, 1), "tok_embeddings.weight": (None, None)},
-    "Fused": {"bridge.weight": (2, None), "middle_score.weight": (None, 2), "h.0.ln.bias": (None, None)},
+    "Fused": {"bridge.weight": (3, None), "middle_score.weight": (None, 2), "h.0.ln.bias": (None, None)},
 }
 
 
 @pytest.mark.parametrize("name", PLACES)
 def test_blocks_and_exits_need_no_names(name: str) -> None:
-    tensors = infer_layout(FOREIGN[name].build_architecture()).tensors
+    tensors = infer_layout(FOREIGN[name].build_architecture(), input_shape=FOREIGN[name].input_shape).tensors
     assert {key: (tensors[key].block, tensors[key].exit) for key in PLACES[name]} == PLACES[name]
 
 
@@ -64,7 +64,7 @@ def settings(foreign: Foreign, folder: Path) -> list[str]:
 
 def test_blocks_of_own_levels_are_found() -> None:
     """InclusiveFL's levels hand on the movement of blocks like their last one, whatever the blocks are called."""
-    layout = infer_layout(FOREIGN["Wave"].build_architecture())
+    layout = infer_layout(FOREIGN["Wave"].build_architecture(), input_shape=FOREIGN["Wave"].input_shape)
     blocks = find_own_blocks(layout, (1, 2, 3))
     assert set(blocks.top[2]) == set(blocks.top[3]) and "skip.weight" in blocks.top[3]
     assert blocks.top[3]["skip.weight"] == "dilated.2.skip.weight"

@@ -105,15 +105,13 @@ CASES: dict[str, tuple[str, tuple[object, ...]]] = {
         sizes("{'hidden': int(8 * width), 'classes': 10}"), ("Stack.sizes(0.01)", '"hidden"', "1 to 32", 0)),
     "sizes that are never whole": (
         sizes("{'hidden': 16, 'classes': 10}"), ("Stack.sizes(1)", '"hidden"', 32, 16)),
-    "declarations as a list": (
-        STACK.replace(BLOCKS, f"{BLOCKS}; self.declared = [blocked(3)]"), ('{"*.qkv.*": blocked(3)}', "'blocked'")),
     "tokens that are not declared": (
         STACK.replace(STEM, "nn.Embedding(50, hidden)").replace("return self.stem(x)", "return self.stem(x).mean(1)"),
         ("(5,)", "vocabulary", "self.tokens = vocabulary")),
     "tokens that it does not take": (STACK.replace(BLOCKS, f"{BLOCKS}; self.tokens = 50"), ("(5,)", "tokens", 50, 0)),
     "a product of two axes": (
         STACK.replace(STEM, "nn.Linear(5, hidden * classes)"),
-        (320, 'self.declared = {"stem.weight": product("hidden", "classes"), "stem.bias": product("hidden", "class')),
+        ("(5,)", "own.py")),
     "numbers of another precision": (
         STACK.replace(STEM, "nn.Linear(5, hidden).double()"), ("(5,)", "must have the same dtype", "own.py")),
     "an error without words": (
@@ -124,8 +122,7 @@ CASES: dict[str, tuple[str, tuple[object, ...]]] = {
         ("4 groups", '"hidden"', "Axis(8)", '4 * axes["hidden"]')),
     "heads that are fixed": (
         ATTENTION + STACK.replace("nn.ReLU())", "Attention(hidden))").replace(
-            HIDDEN, "Axis(hidden, granule=8)").replace(
-            BLOCKS, f'{BLOCKS}; self.declared = {{"*in_proj*": blocked(3)}}'),
+            HIDDEN, "Axis(hidden, granule=8)"),
         ("4 heads", '"hidden"', "Axis(8)", '4 * axes["hidden"]')),
 }  # fmt: skip
 """A model with one mistake, and what its error quotes."""

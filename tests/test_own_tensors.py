@@ -9,16 +9,16 @@ import pytest
 import torch
 from support import raises, run_verb
 from torch import Tensor, nn
-from zoo import CLASSES, Made, lstm
+from zoo import CLASSES, Made, arrange, lstm
 
-from fleetfit.architecture import Architecture, ExitModel, interleaved
+from fleetfit.architecture import Architecture, ExitModel
 from fleetfit.check import check_layout
 from fleetfit.core import Problem
 from fleetfit.core.tasks import get_task
 from fleetfit.cost import Conditions, get_latency, submodel_cost, training_memory
 from fleetfit.cost.latency import measure_latency
 from fleetfit.errors import ModelError
-from fleetfit.layout import Axis, Declaration, blocked, build_module, infer_layout, place_module
+from fleetfit.layout import Axis, Segment, build_module, infer_layout, place_module
 from fleetfit.machine import tensor_defaults
 from fleetfit.submodel import full_submodel
 from fleetfit.training import get_local_model
@@ -44,8 +44,7 @@ class Recurrent(nn.Module):
 
 def recurrent(start: Callable[[int, int], Tensor], gru: bool = False) -> Made:
     axes = {"wide": Axis(WIDE), "classes": CLASSES}
-    gates = {"net.*": blocked(3 if gru else 4, dim=0)}
-    return Made(axes, lambda s: Recurrent(s["wide"], s["classes"], start, gru), gates, (STEPS, FEATURES))
+    return Made(axes, lambda s: Recurrent(s["wide"], s["classes"], start, gru), (STEPS, FEATURES))
 
 
 class Layers(nn.Module):
@@ -60,9 +59,9 @@ class Layers(nn.Module):
         return self.fc(self.between(self, self.up(x)).relu().mean(1))
 
 
-def layers(between: Callable[[nn.Module, Tensor], Tensor], declared: dict[str, Declaration] | None = None) -> Made:
+def layers(between: Callable[[nn.Module, Tensor], Tensor]) -> Made:
     axes = {"wide": Axis(WIDE), "classes": CLASSES}
-    return Made(axes, lambda s: Layers(s["wide"], s["classes"], between), declared or {}, (STEPS, FEATURES))
+    return Made(axes, lambda s: Layers(s["wide"], s["classes"], between), (STEPS, FEATURES))
 
 
 def causal(_: nn.Module, h: Tensor) -> Tensor:
@@ -110,7 +109,6 @@ def test_lstm_with_own_state_costs_the_same() -> None:
     single = Made(
         {"hidden": Axis(6), "classes": CLASSES},
         lambda s: First(s["hidden"], s["classes"]),
-        {"lstm.*": blocked(4, dim=0)},
         (STEPS, FEATURES),
     )
     costs = [submodel_cost(architecture, ({}, (1,)), (STEPS, FEATURES)) for architecture in (single, lstm())]
@@ -131,9 +129,10 @@ class First(nn.Module):
 
 def test_wrong_layout_with_own_tensors_is_refused() -> None:
     architecture = recurrent(lambda n, wide: torch.zeros(2, n, wide))
-    wrong = Made(architecture.axes, architecture.make, {"net.*": interleaved(4, dim=0)}, architecture.input_shape)
+    layout = architecture.infer()
+    gates = {(name, 0): (Segment("wide", per=4),) for name in layout.tensors if name.startswith("net.")}
     with raises(ModelError, '"wide"'):
-        check_layout(wrong, input_shape=wrong.input_shape)
+        check_layout(architecture, arrange(layout, gates), input_shape=architecture.input_shape)
 
 
 def test_unused_tensors_are_found() -> None:
@@ -144,7 +143,7 @@ def test_unused_tensors_are_found() -> None:
             super().__init__(wide, classes, lambda m, h: torch.eye(h.shape[1]) @ (h - h.mean(1, keepdim=True)))
 
     architecture = Made(
-        {"wide": Axis(WIDE), "classes": CLASSES}, lambda s: Shifted(s["wide"], s["classes"]), {}, (STEPS, FEATURES)
+        {"wide": Axis(WIDE), "classes": CLASSES}, lambda s: Shifted(s["wide"], s["classes"]), (STEPS, FEATURES)
     )
     assert check_layout(architecture, input_shape=architecture.input_shape).inert == ("up.bias",)
 
@@ -207,8 +206,7 @@ def test_derived_state_is_found() -> None:
         nn.utils.parametrize.register_parametrization(module.fc, "weight", Norm())
         return module
 
-    gates = {"lstm.*": blocked(4, dim=0)}
-    architecture = Made({"hidden": Axis(6), "classes": CLASSES}, make, gates, (STEPS, FEATURES))
+    architecture = Made({"hidden": Axis(6), "classes": CLASSES}, make, (STEPS, FEATURES))
     with raises(ModelError, '"fc.parametrizations.weight.0.norm"'):
         check_layout(architecture, input_shape=architecture.input_shape)
 
@@ -218,7 +216,7 @@ def test_derived_state_is_found() -> None:
 MODEL = """
 import torch
 from torch import nn
-from fleetfit.architecture import Architecture, Axis, blocked
+from fleetfit.architecture import Architecture, Axis
 
 class Net(nn.Module):
     def __init__(self, h, classes):
@@ -232,7 +230,7 @@ class Net(nn.Module):
         return self.fc(out[:, -1])
 
 class Family(Architecture):
-    blocks, declared = 1, {{"lstm.*": blocked(4)}}
+    blocks = 1
     def __init__(self, classes, h=24):
         self.axes = {{"h": Axis(h), "classes": Axis(classes, scaled=False)}}
     def build(self, axes, exits):

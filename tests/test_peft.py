@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import fleetfit as ff
 from fleetfit import names
-from fleetfit.architecture import Axis, exit_after
+from fleetfit.architecture import Axis
 from fleetfit.check import check_layout
 from fleetfit.core import apply_peft
 from fleetfit.derivation import derive_architecture
@@ -81,7 +81,7 @@ def redrawn(module: nn.Module) -> dict[str, Tensor]:
 
 def proven(architecture: Architecture, shape: tuple[int, ...], exits: tuple[int, ...]) -> None:
     """The proof of a layout."""
-    report = check_layout(architecture, infer_layout(architecture, exits), input_shape=shape)
+    report = check_layout(architecture, infer_layout(architecture, exits, input_shape=shape), input_shape=shape)
     assert max(report.permutation.values()) < 1e-9
     assert not report.not_proved
     assert report.cuts and all(error < 1e-9 for error in report.cuts.values())
@@ -462,7 +462,7 @@ def test_recurrent_exits_and_tuning_go_together() -> None:
 def test_only_classifiers_of_other_names_are_trained(name: str) -> None:
     plain = FOREIGN[name].build_architecture()
     architecture = built(mode("frozen", plain))
-    by_exit = infer_layout(plain, tuple(plain.positions)).tensors
+    by_exit = infer_layout(plain, tuple(plain.positions), input_shape=FOREIGN[name].input_shape).tensors
     classifiers = {tensor for tensor, layout in by_exit.items() if layout.exit is not None and layout.trainable}
     assert {tensor for tensor, p in architecture.named_parameters() if p.requires_grad} == classifiers
     assert 2 * len(plain.positions) <= len(classifiers) < len(list(architecture.parameters())) // 2
@@ -473,17 +473,19 @@ class Plain(Architecture):
 
     blocks = 1
 
-    def __init__(self, **declared: Any) -> None:
+    def __init__(self, widens: bool = False) -> None:
         self.axes = {"hidden": Axis(6), "classes": Axis(3, scaled=False)}
-        self.declared = declared
+        self.widens = widens
 
     def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
-        parts = [("body", nn.Linear(5, axes["hidden"])), ("act", nn.ReLU()), ("fc", nn.Linear(axes["hidden"], 3))]
+        hidden = axes["hidden"]
+        parts = [("body", nn.Linear(5, hidden)), ("act", nn.ReLU()), ("fc", nn.Linear(hidden, 3))]
+        parts += [("more", nn.Linear(3, hidden))] if self.widens else []
         return nn.Sequential(OrderedDict(parts))
 
 
-def test_a_model_without_a_known_classifier_is_refused() -> None:
-    with raises(ModelError, '"fc.*"', "exit_after(1)"):
-        built(mode("frozen", Plain()))
-    architecture = built(mode("frozen", Plain(**{"fc.*": exit_after(1)})))
+def test_the_last_part_of_a_model_with_one_exit_is_its_classifier() -> None:
+    architecture = built(mode("frozen", Plain()))
     assert {name for name, p in architecture.named_parameters() if p.requires_grad} == {"fc.weight", "fc.bias"}
+    with raises(ModelError, "heads.1", key="peft"):
+        built(mode("frozen", Plain(widens=True)))

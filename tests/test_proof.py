@@ -20,7 +20,7 @@ from fleetfit.check import check_layout
 from fleetfit.config import load_experiment
 from fleetfit.derivation import prove_layout
 from fleetfit.errors import ModelError
-from fleetfit.layout import Axis, blocked, infer_layout
+from fleetfit.layout import Axis
 from fleetfit.models.cnn import cnn
 
 MODEL = """
@@ -191,7 +191,7 @@ def test_proofs_cut_at_the_levels_sizes() -> None:
             assert s["dim"] % 16 == 0, "even numbers of heads"
             return Tokens(s["dim"], Multihead(s["dim"], heads or s["dim"] // 8), s["classes"])
 
-        return Stuck({"dim": Axis(32, 8), "classes": CLASSES}, build_model, {"*.in_proj_*": blocked(3)}, (5, 5))  # type: ignore[arg-type]
+        return Stuck({"dim": Axis(32, 8), "classes": CLASSES}, build_model, (5, 5))  # type: ignore[arg-type]
 
     right, wrong = make(0), make(4)
     report = check_layout(right, layout_of_even(right), input_shape=(5, 5))
@@ -202,10 +202,8 @@ def test_proofs_cut_at_the_levels_sizes() -> None:
 
 def layout_of_even(architecture: Made) -> Architecture:
     """The layout as found with granules of 16, said to have granules of 8."""
-    coarse = Made(
-        {**architecture.axes, "dim": Axis(32, 16)}, architecture.make, architecture.declares, architecture.input_shape
-    )
-    layout = infer_layout(coarse)
+    coarse = Made({**architecture.axes, "dim": Axis(32, 16)}, architecture.make, architecture.input_shape)
+    layout = coarse.infer()
     return type(layout)(architecture.axes, layout.exits, layout.tensors, layout.aliases, layout.base)
 
 

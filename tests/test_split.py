@@ -161,7 +161,7 @@ def by_all_shapes(
 
         deep = [p for p in architecture.positions if p >= max([first, *exits])]
         depth = next((p for p in deep if share(full, p, exits) >= ratio * (1 - tolerance) - 1e-9), architecture.blocks)
-        start = find_stage_start(architecture, depth)
+        start = find_stage_start(architecture, shape, depth)
         fitting: list[tuple[int, float, float, dict[str, int]]] = []
         for front, last in product(range(400, 0, -4), range(400, 0, -1)):  # in quarters of a hundredth
             alone = front == 400 and last >= 300 and last % 4 == 0
@@ -243,7 +243,7 @@ def test_a_module_of_stages_keeps_early_blocks_first() -> None:
     model = ff.derive(PlainConvolutions(), "digits")
     axes = [(axis.size, axis.block) for axis in model.axes.values() if axis.scaled]
     assert axes == [(16, 0), (16, 1), (32, 2), (32, 3), (64, 4), (64, 5)]
-    assert has_stages(model) and find_first_seeing_exit(model, (1, 8, 8)) == 3
+    assert has_stages(model, (1, 8, 8)) and find_first_seeing_exit(model, (1, 8, 8)) == 3
     plan = make_plan(model, (1, 8, 8), QUARTERS.ratios, scaling="auto")
     assert plan.scaling == "depth_first"
     assert [level.depth for level in plan.levels] == [4, 4, 5, 6]
@@ -252,8 +252,8 @@ def test_a_module_of_stages_keeps_early_blocks_first() -> None:
 
 def test_residual_streams_keep_whole_blocks() -> None:
     model = ff.derive(Encoder(), "digits")
-    assert find_stage_start(model, model.blocks) == model.blocks - 1  # of the pooler
-    assert not has_stages(model)
+    assert find_stage_start(model, (1, 8, 8), model.blocks) == model.blocks - 1  # of the pooler
+    assert not has_stages(model, (1, 8, 8))
     shapes = find_shapes(model, (1, 8, 8), Targets((0.3, 0.55, 0.75, 1.0), (0.2,) * 4), "depth_first")
     assert [(shape.depth, shape.width) for shape in shapes] == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0)]
 
@@ -291,7 +291,7 @@ def test_every_model_plans_with_all_defaults(name: str) -> None:
     model = call_factory(names.resolve("models", name), name, "[model]", {}, **arguments)
     shapes = find_shapes(model, shape, QUARTERS, "auto")
     assert len(shapes) == 4
-    assert model.blocks == 1 or has_stages(model) == (find_stage_start(model, model.blocks) > 0)
+    assert model.blocks == 1 or has_stages(model, shape) == (find_stage_start(model, shape, model.blocks) > 0)
     for shape_, ratio in zip(shapes, QUARTERS.ratios, strict=True):
         assert shape_.share <= ratio * 1.1 + 1e-9
 
@@ -321,17 +321,21 @@ def test_a_budget_below_every_width_is_refused() -> None:
 
 def test_auto_is_both_for_multiply_adds_of_stages() -> None:
     assert (
-        choose_scaling(resnet(depth=20), "parameters")
-        == choose_scaling(resnet(depth=20), "size_bytes")
+        choose_scaling(resnet(depth=20), IMAGE, "parameters")
+        == choose_scaling(resnet(depth=20), IMAGE, "size_bytes")
         == "depth_first"
     )
-    assert choose_scaling(resnet(depth=20), "multiply_adds") == choose_scaling(cnn(), "latency_s") == "both"
-    assert choose_scaling(vit(input_shape=IMAGE), "multiply_adds") == "depth_first"
+    assert (
+        choose_scaling(resnet(depth=20), IMAGE, "multiply_adds")
+        == choose_scaling(cnn(), (1, 28, 28), "latency_s")
+        == "both"
+    )
+    assert choose_scaling(vit(input_shape=IMAGE), IMAGE, "multiply_adds") == "depth_first"
 
 
 def test_auto_cuts_width_of_shallow_models() -> None:
     model, targets = mlp_2nn(), Targets((0.125, 0.25, 0.5, 1.0), (0.1,) * 4, "multiply_adds")
-    assert choose_scaling(model, "multiply_adds") == "both"
+    assert choose_scaling(model, (1, 28, 28), "multiply_adds") == "both"
     with raises(PlanError):
         find_shapes(model, (1, 28, 28), targets, "both")
     assert find_shapes(model, (1, 28, 28), targets, "auto") == find_shapes(model, (1, 28, 28), targets, "width")

@@ -111,14 +111,14 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("how", ["prefix", "window", "rolling", "random"])
 @pytest.mark.parametrize("name", RIGHT)
 def test_extract_is_numpy_indexing(name: str, how: str) -> None:
-    layout = infer_layout(RIGHT[name]())
+    layout = RIGHT[name]().infer()
     piece = Submodel(some_channels(layout, how), layout.exits)
     assert_same_bits(extract(layout, numbered(layout), piece), extract_by_hand(layout, numbered(layout), piece))
 
 
 @pytest.mark.usefixtures("way")
 def test_put_back_changes_exactly_the_kept_elements() -> None:
-    layout = infer_layout(attention())
+    layout = attention().infer()
     piece = Submodel({"hidden": (0, 1, 2, 3, 8, 9, 10, 11), "inner": (1, 4)}, (1,))
     before = numbered(layout)
     new = {n: -1 - t for n, t in extract(layout, before, piece).items()}
@@ -177,14 +177,14 @@ def test_depth_removes_blocks_and_heads() -> None:
 
 def test_stacked_parts_keep_the_same_channels() -> None:
     """Not the literal upper-left block: rows 0..3 of q, of k and of v, columns by branch."""
-    layout = infer_layout(attention())
+    layout = attention().infer()
     qkv = extract(layout, numbered(layout), Submodel({"hidden": range(4)}, (1,)))["qkv.bias"]
     first = numbered(layout)["qkv.bias"][0]
     assert (qkv - first).tolist() == [0, 1, 2, 3, 12, 13, 14, 15, 24, 25, 26, 27]
-    layout = infer_layout(concatenation())
+    layout = concatenation().infer()
     row = extract(layout, numbered(layout), Submodel({"a": range(2), "b": range(1)}, (1,)))["fc.weight"][0]
     assert (row - numbered(layout)["fc.weight"][0, 0]).tolist() == [0, 1, 2, 3, 4, 5, 6, 11]
-    layout = infer_layout(flattened())
+    layout = flattened().infer()
     row = extract(layout, numbered(layout), Submodel({"wide": (2,)}, (1,)))["fc.weight"][0]
     assert (row - numbered(layout)["fc.weight"][0, 0]).tolist() == [8, 9, 10, 11]
 

@@ -14,7 +14,7 @@ import fleetfit as ff
 PAGE = (Path(__file__).parents[1] / "docs" / "own-architecture.md").read_text()
 TIED = """
 from torch import nn
-from fleetfit.architecture import Architecture, Axis, ExitModel, alias
+from fleetfit.architecture import Architecture, Axis, ExitModel
 
 class Net(ExitModel):
     def __init__(self, vocabulary, hidden, exits):
@@ -34,7 +34,6 @@ class Tied(Architecture):
         self.tokens = vocabulary
         self.axes = {"hidden": Axis(hidden)}
         self.blocks = blocks
-        self.declared = {"heads.*.weight": alias("embedding.weight")}
 
     def build(self, axes, exits):
         return Net(self.tokens, axes["hidden"], exits)
@@ -49,7 +48,7 @@ def test_a_tied_model_is_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     run_verb("check-model", "tied.py:Tied", "--task", "next_token", "--set", "model.vocabulary=30", code=0)
     ff.run({"rounds": 1, "data": {"path": "text.txt", "length": 16, "partition": {"clients": 4}},
             "model": {"name": "tied.py:Tied"}, "fleet": {"tolerance": 0.6}}, out="runs/mine")  # fmt: skip
-    section = PAGE[PAGE.index("## 5. Hand out a level") : PAGE.index("## What else may have to be declared")]
+    section = PAGE[PAGE.index("## 5. Hand out a level") : PAGE.index("## Axes and granules")]
     first, second = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     vocabulary = ff.load("runs/mine").assembly.data.vocabulary
     second = second.replace("from deep import Deep", "from tied import Tied").replace(

@@ -13,12 +13,12 @@ from small_models import SMALL, architecture_of
 from support import raises
 from torch import Tensor
 from wrong_layouts import Wrong, relabeled, some_wrong, wrong_layouts
-from zoo import RIGHT, Made
+from zoo import RIGHT, Made, arrange
 
 from fleetfit.check import check_layout, select_exits
 from fleetfit.check.full import difference, load
 from fleetfit.errors import ModelError
-from fleetfit.layout import Architecture, Layout, State, blocked, build_module, infer_layout, make_input, outputs
+from fleetfit.layout import Architecture, Layout, Segment, State, build_module, infer_layout, make_input, outputs
 from fleetfit.submodel import Channels, Submodel, extract
 
 Family = tuple[Architecture, tuple[int, ...]]
@@ -55,7 +55,7 @@ QUICK = [name for name in FAMILIES if name not in MANY_AXES]
 @cache
 def family(name: str) -> tuple[Architecture, Layout, tuple[int, ...]]:
     architecture, shape = FAMILIES[name]()
-    return architecture, infer_layout(architecture, select_exits(architecture)), shape
+    return architecture, infer_layout(architecture, select_exits(architecture), input_shape=shape), shape
 
 
 # ---- harm ----------------------------------------------------------------------------------------------------------
@@ -186,7 +186,6 @@ def test_no_right_layout_is_refused_with_other_seeds(name: str) -> None:
 MISTAKES = {
     "four heads by hand, granules of a head's size": fused(heads=lambda inner: 4),
     "four heads of nn.MultiheadAttention": multihead(heads=lambda dim: 4),
-    "rows (3, heads, 8) as 24 copies": fused_by_head(blocked(24), blocked(8, dim=1)),
     "four groups of a norm whose members change": grouped_resnet(groups=lambda c: 4),
 }
 
@@ -197,3 +196,11 @@ def test_mistakes_that_pass_permutations_are_refused(name: str, seed: int) -> No
     architecture = MISTAKES[name]
     with raises(ModelError, 'size_dependent = "why"'):
         check_layout(architecture, input_shape=architecture.input_shape, seed=seed)
+
+
+def test_rows_of_whole_heads_as_stacked_copies_are_refused() -> None:
+    architecture, heads = fused_by_head(), Segment("heads")
+    copies = {("attention.qkv.weight", 0): (heads,) * 24, ("attention.qkv.bias", 0): (heads,) * 24,
+              ("attention.proj.weight", 1): (heads,) * 8}  # fmt: skip
+    with raises(ModelError, 'size_dependent = "why"'):
+        check_layout(architecture, arrange(architecture.infer(), copies), input_shape=architecture.input_shape)

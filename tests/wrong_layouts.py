@@ -49,7 +49,6 @@ class Told(Architecture):
         self.inner, self.axes, self.twins = inner, dict(axes), dict(twins)
         self.blocks, self.tokens = inner.blocks, getattr(inner, "tokens", 0)
         self.positions = tuple(inner.positions)
-        self.declared = getattr(inner, "declared", {})
 
     def sizes(self, width: float) -> dict[str, int]:
         theirs = self.inner.sizes(width)
@@ -276,8 +275,8 @@ def _granules(architecture: Architecture, layout: Layout) -> Iterator[Wrong]:
             if not axis.scaled or axis.size % granule or granule % axis.granule == 0:
                 continue
             axes = {**layout.axes, name: replace(axis, granule=granule)}
-            declared = Told(architecture, axes, {})
-            yield Wrong("granule", f"{name}: granule {granule}", declared, replace(layout, axes=axes))
+            told = Told(architecture, axes, {})
+            yield Wrong("granule", f"{name}: granule {granule}", told, replace(layout, axes=axes))
 
 
 def _untied(architecture: Architecture, layout: Layout) -> Iterator[Wrong]:
@@ -294,8 +293,8 @@ def _untied(architecture: Architecture, layout: Layout) -> Iterator[Wrong]:
                 tensors = {
                     n: _renamed(t, name, twin) if n in members else t for n, t in layout.tensors.items()
                 }  # fmt: skip
-                declared = Told(architecture, axes, {twin: name})
-                yield Wrong("untied", f"{name} in {members[:3]}", declared, replace(layout, axes=axes, tensors=tensors))
+                told = Told(architecture, axes, {twin: name})
+                yield Wrong("untied", f"{name} in {members[:3]}", told, replace(layout, axes=axes, tensors=tensors))
 
 
 def _renamed(tensor: TensorLayout, axis: str, twin: str) -> TensorLayout:

@@ -1,14 +1,13 @@
 """Small purpose-made architectures, right ones and ones with a flaw that a check must find."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fleetfit.layout import Architecture, Axis, ExitModel, alias, blocked, interleaved, product, segments
+from fleetfit.layout import Architecture, Axis, ExitModel, Layout, Segment, infer_layout
 
 Sizes = Mapping[str, int]
 CLASSES = Axis(3, scaled=False)
@@ -20,16 +19,23 @@ class Made(Architecture):
 
     axes: Mapping[str, Axis]
     make: Callable[[Sizes], nn.Module]
-    declares: Mapping[str, Any] = field(default_factory=dict)
     input_shape: tuple[int, ...] = (5,)
     blocks: int = 1
 
-    @property
-    def declared(self) -> Mapping[str, Any]:
-        return self.declares
+    def infer(self) -> Layout:
+        return infer_layout(self, input_shape=self.input_shape)
 
     def build(self, axes: Sizes, exits: tuple[int, ...]) -> nn.Module:
         return self.make(axes)
+
+
+def arrange(layout: Layout, dims: Mapping[tuple[str, int], tuple[Segment, ...]]) -> Layout:
+    """Return a layout in which some dimensions are arranged otherwise."""
+    tensors = dict(layout.tensors)
+    for (name, d), segments in dims.items():
+        own = tensors[name].dims
+        tensors[name] = replace(tensors[name], dims=(*own[:d], segments, *own[d + 1 :]))
+    return replace(layout, tensors=tensors)
 
 
 class Attention(nn.Module):
@@ -52,10 +58,9 @@ class Attention(nn.Module):
         return self.fc((h + self.down(F.gelu(self.up(self.norm2(h))))).mean(1))
 
 
-def attention(granule: int = 4, declaration: Any = None) -> Made:
+def attention(granule: int = 4) -> Made:
     axes = {"hidden": Axis(12, granule), "inner": Axis(7), "classes": CLASSES}
-    qkv = {"qkv.*": declaration or blocked(3)}
-    return Made(axes, lambda s: Attention(s["hidden"], s["inner"], s["classes"]), qkv, (6, 5))
+    return Made(axes, lambda s: Attention(s["hidden"], s["inner"], s["classes"]), (6, 5))
 
 
 class Heads(nn.Module):
@@ -73,18 +78,16 @@ class Heads(nn.Module):
         return self.fc((x + self.out(mixed.transpose(1, 2).flatten(2))).mean(1))
 
 
-def heads(declaration: Any = None) -> Made:
+def heads() -> Made:
     """Heads of a fixed size come and go; rows are (3, heads, 4)."""
-    rows = {"qkv.*": declaration or product(3, "heads", 4), "out.weight": product("heads", 4)}
     axes = {"heads": Axis(4), "classes": CLASSES}
-    return Made(axes, lambda s: Heads(s["heads"], 4, s["classes"]), rows, (6, 5))
+    return Made(axes, lambda s: Heads(s["heads"], 4, s["classes"]), (6, 5))
 
 
-def two_axes(declaration: Any = None) -> Made:
+def two_axes() -> Made:
     """Heads come and go, and their channels; rows are (3, heads, channels of a head)."""
-    rows = {"qkv.*": declaration or product(3, "heads", "head_dim"), "out.weight": product("heads", "head_dim")}
     axes = {"heads": Axis(4), "head_dim": Axis(6, 2), "classes": CLASSES}
-    return Made(axes, lambda s: Heads(s["heads"], s["head_dim"], s["classes"]), rows, (6, 5))
+    return Made(axes, lambda s: Heads(s["heads"], s["head_dim"], s["classes"]), (6, 5))
 
 
 class Gates(nn.Module):
@@ -98,10 +101,9 @@ class Gates(nn.Module):
         return self.fc(self.lstm(x)[0][:, -1])
 
 
-def lstm(declaration: Any = None) -> Made:
+def lstm() -> Made:
     axes = {"hidden": Axis(6), "classes": CLASSES}
-    gates = {"lstm.*": declaration or blocked(4, dim=0)}
-    return Made(axes, lambda s: Gates(s["hidden"], s["classes"]), gates, (4, 5))
+    return Made(axes, lambda s: Gates(s["hidden"], s["classes"]), (4, 5))
 
 
 class Branches(nn.Module):
@@ -115,10 +117,9 @@ class Branches(nn.Module):
         return self.fc(torch.cat([x, self.a(x).relu(), self.b(x).tanh()], dim=1))
 
 
-def concatenation(declaration: Any = None, sizes: tuple[int, int] = (6, 6)) -> Made:
+def concatenation(sizes: tuple[int, int] = (6, 6)) -> Made:
     axes = {"a": Axis(sizes[0]), "b": Axis(sizes[1]), "classes": CLASSES}
-    parts = {"fc.weight": declaration or segments(5, "a", "b")}
-    return Made(axes, lambda s: Branches(s["a"], s["b"], s["classes"]), parts)
+    return Made(axes, lambda s: Branches(s["a"], s["b"], s["classes"]))
 
 
 class Convolution(nn.Module):
@@ -161,7 +162,7 @@ def squeeze(own_axis: bool = True, granule: int = 1) -> Made:
         c = s["wide"]
         return Convolution(c, s["classes"], nn.BatchNorm2d(c), Squeeze(c, s["narrow"] if own_axis else max(1, c // 4)))
 
-    return Made(axes, make, {}, (1, 6, 6))
+    return Made(axes, make, (1, 6, 6))
 
 
 def grouped(groups: int | None = None) -> Made:
@@ -171,15 +172,14 @@ def grouped(groups: int | None = None) -> Made:
         c = s["wide"]
         return Convolution(c, s["classes"], nn.GroupNorm(groups or c // 2, c), One())
 
-    return Made({"wide": Axis(8, 2), "classes": CLASSES}, make, {}, (1, 6, 6))
+    return Made({"wide": Axis(8, 2), "classes": CLASSES}, make, (1, 6, 6))
 
 
-def flattened(declaration: Any = None) -> Made:
+def flattened() -> Made:
     def make(s: Sizes) -> nn.Module:
         return Convolution(s["wide"], s["classes"], nn.BatchNorm2d(s["wide"]), One(), pooled=2)
 
-    flat = {"fc.weight": declaration or interleaved(4)}
-    return Made({"wide": Axis(6), "classes": CLASSES}, make, flat, (1, 6, 6))
+    return Made({"wide": Axis(6), "classes": CLASSES}, make, (1, 6, 6))
 
 
 class Normed(nn.Module):
@@ -230,10 +230,9 @@ class Shared(nn.Module):
         return self.fc(self.up(x) * self.down(x))
 
 
-def shared(declared: bool = True) -> Made:
+def shared() -> Made:
     axes = {"hidden": Axis(6), "classes": CLASSES}
-    twice = {"down.weight": alias("up.weight")} if declared else {}
-    return Made(axes, lambda s: Shared(s["hidden"], s["classes"]), twice)
+    return Made(axes, lambda s: Shared(s["hidden"], s["classes"]))
 
 
 class Stack(ExitModel):

@@ -10,7 +10,7 @@ import torch
 
 from fleetfit import names
 from fleetfit.check import WIDTHS, format_architecture, make_sample_levels, select_exits
-from fleetfit.check.explain import describe_axes, describe_declarations, describe_exits, describe_layout, describe_proof
+from fleetfit.check.explain import describe_axes, describe_exits, describe_layout, describe_orders, describe_proof
 from fleetfit.config.assemble.levels import count_early_heads, find_counted_submodel
 from fleetfit.config.assemble.model import build_architecture
 from fleetfit.core import Device, Failure, Job, Level, Local, Problem
@@ -72,7 +72,7 @@ def check_model_report(
     problem, levels, note = _find_levels(Problem(architecture, shape, scores, (architecture.blocks,)))
     if not derived:
         yield _format_section("Inferred by building the model larger", describe_layout(problem.layout))
-        yield _format_section("Declared", describe_declarations(architecture, problem.layout))
+        yield _format_section("Read from a forward pass", describe_orders(problem.layout))
     with torch.device("meta"):
         module = build_module(architecture, problem.layout.full_sizes, problem.exits)
     exits = iter(derived.describe_exits()) if derived else describe_exits(architecture, module)

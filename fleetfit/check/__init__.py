@@ -324,8 +324,8 @@ def _excuse_failure(full: FullModel, failed: Sequence[MaskedCut]) -> tuple[Mappi
         unproved = axes or [name for name, axis in full.layout.axes.items() if axis.scaled]
         return dict.fromkeys(unproved, reason), failure
     raise ModelError(
-        f"the layout could not be proved: {failure}. Look at the declarations of the tensors there, at granules (do "
-        "heads, or groups of a norm or a convolution, keep their members when the axis is cut?), and at axes that are "
+        f"the layout could not be proved: {failure}. Look at granules (do heads, or "
+        "groups of a norm or a convolution, keep their members when the axis is cut?), and at axes that are "
         'one. If a narrow model is meant to compute something else, give the reason: size_dependent = "why" in the '
         f"architecture.{suggest_group_axis(full, worst, axes)}"
     )

@@ -1,6 +1,6 @@
-"""A layout in words, for `check-model`: axes, inferred dimensions, declarations, exits, and the proof."""
+"""A layout in words, for `check-model`: axes, inferred dimensions, the order of places, exits, and the proof."""
 
-import fnmatch
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from torch import nn
 
 from fleetfit.check import LayoutReport
 from fleetfit.errors import join_some
-from fleetfit.layout import Architecture, Declaration, Layout, Segment, VisitsExits, explains
+from fleetfit.layout import Architecture, Layout, Segment, VisitsExits
 
 _NUMBER = re.compile(r"(^|\.)(blocks|heads)\.(\d+)(?=\.)")
 _MAX_LISTED = 8
@@ -47,11 +47,9 @@ def describe_layout(layout: Layout) -> Iterator[str]:
             yield f'"{axis}" appears nowhere: remove the axis, or use its size in build.'
             continue
         moved = sum(sizes[name] for name in users if layout.tensors[name].trainable)
-        dims_of_axis = [layout.tensors[name].dims[d] for name, dims in users.items() for d in dims]
-        declared = sum(len(dim) > 1 or dim[0].per > 1 or bool(dim[0].within) for dim in dims_of_axis)
         yield (
-            f'"{axis}": {_count(len(dims_of_axis), "dimension")}{f" ({declared} as declared)" if declared else ""} '
-            f"of {_count(len(users), 'tensor')} with {moved:,} of {total:,} parameters: {_list_tensors(users, layout)}"
+            f'"{axis}": {_count(sum(map(len, users.values())), "dimension")} of {_count(len(users), "tensor")} with '
+            f"{moved:,} of {total:,} parameters: {_list_tensors(users, layout)}"
         )
     fixed = {name: dims for name in layout.tensors if (dims := _find_dimensions(layout, name, None))}
     if fixed:
@@ -78,14 +76,20 @@ def _list_places(layout: Layout) -> Iterator[str]:
         yield "classifiers are numbered in their order, so that a level has the first ones"
 
 
-def describe_declarations(architecture: Architecture, layout: Layout) -> Iterator[str]:
-    """Yield a line per declaration: its meaning, and the dimensions that it explains."""
-    declared: Mapping[str, Declaration | tuple[Declaration, ...]] = getattr(architecture, "declared", {})
-    for pattern, value in declared.items():
-        for one in value if isinstance(value, tuple) else (value,):
-            yield f'"{pattern}": {one}: {_describe_effect(one, pattern, layout)}'
-    if not declared:
-        yield "nothing, and nothing has to be"
+def describe_orders(layout: Layout) -> Iterator[str]:
+    """Yield a line per kind of dimension whose order growth does not tell, as a forward pass shows it."""
+    users: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, tensor in layout.tensors.items():
+        for d, dim in enumerate(tensor.dims):
+            if _has_order(dim):
+                dims = users.setdefault(_format_dimension(dim), {})
+                dims[name] = (*dims.get(name, ()), d)
+    for order, tensors in users.items():
+        yield f"{order}: {_list_tensors(tensors, layout)}"
+    for name, other in layout.aliases.items():
+        yield f"{name} is {other}, stored and averaged once"
+    if not users and not layout.aliases:
+        yield "nothing: each dimension follows one axis"
 
 
 def describe_exits(architecture: Architecture, module: nn.Module) -> Iterator[str]:
@@ -169,34 +173,22 @@ def _format_ranges(numbers: Sequence[int]) -> str:
     return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
-def _describe_effect(one: Declaration, pattern: str, layout: Layout) -> str:
-    if one.kind == "alias":
-        names = [name for name in layout.aliases if fnmatch.fnmatchcase(name, pattern)]
-        meaning = "the same tensor under another name, stored and averaged once"
-        return f"{', '.join(names)}: {meaning}" if names else "matches no second name of a tensor; remove it"
-    matching = [name for name in layout.tensors if fnmatch.fnmatchcase(name, pattern)]
-    if not matching:
-        return "matches no tensor; remove or correct it"
-    if not one.of_dimension:
-        place = f"block {one.factor}" if one.kind == "block" else f"the exit after block {one.factor}"
-        return f"part of {place}: {_count(len(matching), 'tensor')}"
-    used = {
-        name: dims
-        for name in matching
-        if (
-            dims := tuple(
-                d
-                for d, dim in enumerate(layout.tensors[name].dims)
-                if one.dim in (None, d) and explains(one, layout.axes, dim)
-            )
-        )
-    }
-    if not used:
-        return "not needed; growth alone tells"
-    meaning = {
-        "blocked": f"{one.factor} stacked copies of an axis",
-        "interleaved": f"each channel owns {one.factor} neighbors",
-        "segments": "a concatenation",
-        "product": "a product, outermost factor first",
-    }[one.kind]
-    return f"{meaning}, in {_count(sum(map(len, used.values())), 'dimension')}: {_list_tensors(used, layout)}"
+def _has_order(dim: Sequence[Segment]) -> bool:
+    """Return whether a dimension that moves is something else than one axis."""
+    first = dim[0]
+    return any(s.axes for s in dim) and (len(dim) > 1 or first.per > 1 or bool(first.within))
+
+
+def _format_dimension(dim: Sequence[Segment]) -> str:
+    """Return segments as a sum of products, outermost factor first."""
+    parts = [(segment, len(list(members))) for segment, members in itertools.groupby(dim)]
+    return " + ".join(f"{n} x {_format_segment(s)}" if n > 1 else _format_segment(s) for s, n in parts)
+
+
+def _format_segment(segment: Segment) -> str:
+    if segment.axis is None:
+        return str(segment.per)
+    if segment.within:
+        inner = _format_dimension(segment.within)
+        return f"{segment.axis} x {f'({inner})' if ' + ' in inner else inner}"
+    return f"{segment.axis} x {segment.per}" if segment.per > 1 else segment.axis

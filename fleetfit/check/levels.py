@@ -65,7 +65,7 @@ def _check_shapes(
         raise ModelError(
             f'{where}: by the layout, "{names[0]}" is {expected} this level, but the builder {got} it. A level has no '
             "blocks after its last exit, and only the classifiers of its exits. Name tensors blocks.{i}.* and "
-            "heads.{block count}.*, or declare them: block(i), exit_after(block count)."
+            "heads.{block count}.*."
         )
     for name, shape in predicted.items():
         if built[name] != shape:

@@ -11,7 +11,7 @@ import torch
 
 from fleetfit.check.full import FullModel, KeptPlaces, difference, list_names, overlay
 from fleetfit.errors import ModelError
-from fleetfit.layout import Axis, Layout
+from fleetfit.layout import Axis, Layout, Segment
 from fleetfit.seeds import make_torch_rng
 
 _MANY = 16  # granules: two axes have the same order by chance once in 16!
@@ -92,7 +92,7 @@ def _measure_change(full: FullModel, orders: Mapping[str, tuple[int, ...]], unch
 
 
 def _find_suspects(full: FullModel, axis: str, order: tuple[int, ...]) -> str:
-    """Say where to look: an axis that must move with this one, a declaration, or single tensors."""
+    """Say where to look: an axis that must move with this one, or single tensors."""
     axes, tensors = full.layout.axes, full.layout.tensors
     for name, other in axes.items():
         same = name != axis and (other.size, other.granule) == (axes[axis].size, axes[axis].granule)
@@ -102,25 +102,18 @@ def _find_suspects(full: FullModel, axis: str, order: tuple[int, ...]) -> str:
                 f'Permuted together with axis "{name}" it is right: the two are one stream (a residual sum?), so give '
                 "them one axis."
             )
-    followers = {
-        name: dims
-        for name, tensor in tensors.items()
-        if (dims := [dim for dim in tensor.dims if any(axis in s.axes for s in dim)])
+    dims = {name: [dim for dim in t.dims if any(axis in s.axes for s in dim)] for name, t in tensors.items()}
+    plain = {
+        name: all(dim in ((Segment(axis),), (Segment(axis, per_granule=True),)) for dim in dims[name]) for name in dims
     }
-    declared = [
-        name for name, dims in followers.items() if any(len(dim) > 1 or dim[0].per > 1 or dim[0].within for dim in dims)
-    ]
-    if declared:
-        declarations = "blocked, interleaved, product or segments, and their order"
-        return f"Look at what is declared ({declarations}) for {list_names(declared)}."
+    followers = sorted(filter(dims.__getitem__, dims), key=plain.__getitem__)  # first those with an order of places
     single = [
         name
-        for name in list(followers)[:_MAX_TRIED]
+        for name in followers[:_MAX_TRIED]
         if _measure_change(full, {axis: order}, unchanged=name) <= full.tolerance
     ]
     if single:
         return f"It is right when {list_names(single)} stays as it is: that tensor does not follow the axis."
     return (
-        f"Look at the tensors that follow it ({list_names(list(followers))}) and at what they are added to or "
-        "multiplied by."
+        f"Look at the tensors that follow it ({list_names(followers)}) and at what they are added to or multiplied by."
     )

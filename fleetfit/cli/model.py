@@ -24,7 +24,7 @@ def check_model(
 ) -> None:
     """Report which parts of a model scale, prove it, and train each level for one step. Writes no files.
 
-    The report lists the axes with their tensors (inferred or declared), the exits, and the cost of each level. Set keys
+    The report lists the axes with their tensors (inferred), the exits, and the cost of each level. Set keys
     of the model with --set model.KEY=VALUE, such as --set model.vocabulary=1000.
     """
     from fleetfit.api.model_report import check_model_report

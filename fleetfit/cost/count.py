@@ -97,9 +97,13 @@ def get_sizes_and_exits(architecture: Architecture, submodel: Piece) -> tuple[di
     return {**whole, **sizes}, tuple(exits)
 
 
-def get_layout(architecture: Architecture) -> Layout:
+def get_layout(architecture: Architecture, input_shape: Sequence[int]) -> Layout:
     """Return the layout with every possible exit."""
-    return call_once(infer_layout, architecture)
+    return call_once(_infer, architecture, tuple(input_shape))
+
+
+def _infer(architecture: Architecture, input_shape: tuple[int, ...]) -> Layout:
+    return infer_layout(architecture, input_shape=input_shape)
 
 
 def _submodel_cost(

@@ -54,7 +54,7 @@ COSTS: Mapping[str, CostKind] = {
         multiply_adds,
     ),
     "size_bytes": CostKind(
-        lambda architecture, sizes, exits, *_: message_size(get_layout(architecture).shapes(sizes, exits)),
+        lambda architecture, sizes, exits, shape, _: message_size(get_layout(architecture, shape).shapes(sizes, exits)),
         size_bytes,
         by_layout=True,
     ),

@@ -171,7 +171,7 @@ def _summarize(times: Sequence[float]) -> Latency:
 
 def latency_s(architecture: Architecture, input_shape: tuple[int, ...], conditions: Conditions) -> Measure:
     """Estimate by parts: the median time of each block and classifier of the model with all exits."""
-    layout = get_layout(architecture)
+    layout = get_layout(architecture, input_shape)
     places = [("blocks", i) for i in range(architecture.blocks)] + [("heads", e) for e in layout.exits]
 
     def measure(sizes: Mapping[str, int]) -> Profile:

@@ -132,7 +132,7 @@ def _loss(logits: Tensor) -> Tensor:
 
 def memory_bytes(architecture: Architecture, input_shape: tuple[int, ...], conditions: Conditions) -> Measure:
     """Estimate by parts: what each part's tensors take, and what it leaves for the backward pass."""
-    layout = get_layout(architecture)
+    layout = get_layout(architecture, input_shape)
 
     def measure(sizes: Mapping[str, int]) -> Profile:
         parts: list[tuple[Place, float]] = []

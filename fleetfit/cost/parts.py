@@ -46,7 +46,7 @@ Place = tuple[int | None, int | None]
 
 def parameters(architecture: Architecture, input_shape: tuple[int, ...], conditions: Conditions) -> Measure:
     """Count parameters, those that are never trained too, by layout arithmetic."""
-    layout = get_layout(architecture).complete
+    layout = get_layout(architecture, input_shape).complete
     return _measure_tensors(architecture, layout, [name for name, one in layout.tensors.items() if one.trainable])
 
 
@@ -54,13 +54,13 @@ def non_embedding_parameters(
     architecture: Architecture, input_shape: tuple[int, ...], conditions: Conditions
 ) -> Measure:
     """Count parameters but those of embeddings, by layout arithmetic."""
-    names = call_once(_list_non_embedding, architecture)
-    return _measure_tensors(architecture, get_layout(architecture).complete, names)
+    names = call_once(_list_non_embedding, architecture, input_shape)
+    return _measure_tensors(architecture, get_layout(architecture, input_shape).complete, names)
 
 
-def _list_non_embedding(architecture: Architecture) -> tuple[str, ...]:
+def _list_non_embedding(architecture: Architecture, input_shape: tuple[int, ...]) -> tuple[str, ...]:
     """Return the names of the parameters that are in no `nn.Embedding`."""
-    layout = get_layout(architecture).complete
+    layout = get_layout(architecture, input_shape).complete
     with meta.on_meta():
         module = build_module(architecture, layout.full_sizes, layout.exits)
     tables = {f"{name}.weight" for name, part in module.named_modules() if isinstance(part, nn.Embedding)}
@@ -69,7 +69,7 @@ def _list_non_embedding(architecture: Architecture) -> tuple[str, ...]:
 
 def size_bytes(architecture: Architecture, input_shape: tuple[int, ...], conditions: Conditions) -> Measure:
     """Count the bytes of a message that holds the state; see `message_size`."""
-    layout = get_layout(architecture)
+    layout = get_layout(architecture, input_shape)
     return _measure_tensors(architecture, layout, list(layout.tensors), bytes_each=4, rest=_FRAME)
 
 
@@ -102,7 +102,7 @@ def multiply_adds(architecture: Architecture, input_shape: tuple[int, ...], cond
     that of its tensors, and passes with single exits confirm it; else all places are counted (`_split_by_exits`), as
     where the head has the embedding's table.
     """
-    layout = get_layout(architecture)
+    layout = get_layout(architecture, input_shape)
 
     def count_exactly(sizes: Mapping[str, int], exits: tuple[int, ...] = layout.exits) -> dict[str, int]:
         _, counted = count(architecture, sizes, exits, input_shape)

@@ -19,11 +19,12 @@ from torch import nn
 
 from fleetfit.derivation.copies import copy_level
 from fleetfit.derivation.masks import call_instance
-from fleetfit.derivation.observe import Observation, plain_kernels
+from fleetfit.derivation.observe import Observation
 from fleetfit.derivation.outputs import get_logits
 from fleetfit.derivation.plan import DerivedPlan, Segments, SizeNumber
 from fleetfit.derivation.units import CLASSES, get_length
 from fleetfit.layout import Segment
+from fleetfit.layout.kernels import plain_kernels
 from fleetfit.layout.labels import FLATTENED, OF_SAMPLES, Dimension, Labels, Reason, is_hidden, list_tensors, vary
 from fleetfit.seeds import isolate_rng
 

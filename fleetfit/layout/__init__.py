@@ -1,8 +1,8 @@
-"""The layout of a model: axes, declarations, and their inference from an architecture's own builder.
+"""The layout of a model: its axes, and its inference from an architecture's own builder.
 
 A layout gives the axis of each stretch of each dimension, and the block or exit of each tensor. `infer_layout` reads it
 off the builder: it builds the model on the meta device with one axis enlarged by one granule and by two, and sees which
-dimensions grow. Where growth has several explanations, the architecture declares one.
+dimensions grow. Where growth has several explanations, a forward pass shows which is right.
 """
 
 from fleetfit.layout.axes import (
@@ -10,23 +10,15 @@ from fleetfit.layout.axes import (
     ArchitectureWrapper as ArchitectureWrapper,
     Axis as Axis,
     Carry as Carry,
-    Declaration as Declaration,
     ExitModel as ExitModel,
     HasSegments as HasSegments,
     State as State,
     VisitsExits as VisitsExits,
-    alias as alias,
-    block as block,
-    blocked as blocked,
     default_sizes as default_sizes,
-    exit_after as exit_after,
-    interleaved as interleaved,
     make_input as make_input,
     outputs as outputs,
     predictions as predictions,
-    product as product,
     require_segments as require_segments,
-    segments as segments,
     unwrap as unwrap,
     validate_architecture as validate_architecture,
     visit_exits as visit_exits,
@@ -36,7 +28,7 @@ from fleetfit.layout.infer import (
     batch_norms as batch_norms,
     build_module as build_module,
     evaluate_kept_norms as evaluate_kept_norms,
-    explains as explains,
+    find_classifiers as find_classifiers,
     infer_layout as infer_layout,
     keep_statistics as keep_statistics,
     named_tensors as named_tensors,

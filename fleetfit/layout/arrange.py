@@ -16,8 +16,9 @@ from torch import nn
 from fleetfit.errors import ModelError, format_cause
 from fleetfit.layout.axes import Architecture, Axis, make_input
 from fleetfit.layout.guided import NotRead, on_host, run_guided, run_labeled
+from fleetfit.layout.hints import explain_errors, find_fixed_groups
 from fleetfit.layout.labels import Dimension, LabeledPass
-from fleetfit.layout.layout import Segment, Segments
+from fleetfit.layout.layout import Layout, Segment, Segments, TensorLayout
 from fleetfit.layout.weight_norms import settle_norms
 from fleetfit.seeds import isolate_rng, make_torch_rng
 
@@ -64,44 +65,48 @@ def fits(segments: Segments, axes: Mapping[str, Axis], size: int, growth: Growth
 
 
 def arrange(
-    architecture: Architecture, build: Build, input_shape: Sequence[int], growing: Growing
+    architecture: Architecture, build: Build, input_shape: Sequence[int] | None, growing: Growing
 ) -> dict[Dimension, Segments]:
     """Return the segments of the dimensions that growth does not explain.
 
     Args:
         architecture: The model family.
         build: Builds its module with the exits in question.
-        input_shape: Shape of one sample.
+        input_shape: Shape of one sample; None: there is no pass.
         growing: What growth tells.
 
     Raises:
         ModelError: No pass shows how a dimension is arranged, or the full model does not accept such samples.
     """
+    if input_shape is None:
+        raise _explain(growing, NotRead("it takes input_shape, the shape of one sample", "Pass it."))
     axes = growing.axes
     small = {name: _GRANULES * axis.granule for name, axis in axes.items()}
     full = {name: axis.size for name, axis in axes.items()}
-    errors: list[NotRead] = []
     for sizes, is_guided in ((small, True), (small, False), (full, True)):
         try:
             return _Reader(architecture, build, input_shape, growing, sizes, is_guided).read()
         except NotRead as error:
-            errors.append(error)
-        except ModelError:
-            if sizes is full:
-                raise
+            reason = error
         except Exception as error:  # a forward that does not run at these sizes may fail in any way
-            errors.append(NotRead(format_cause(error, typed=True)))
-    raise _explain(growing, errors)
+            reason = NotRead(f"forward fails with {format_cause(error, typed=True).rstrip('.')}")
+    module = build(full)
+    with on_host(), torch.no_grad(), explain_errors(architecture, input_shape):
+        module.eval()(make_input(architecture, input_shape, _BATCH, make_torch_rng("arrange")))
+    dims: dict[str, list[Segments]] = {}
+    for (name, _), segments in growing.known.items():
+        dims.setdefault(name, []).append(segments)
+    known = Layout(axes, (), {name: TensorLayout(tuple(own), None, None, True) for name, own in dims.items()})
+    raise _explain(growing, reason, find_fixed_groups(known, module, build(small), axes))
 
 
-def _explain(growing: Growing, errors: Sequence[NotRead]) -> ModelError:
+def _explain(growing: Growing, reason: NotRead, groups: str = "") -> ModelError:
     name, d = growing.open[0]
     moving = " and ".join(f'"{axis}"' for axis in growing.growth[name, d])
     more = f" (and {len(growing.open) - 1} more)" if len(growing.open) > 1 else ""
     return ModelError(
         f'"{name}", dimension {d} of size {growing.sizes[name, d]}{more} moves with {moving}, and a forward pass does '
-        f"not show the order of its places: {errors[0]}. Let forward treat all channels alike, by operations on whole "
-        "tensors: a reshape in place of a loop over heads or channels. Or let one axis alone move this dimension.",
+        f"not show the order of its places: {reason}.{groups or f' {reason.advice}'}",
         key="model",
     )
 
@@ -190,7 +195,7 @@ class _Reader:
         view = _View(labeled)
         for dim, segments in self.growing.known.items():
             axis = segments[0].axis
-            if axis in followed:
+            if axis is not None and axis in followed:
                 members = 1 if segments[0].per_granule else axes[axis].granule
                 for place, unit in enumerate(view.list_units(dim)):
                     view.tags.setdefault(unit, (axis, place // members))
@@ -297,8 +302,8 @@ class _Reader:
         length = min(map(len, units.values()))
         one = math.prod(self.sizes[axis] for axis in units)
         for number in range(length // one, 0, -1):
-            numbers = [number] if number > 1 else []
-            for factors in itertools.permutations((*numbers, *units)):
+            all_factors: list[str | int] = [*([number] if number > 1 else []), *units]
+            for factors in itertools.permutations(all_factors):
                 if all(self._agrees(views[axis], units[axis], axis, factors) for axis in units):
                     return factors
         raise NotRead("no product of axes has this order")

@@ -1,4 +1,4 @@
-"""A model family: its axes, its builder and its declarations; models with exits; a family around another one."""
+"""A model family: its axes and its builder; models with exits; a family around another one."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,7 +53,7 @@ class Axis:
 class Architecture(Protocol):
     """A model family: how to build the model for any sizes of its axes and any choice of exits.
 
-    Inherit from it to get the defaults of `positions`, `declared` and `sizes`.
+    Inherit from it to get the defaults of `positions` and `sizes`.
     """
 
     axes: Mapping[str, Axis]
@@ -67,11 +67,6 @@ class Architecture(Protocol):
     def positions(self) -> tuple[int, ...]:
         """Block counts after which a classifier may sit; the planner (ScaleFL Eq. 1) chooses among them."""
         return tuple(range(1, self.blocks + 1))
-
-    @cached_property
-    def declared(self) -> Mapping[str, Any]:
-        """Declarations by parameter name pattern: what growth alone cannot tell."""
-        return {}
 
     def sizes(self, width: float) -> dict[str, int]:
         """Return the size of each axis at a width in (0, 1]: floor(width * size) in whole granules, at least one."""
@@ -383,153 +378,6 @@ def outputs(module: nn.Module, x: Any) -> list[Tensor]:
     return list(logits)
 
 
-# ---- declarations, where building at other sizes and depths has several explanations --------------------------------
-
-OF_DEPTH = ("block", "exit_after")
-"""The kinds of declarations that give a tensor its block or exit."""
-
-
-@dataclass(frozen=True)
-class Declaration:
-    """A declaration of a dimension or of a tensor; made by the functions of this module."""
-
-    kind: str
-    factor: int = 1
-    parts: tuple["str | int | Declaration", ...] = ()
-    dim: int | None = None
-
-    @property
-    def of_dimension(self) -> bool:
-        """Whether it is a declaration of a dimension."""
-        return self.kind in ("blocked", "interleaved", "segments", "product")
-
-    def __str__(self) -> str:
-        """Return the declaration as a user writes it."""
-        inner = [str(self.factor)] if self.kind in ("blocked", "interleaved", *OF_DEPTH) else []
-        inner += [f'"{part}"' if isinstance(part, str) else str(part) for part in self.parts]
-        return f"{self.kind}({', '.join(inner + ([] if self.dim is None else [f'dim={self.dim}']))})"
-
-
-def blocked(k: int, dim: int | None = None) -> Declaration:
-    """Declare k stacked copies of an axis in one dimension: fused q, k, v; the gates of an LSTM."""
-    return Declaration("blocked", factor=_check_count("blocked", k), dim=_check_dim("blocked", dim))
-
-
-def interleaved(k: int, dim: int | None = None) -> Declaration:
-    """Declare that each channel owns k neighbors in one dimension: a flatten."""
-    return Declaration("interleaved", factor=_check_count("interleaved", k), dim=_check_dim("interleaved", dim))
-
-
-def product(*factors: str | int, dim: int | None = None) -> Declaration:
-    """Declare axes and numbers that are multiplied in one dimension, outermost first.
-
-    `product(3, "heads", "head_dim")` is three stacked copies of heads that own as many rows as a head has channels;
-    `product(3, "heads", 8)` the same with heads of a fixed size.
-
-    Args:
-        factors: Names of axes, each once, and numbers.
-        dim: The dimension that it is meant for; by default any that it fits.
-
-    Raises:
-        ModelError: There is no axis among the factors, one twice, or a number below 1.
-    """
-    for factor in factors:
-        if not isinstance(factor, str):
-            _check_count("product", factor)
-    axes = [factor for factor in factors if isinstance(factor, str)]
-    if not axes or len(set(axes)) != len(axes):
-        raise ModelError(
-            'product(...) takes axes, each once, and numbers, outermost first, such as product(3, "heads", 8); got '
-            f"{factors!r}.",
-            key="product",
-        )
-    return Declaration("product", parts=factors, dim=_check_dim("product", dim))
-
-
-def segments(*parts: str | int | Declaration, dim: int | None = None) -> Declaration:
-    """Declare a concatenation, in order.
-
-    Args:
-        parts: Axis names, patterns of them (in the architecture's order), fixed sizes, and `product(...)` of axes.
-        dim: The dimension that it is meant for; by default any that it fits.
-    """
-    for part in parts:
-        if isinstance(part, Declaration) and part.kind != "product":
-            raise ModelError(f"segments(...) takes axes, numbers and product(...) of them, got {part}.", key="segments")
-        if not isinstance(part, (str, Declaration)):
-            _check_count("segments", part)
-    if not parts:
-        raise ModelError(
-            'segments() has no parts; name its parts in order, such as segments("stem", "grow*").', key="segments"
-        )
-    return Declaration("segments", parts=parts, dim=_check_dim("segments", dim))
-
-
-def alias(name: str) -> Declaration:
-    """Declare that a tensor is another name of the tensor `name` (tied weights)."""
-    return Declaration("alias", parts=(name,))
-
-
-def block(number: int) -> Declaration:
-    """Declare the block that tensors belong to, counted from 0, where building with fewer exits does not tell."""
-    return Declaration("block", factor=_check_count("block", number, least=0))
-
-
-def exit_after(blocks: int) -> Declaration:
-    """Declare the exit that tensors belong to, by the blocks before it, where building with fewer does not tell."""
-    return Declaration("exit_after", factor=_check_count("exit_after", blocks))
-
-
-def read_declarations(architecture: Any) -> dict[str, tuple[Declaration, ...]]:
-    """Return what an architecture declares, by parameter name pattern.
-
-    Raises:
-        ModelError: It is something else than declarations by pattern, or names an axis that the architecture lacks.
-    """
-    declared = getattr(architecture, "declared", {})
-    if not isinstance(declared, Mapping):
-        raise ModelError(
-            "declared must map patterns of names to declarations, such as "
-            f'{{"*.qkv.*": blocked(3)}}, got {declared!r}.',
-            key="declared",
-        )
-    declarations = {}
-    for pattern, value in declared.items():
-        values = value if isinstance(value, (tuple, list)) else (value,)
-        for one in values:
-            if not isinstance(pattern, str) or not isinstance(one, Declaration):
-                raise ModelError(
-                    f"declared[{pattern!r}] must be blocked(...), interleaved(...), product(...), segments(...), "
-                    f"alias(...), block(...), exit_after(...) or a tuple of them; got {one!r}.",
-                    key="declared",
-                )
-            _check_axes(one, pattern, architecture.axes)
-        declarations[pattern] = tuple(values)
-    return declarations
-
-
-def _check_axes(one: Declaration, pattern: str, axes: Mapping[str, Any]) -> None:
-    if not one.of_dimension:
-        return
-    for part in one.parts:
-        if isinstance(part, Declaration):
-            _check_axes(part, pattern, axes)
-        elif isinstance(part, str) and part not in axes and not set(part) & set("*?["):
-            raise ModelError(
-                f'"{pattern}": {one} names axis "{part}"; the model has {", ".join(axes)}.', key="declared"
-            )
-
-
-def _check_count(kind: str, n: Any, least: int = 1) -> int:
-    if not isinstance(n, int) or isinstance(n, bool) or n < least:
-        raise ModelError(f"{kind}(...) takes whole numbers of at least {least}, got {n!r}.", key=kind)
-    return n
-
-
-def _check_dim(kind: str, dim: Any) -> int | None:
-    return None if dim is None else _check_count(f"dim of {kind}", dim, least=0)
-
-
 # ---- validation of an architecture, which users write --------------------------------------------------------------
 
 _WIDTHS = (0.01, 0.3, 0.5, 1.0)
@@ -638,11 +486,6 @@ class ArchitectureWrapper(Architecture):
     def positions(self) -> tuple[int, ...]:
         """Block counts after which a classifier may sit."""
         return tuple(self.inner.positions)
-
-    @cached_property
-    def declared(self) -> Mapping[str, Any]:
-        """Declarations by parameter name pattern."""
-        return getattr(self.inner, "declared", {})
 
     def sizes(self, width: float) -> dict[str, int]:
         """Return the size of each axis at a width."""

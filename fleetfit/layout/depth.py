@@ -5,9 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from fleetfit.errors import ModelError
-from fleetfit.layout.axes import OF_DEPTH, Declaration
-
 _BLOCK, _HEAD = re.compile(r"(?:.*\.)?blocks\.(\d+)\."), re.compile(r"(?:.*\.)?heads\.(\d+)\.")
 _NUMBER = re.compile(r"\d+")
 Place = tuple[int | None, int | None]
@@ -31,13 +28,7 @@ class Depth:
     by_order: frozenset[str] = field(default_factory=frozenset)
 
 
-def find_depths(
-    whole: Shapes,
-    exits: tuple[int, ...],
-    positions: Sequence[int],
-    build: Build,
-    declared: Mapping[str, Sequence[Declaration]],
-) -> Depth:
+def find_depths(whole: Shapes, exits: tuple[int, ...], positions: Sequence[int], build: Build) -> Depth:
     """Find the block or exit of each tensor.
 
     Names tell where they are `blocks.{i}` and `heads.{block count}` and models with fewer exits have the tensors that
@@ -48,23 +39,13 @@ def find_depths(
         exits: Its exits.
         positions: Block counts after which a classifier may sit.
         build: Builds it with other exits.
-        declared: Declarations by tensor.
-
-    Raises:
-        ModelError: A declaration contradicts what is built.
     """
     by_name = {name: _parse_name(name, exits, positions) for name in whole}
-    by_declaration = {
-        name: place for name in whole if (place := _read_declared(name, declared.get(name, ()), exits)) is not None
-    }
-    models, places = _Models(whole, exits, build, by_name), by_name | by_declaration
+    models = _Models(whole, exits, build, by_name)
     probes = {exits[:1], exits[: (len(exits) + 1) // 2], exits[-1:]} - {exits}
-    if all(_list_expected(places, fewer) == models.build(fewer).keys() & whole.keys() for fewer in probes):
-        return Depth(places)
-    for name in by_declaration:
-        _check_declared(name, places[name], declared[name], models)
-    places = {name: by_declaration.get(name) or _find_place(name, models, positions) for name in whole}
-    return Depth(places, models.by_order)
+    if all(_list_expected(by_name, fewer) == models.build(fewer).keys() & whole.keys() for fewer in probes):
+        return Depth(by_name)
+    return Depth({name: _find_place(name, models, positions) for name in whole}, models.by_order)
 
 
 def _parse_name(name: str, exits: tuple[int, ...], positions: Sequence[int]) -> Place:
@@ -76,35 +57,6 @@ def _parse_name(name: str, exits: tuple[int, ...], positions: Sequence[int]) -> 
     if block is None or (len(exits) == 1 and int(block[1]) >= exits[0]):
         return None, None
     return int(block[1]), None
-
-
-def _read_declared(name: str, declared: Sequence[Declaration], exits: tuple[int, ...]) -> Place | None:
-    one = next((d for d in declared if d.kind in OF_DEPTH), None)
-    if one is None:
-        return None
-    if one.kind == "block":
-        if one.factor >= exits[-1]:
-            raise ModelError(
-                f'"{name}" is declared {one}, but a model with exits {exits} has it, and that has blocks 0 to '
-                f"{exits[-1] - 1}."
-            )
-        return one.factor, None
-    if one.factor not in exits:
-        raise ModelError(
-            f'"{name}" is declared {one}, but a model with exits {exits} has it, without an exit after block '
-            f"{one.factor}: declare it where it belongs, or build it with that exit only."
-        )
-    return None, one.factor
-
-
-def _check_declared(name: str, place: Place, declared: Sequence[Declaration], models: "_Models") -> None:
-    """Compare the models that have a tensor with its declaration."""
-    one = next(d for d in declared if d.kind in OF_DEPTH)
-    alone = () if name in models.by_order else (models.exits[-1:],)
-    for fewer in (*(models.exits[: i + 1] for i in range(len(models.exits))), *alone):
-        if (name in _list_expected({name: place}, fewer)) != (name in models.build(fewer)):
-            has = "has it" if name in models.build(fewer) else "does not have it"
-            raise ModelError(f'"{name}" is declared {one}, but a model that is built with exits {fewer} {has}.')
 
 
 def _list_expected(places: Mapping[str, Place], exits: tuple[int, ...]) -> set[str]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fleetfit.errors import format_cause
 from fleetfit.layout.kernels import plain_kernels, track_modules
 from fleetfit.layout.known_values import iter_tensors
 from fleetfit.layout.labels import CalledOperations, LabeledPass, Labels, Reason, list_tensors, vary
@@ -22,7 +23,19 @@ Shape = tuple[int, ...]
 
 
 class NotRead(Exception):
-    """Why a pass does not show how places are arranged."""
+    """Why a pass does not show how places are arranged.
+
+    Args:
+        reason: Why, as the end of a sentence.
+        advice: What to do.
+    """
+
+    def __init__(self, reason: str, advice: str = "") -> None:
+        super().__init__(reason)
+        self.advice = advice or (
+            "Let forward treat all channels alike, by operations on whole tensors: write a loop over heads or channels "
+            "as a reshape. Or let one axis alone move this dimension."
+        )
 
 
 class _Record(NamedTuple):
@@ -41,10 +54,17 @@ def run_guided(small: nn.Module, larger: nn.Module, x: Tensor) -> LabeledPass:
         x: Samples [batch, ...].
 
     Raises:
-        NotRead: The larger one runs other operations.
+        NotRead: The larger one does not run, or runs other operations.
     """
-    with _Recording() as recording:
-        larger.eval()(x)
+    try:
+        with _Recording() as recording:
+            larger.eval()(x)
+    except Exception as error:  # of a forward, in any way
+        raise NotRead(
+            f"with one more granule of its axes, forward fails with {format_cause(error, typed=True).rstrip('.')}",
+            "Make the granule of an axis what comes and goes together, such as the channels of a head or of a group, "
+            "and take sizes in forward from tensors.",
+        ) from error
     shapes = {name: tuple(tensor.shape) for name, tensor in list_tensors(larger)}
     labeled = GuidedPass(small, x, shapes, recording.records)
     run_labeled(small, x, labeled)

@@ -1,7 +1,6 @@
-"""Hints in messages: the declaration to write, fixed numbers of groups, and why a call of a module failed."""
+"""Hints in messages: fixed numbers of groups, and why a call of a module failed."""
 
 import contextlib
-import math
 import re
 import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -15,145 +14,8 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from fleetfit.errors import FleetFitError, ModelError, format_cause
-from fleetfit.layout.axes import Axis, Declaration
 from fleetfit.layout.layout import Layout
 from fleetfit.machine import tensor_defaults
-
-# ---- the dimension, its possible meanings, and the line that declares it -------------------------------------------
-
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-_MAX_LISTED = 8
-
-
-class UndeclaredDimension(ModelError):
-    """A dimension whose growth has several explanations.
-
-    Attributes:
-        name: The tensor.
-        problem: The dimension and what is unclear, as a sentence.
-        candidates: Declarations, the likeliest first, each with the condition under which it is right.
-    """
-
-    def __init__(self, name: str, problem: str, candidates: Mapping[str, str]) -> None:
-        self.name, self.problem, self.candidates = name, problem, dict(candidates)
-        super().__init__(format_question([self]))
-
-
-def ask_for_arrangement(
-    name: str, where: str, axis: str, d: int, factor: int, declared: Sequence[Declaration]
-) -> UndeclaredDimension:
-    """Ask how several elements per channel are arranged."""
-    suffix = f", dim={d}" if declared else ""
-    copies = next((n for n in (3, *range(2, factor)) if factor % n == 0 and n < factor), 0)
-    blocked = {f"blocked({factor}{suffix})": f"they are {factor} stacked copies (fused q, k, v; gates)"}
-    interleaved = {f"interleaved({factor}{suffix})": f"each channel owns {factor} neighbors (a flatten)"}
-    product = {
-        f'product({copies}, "{axis}", {factor // copies}{suffix})': (
-            f"they are {copies} stacked copies in which each channel owns {factor // copies} neighbors (fused q, k, v "
-            f"of heads; likewise other numbers that make {factor})"
-        )
-    } if copies else {}  # fmt: skip
-    # inputs of a layer come from a flatten, outputs are stacked: of whole heads where they are more than q, k and v
-    if d:
-        candidates = interleaved | blocked | product
-    else:
-        candidates = product | blocked | interleaved if copies == 3 else blocked | interleaved | product
-    fault = f" (declared: {declared[0]})" if declared else ""
-    problem = f'{where} has {factor} elements per channel of axis "{axis}"{fault}; growth does not show their order'
-    return UndeclaredDimension(name, problem, candidates)
-
-
-def ask_for_segments(
-    name: str, where: str, size: int, growth: Mapping[str, int], axes: Mapping[str, Axis]
-) -> ModelError:
-    """Ask for the order of a concatenation's parts; the architecture's order is proposed."""
-    moving = ", ".join(f'"{axis}"' for axis in growth)
-    counts = {axis: growth[axis] // axes[axis].granule for axis in axes if axis in growth}
-    fixed = size - sum(axes[axis].size * n for axis, n in counts.items())
-    if fixed < 0 or any(growth[axis] % axes[axis].granule for axis in growth):
-        return ModelError(
-            f"{where} moves with {moving} and is neither their sum nor their product. Declare its parts in order, "
-            'products with product(...), such as segments(product("heads", "head_dim"), '
-            'product("groups", "head_dim")), or let only one of the axes move it.'
-        )
-    front = [str(fixed)] if fixed else []
-    stacked = ", ".join([*front, *(f'"{axis}"' for axis, n in counts.items() for _ in range(n))])
-    owned = ", ".join([*front, *(f'"{axis}"' if n == 1 else f'product("{axis}", {n})' for axis, n in counts.items())])
-    candidates = {
-        f"segments({stacked})": "they are concatenated in this order; else write them in their own order"
-        + (", fixed sizes as numbers" if fixed else "")
-    }
-    if owned != stacked:
-        candidates[f"segments({owned})"] = "each channel owns its elements side by side"
-    return UndeclaredDimension(name, f"{where} moves with {moving} and is not a multiple of one axis", candidates)
-
-
-def ask_for_product(
-    name: str, where: str, size: int, growth: Mapping[str, int], axes: Mapping[str, Axis]
-) -> UndeclaredDimension:
-    """Ask for the order of a product's factors; the architecture's order is proposed."""
-    factors = [axis for axis in axes if axis in growth]
-    rest = size // math.prod(axes[axis].size for axis in factors)
-    names, number = [f'"{axis}"' for axis in factors], [str(rest)] if rest > 1 else []
-    times = f", times {rest}" if number else ""
-    problem = f"{where} is the product of {', '.join(names[:-1])} and {names[-1]}{times}"
-    condition = "its factors have this order, outermost first; else write them in their own order, the number too"
-    return UndeclaredDimension(name, problem, {f"product({', '.join(number + names)})": condition})
-
-
-def pair_layers(missing: Sequence[UndeclaredDimension]) -> list[UndeclaredDimension]:
-    """Put `blocked` first where a layer takes what a layer beside it makes.
-
-    In a transformer's block one layer is k times as wide as its axis and the next one takes that: both are stacked.
-    """
-
-    def find_module(name: str) -> str:
-        return ".".join(name.split(".")[:-2])
-
-    stacked = {(find_module(one.name), next(iter(one.candidates))) for one in missing}
-    paired = []
-    for one in missing:
-        other = next(iter(one.candidates)).replace("interleaved", "blocked")
-        if other in one.candidates and (find_module(one.name), other) in stacked:
-            one = UndeclaredDimension(one.name, one.problem, {other: one.candidates[other], **one.candidates})
-        paired.append(one)
-    return paired
-
-
-def format_question(missing: Sequence[UndeclaredDimension]) -> str:
-    """Return the problem of the first dimension, and the line that declares all of them."""
-    first = missing[0]
-    (chosen, condition), *others = first.candidates.items()
-    entries = [f'"{pattern}": {declaration}' for pattern, declaration in _merge_blocks(missing).items()]
-    more = f", and {len(entries) - _MAX_LISTED} more tensors likewise" if len(entries) > _MAX_LISTED else ""
-    line = f"self.declared = {{{', '.join(entries[:_MAX_LISTED])}}}{more}"
-    alternatives = "".join(f", or {other} instead of {chosen} if {reason}" for other, reason in others)
-    return f"{first.problem}. Write in the architecture: {line} if {condition}{alternatives}."
-
-
-def _merge_blocks(missing: Sequence[UndeclaredDimension]) -> dict[str, str]:
-    """Return a declaration by pattern: one pattern where all blocks, or all classifiers, have the same."""
-    groups: dict[str, list[UndeclaredDimension]] = {}
-    for one in missing:
-        groups.setdefault(_NUMBER.sub("*", one.name), []).append(one)
-    entries = {}
-    for pattern, members in groups.items():
-        declarations = [next(iter(one.candidates)) for one in members]
-        longest = max(declarations, key=len)
-        # earlier blocks lack some of the axes; segments of axes that do not move a dimension are left out of it
-        same = all(d == longest or (_list_axes(d) and _list_axes(d) <= _list_axes(longest)) for d in declarations)
-        if len(members) > 1 and same:
-            entries[pattern] = longest
-        else:
-            entries |= {one.name: d for one, d in zip(members, declarations, strict=True)}
-    return entries
-
-
-def _list_axes(declaration: str) -> set[str]:
-    """Return the axes of a declaration that is segments of axes only."""
-    only_axes = re.fullmatch(r'segments\(("[^"]+"(, )?)+\)', declaration)
-    return set(re.findall(r'"[^"]+"', declaration)) if only_axes else set()
-
 
 # ---- fixed numbers of groups and heads -----------------------------------------------------------------------------
 
@@ -184,8 +46,8 @@ def explain_fixed_groups(n: int | None, axis: str | None, kind: str = "groups", 
     full = f"Axis({size // n})" if n and size and size % n == 0 else "its size"
     return (
         f'If its {kind} are fixed, make axis "{name}" the channels of one {one} ({full} in the full model), build '
-        f'{number} * axes["{name}"] where all {number} are needed, and declare blocked({number}) there. If {kind} come '
-        f"and go whole, build size // granule of them, with the channels of one {one} as the axis's granule."
+        f'{number} * axes["{name}"] where all {number} are needed. If {kind} come and go whole, build size // granule '
+        f"of them, with the channels of one {one} as the axis's granule."
     )
 
 

@@ -1,8 +1,9 @@
-"""Read a layout off an architecture's own builder: build it with one axis enlarged, and see which dimensions grow."""
+"""Read a layout off an architecture's own builder: build it with one axis enlarged, and see which dimensions grow.
 
-import fnmatch
+Where growth leaves several orders of places, a forward pass shows which it is (`arrange`).
+"""
+
 import functools
-import math
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -11,150 +12,47 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fleetfit.errors import ModelError
-from fleetfit.layout.arrange import Growing, arrange
-from fleetfit.layout.axes import Architecture, Axis, Declaration, ExitModel, read_declarations, validate_architecture
-from fleetfit.layout.depth import find_depths
-from fleetfit.layout.hints import (
-    UndeclaredDimension,
-    ask_for_arrangement,
-    ask_for_product,
-    ask_for_segments,
-    count_groups,
-    explain_division_error,
-    explain_fixed_groups,
-    format_question,
-    pair_layers,
-)
-from fleetfit.layout.layout import Layout, Segment, TensorLayout
+from fleetfit.layout.arrange import Growing, Growth, arrange, fits
+from fleetfit.layout.axes import Architecture, Axis, ExitModel, validate_architecture
+from fleetfit.layout.depth import Depth, find_depths
+from fleetfit.layout.hints import count_groups, explain_division_error, explain_fixed_groups
+from fleetfit.layout.labels import Dimension
+from fleetfit.layout.layout import Layout, Segment, Segments, TensorLayout
 from fleetfit.layout.meta import on_meta
 from fleetfit.layout.weight_norms import forget_vectors
 
 _KEEPS = "_keeps_statistics"
 """An attribute of norms that keep their statistics."""
 
-# ---- one dimension of a tensor: explained by its growth, or by a declaration where growth has several explanations -
+# ---- one dimension of a tensor, explained by its growth --------------------------------------------------------------
 
 
-def find_segments(
-    axes: Mapping[str, Axis], name: str, d: int, size: int, growth: Mapping[str, int], declared: Sequence[Declaration]
-) -> tuple[Segment, ...]:
-    """Return the segments of axes that one dimension consists of.
+def explain_by_growth(axes: Mapping[str, Axis], where: str, size: int, growth: Growth) -> Segments | None:
+    """Return the segments of a dimension that does not grow, or grows as one axis does; None for another one.
 
     Args:
         axes: The architecture's axes.
-        name: The tensor.
-        d: The dimension.
+        where: The dimension, for the message.
         size: Its size in the full model.
         growth: By axis that moves it, how much it grows when that axis grows by one granule.
-        declared: Declarations of the tensor.
 
     Raises:
-        UndeclaredDimension: Growth leaves several ways, and no declaration says which.
-        ModelError: Growth has no explanation, or a declaration contradicts it.
+        ModelError: It has neither one place per granule nor a whole number per channel.
     """
-    where = f'"{name}", dimension {d} of size {size}'
-    declarations = [x for x in declared if x.of_dimension and x.dim in (None, d)]
     if not growth:
-        if wrong := next((x for x in declarations if x.dim == d), None):
-            raise ModelError(
-                f"{where} is declared {wrong.kind}, but no axis moves it. Remove the declaration, or correct its dim."
-            )
         return (Segment(None, size),)
-    if len(growth) == 1:
-        (axis,) = growth
-        for segment in (Segment(axis), Segment(axis, per_granule=True)):
-            if _fits((segment,), axes, size, growth):
-                return (segment,)
-    for one in declarations:
-        segments = tuple(_make_segments(one, axes, growth))
-        if _fits(segments, axes, size, growth):
-            return segments
-    raise _make_error(axes, where, name, d, size, growth, declarations)
-
-
-def explains(one: Declaration, axes: Mapping[str, Axis], segments: Sequence[Segment]) -> bool:
-    """Return whether a dimension has these segments by a declaration; growth alone explains whole axes."""
-    moving = {axis: 0 for s in segments for axis in s.axes}
-    first = segments[0]
-    plain = len(segments) == 1 and first in (Segment(first.axis), Segment(first.axis, per_granule=True))
-    return bool(moving) and not plain and tuple(_make_segments(one, axes, moving)) == tuple(segments)
-
-
-def _fits(segments: Sequence[Segment], axes: Mapping[str, Axis], size: int, growth: Mapping[str, int]) -> bool:
-    return _get_length(segments, axes) == size and _get_growth(segments, axes) == dict(growth)
-
-
-def _get_length(segments: Sequence[Segment], axes: Mapping[str, Axis], larger: str = "") -> int:
-    sizes = {name: axis.size + axis.granule * (name == larger) for name, axis in axes.items()}
-    return sum(s.length(axes, sizes) for s in segments)
-
-
-def _get_growth(segments: Sequence[Segment], axes: Mapping[str, Axis]) -> dict[str, int]:
-    """Return by how much segments grow with one more granule of each axis that moves them."""
-    moving = [axis for axis in axes if any(axis in s.axes for s in segments)]
-    return {axis: _get_length(segments, axes, axis) - _get_length(segments, axes) for axis in moving}
-
-
-def _make_segments(one: Declaration, axes: Mapping[str, Axis], growth: Mapping[str, int]) -> Iterator[Segment]:
-    """Yield the segments of a declaration in a dimension that these axes move."""
-    if one.kind == "product":
-        yield from _multiply(one.parts)
-    elif one.kind == "segments":
-        for part in one.parts:
-            if isinstance(part, int):
-                yield Segment(None, part)
-            elif isinstance(part, Declaration):
-                yield from (s for s in _multiply(part.parts) if set(s.axes) <= growth.keys())
-            else:
-                yield from (Segment(axis) for axis in axes if fnmatch.fnmatchcase(axis, part) and axis in growth)
-    elif len(growth) == 1:
-        (axis,) = growth
-        yield from (Segment(axis),) * one.factor if one.kind == "blocked" else (Segment(axis, per=one.factor),)
-
-
-def _multiply(factors: Sequence[str | int | Declaration]) -> tuple[Segment, ...]:
-    """Return the segments of a product, outermost factor first."""
-    copies = 1
-    for i, factor in enumerate(factors):
-        if isinstance(factor, int):
-            copies *= factor
-            continue
-        inner = _multiply(factors[i + 1 :])
-        is_fixed = not inner[0].axes
-        segment = Segment(str(factor), per=inner[0].per) if is_fixed else Segment(str(factor), within=inner)
-        return (segment,) * copies
-    return (Segment(None, copies),)
-
-
-def _make_error(
-    axes: Mapping[str, Axis],
-    where: str,
-    name: str,
-    d: int,
-    size: int,
-    growth: Mapping[str, int],
-    declared: Sequence[Declaration],
-) -> ModelError:
-    """Return the error of a dimension without an explanation."""
-    proportional = all(by * axes[axis].size == size * axes[axis].granule for axis, by in growth.items())
-    composed = [x for x in declared if x.kind in ("segments", "product")]
-    if composed and not (proportional and len(growth) == 1):
-        segments = tuple(_make_segments(composed[0], axes, growth))
-        return ModelError(
-            f"{where}: {composed[0]} adds up to {_get_length(segments, axes)} and grows by "
-            f"{_get_growth(segments, axes)} per granule, but the builder has {size} and {dict(growth)}."
-        )
-    if len(growth) > 1 and proportional and size % math.prod(axes[axis].size for axis in growth) == 0:
-        return ask_for_product(name, where, size, growth, axes)
-    if len(growth) > 1 or not proportional:
-        return ask_for_segments(name, where, size, growth, axes)
+    if len(growth) > 1:
+        return None
     axis, slope = next(iter(growth.items()))
-    if size % axes[axis].size:
-        return ModelError(
+    for segment in (Segment(axis), Segment(axis, per_granule=True)):
+        if fits((segment,), axes, size, growth):
+            return (segment,)
+    if slope * axes[axis].size == size * axes[axis].granule and size % axes[axis].size:
+        raise ModelError(
             f'{where} has {slope} elements per granule of axis "{axis}" ({axes[axis].granule} channels): neither one '
             "per granule nor a whole number per channel. Set the axis's granule so that it divides."
         )
-    return ask_for_arrangement(name, where, axis, d, size // axes[axis].size, declared)
+    return None
 
 
 # ---- inference -----------------------------------------------------------------------------------------------------
@@ -246,11 +144,11 @@ def infer_layout(
         architecture: The model family.
         exits: Exits of the full model; by default every position.
         base: Names of tensors that are never trained and are not sent.
-        input_shape: Shape of one sample; without it, what growth alone does not show is refused.
+        input_shape: Shape of one sample, for a forward pass where growth alone does not tell.
 
     Raises:
-        ModelError: Keys change with a size, growth is not affine, something ambiguous is not declared, or one tensor
-            has two names. The message names parameter, dimension, factor and candidates, and the line to write.
+        ModelError: Keys change with a size, growth is not affine, or no forward pass shows the order of a dimension's
+            places. The message names parameter and dimension.
     """
     validate_architecture(architecture)
     chosen = tuple(exits) if exits is not None else tuple(architecture.positions)
@@ -263,9 +161,8 @@ def infer_layout(
     shape = None if input_shape is None else tuple(input_shape)
     if not _is_value(architecture):
         return _infer(architecture, chosen, frozen, shape)
-    # axes and declarations may be attributes of an object that its class does not compare
-    described = repr((dict(architecture.axes), read_declarations(architecture)))
-    return _infer_once(cast(Hashable, architecture), chosen, frozen, shape, described)
+    axes = tuple(architecture.axes.items())  # which may be an attribute that its class does not compare
+    return _infer_once(cast(Hashable, architecture), chosen, frozen, shape, axes)
 
 
 def _is_value(architecture: Architecture) -> bool:
@@ -284,39 +181,27 @@ def _infer(
     architecture: Architecture, chosen: tuple[int, ...], base: frozenset[str], input_shape: tuple[int, ...] | None
 ) -> Layout:
     # 1. build the full model
-    axes, declared = dict(architecture.axes), read_declarations(architecture)
+    axes = dict(architecture.axes)
     full = {name: axis.size for name, axis in axes.items()}
-    whole = _probe(architecture, declared, full, chosen)
+    whole = _probe(architecture, full, chosen)
     if not any(is_parameter for _, is_parameter in whole.tensors.values()):
         raise ModelError(f"{type(architecture).__name__}.build makes a module without parameters: nothing to train.")
-    _check_aliases(whole, declared, every=set(chosen) == set(architecture.positions))
     # 2. enlarge each axis by one granule and by two
-    slopes: dict[tuple[str, int], dict[str, int]] = {}  # (tensor, dimension) -> axis -> growth per granule
+    slopes: dict[Dimension, dict[str, int]] = {}  # (tensor, dimension) -> axis -> growth per granule
     fixed = dict(whole.groups)
     for name, axis in axes.items():
-        one, two = (
-            _probe(architecture, declared, {**full, name: axis.size + n * axis.granule}, chosen, name) for n in (1, 2)
-        )
+        one, two = (_probe(architecture, {**full, name: axis.size + n * axis.granule}, chosen, name) for n in (1, 2))
         _record_growth(name, whole.tensors, one.tensors, two.tensors, slopes)
         fixed = {part: n for part, n in fixed.items() if one.groups.get(part) == n}
-    # 3. explain each dimension by its growth and its declarations
-    by_tensor = {name: matching for name in whole.tensors if (matching := _match_declarations(declared, name))}
-    segments, missing = _find_all_segments(axes, whole.tensors, slopes, by_tensor, fixed)
-    if missing:
-        if input_shape is None:
-            raise ModelError(format_question(pair_layers(missing)))
-        sizes = {(name, d): n for name, (shape, _) in whole.tensors.items() for d, n in enumerate(shape)}
-        growing = Growing(axes, sizes, slopes, {dim: one for dim, one in segments.items() if dim in slopes})
+    # 3. explain each dimension by its growth, and by a forward pass where that does not tell
+    segments = _find_all_segments(axes, whole.tensors, slopes, fixed)
+    sizes = {(name, d): n for name, (shape, _) in whole.tensors.items() for d, n in enumerate(shape)}
+    growing = Growing(axes, sizes, slopes, {dim: one for dim, one in segments.items() if dim in slopes})
+    if growing.open:
         segments |= arrange(architecture, lambda s: build_module(architecture, s, chosen), input_shape, growing)
     dims = {name: tuple(segments[name, d] for d in range(len(shape))) for name, (shape, _) in whole.tensors.items()}
     # 4. find the block or exit of each tensor
-    depth = find_depths(
-        {name: shape for name, (shape, _) in whole.tensors.items()},
-        chosen,
-        tuple(architecture.positions),
-        lambda some: {n: shape for n, (shape, _) in _probe(architecture, declared, full, some).tensors.items()},
-        by_tensor,
-    )
+    depth = _find_depth(architecture, whole, chosen)
     # 5. put the layout together, and compare it with a model of which all axes are enlarged
     trains = getattr(architecture, "trains", lambda name: True)
     tensors: dict[str, TensorLayout] = {}
@@ -328,8 +213,44 @@ def _infer(
     layout = Layout(axes, chosen, tensors, whole.aliases, frozen, depth.by_order)
     if any(len(growth) > 1 for growth in slopes.values()):
         larger = {name: axis.size + axis.granule for name, axis in axes.items()}
-        _check_together(layout.complete, larger, _probe(architecture, declared, larger, chosen).tensors)
+        _check_together(layout.complete, larger, _probe(architecture, larger, chosen).tensors)
     return layout
+
+
+def _find_depth(architecture: Architecture, whole: "_Probe", exits: tuple[int, ...]) -> Depth:
+    full = {name: axis.size for name, axis in architecture.axes.items()}
+
+    def build(some: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+        return {name: shape for name, (shape, _) in _probe(architecture, full, some).tensors.items()}
+
+    shapes = {name: shape for name, (shape, _) in whole.tensors.items()}
+    return find_depths(shapes, exits, tuple(architecture.positions), build)
+
+
+def find_classifiers(architecture: Architecture) -> frozenset[str]:
+    """Return the tensors of classifiers; none where they are not found.
+
+    Of a model with one exit and no name for it, the classifier is the last part of the module, if its outputs keep
+    their size when all axes of width are larger.
+
+    Args:
+        architecture: The model family.
+    """
+    exits = tuple(architecture.positions)
+    sizes = {name: axis.size for name, axis in architecture.axes.items()}
+    larger = {name: n + architecture.axes[name].granule * architecture.axes[name].scaled for name, n in sizes.items()}
+    whole, wide = (_probe(architecture, some, exits) for some in (sizes, larger))
+    places = _find_depth(architecture, whole, exits).places
+    classifiers = frozenset(name for name in whole.tensors if places[name][1] is not None)
+    if classifiers or len(exits) > 1:
+        return classifiers
+    names, prefix = list(whole.tensors), ""
+    while len(parts := dict.fromkeys(name.removeprefix(prefix).partition(".")[0] for name in names)) == 1:
+        prefix += f"{next(iter(parts))}."
+    prefix += next(reversed(parts))
+    last = [name for name in names if f"{name}.".startswith(f"{prefix}.")]
+    keeps = whole.tensors[last[-1]][0][:1] == wide.tensors[last[-1]][0][:1]
+    return frozenset(last) if keeps else frozenset()
 
 
 @functools.lru_cache(maxsize=64)
@@ -338,7 +259,7 @@ def _infer_once(
     chosen: tuple[int, ...],
     base: frozenset[str],
     input_shape: tuple[int, ...] | None,
-    described: str,
+    axes: tuple[tuple[str, Axis], ...],
 ) -> Layout:
     return _infer(cast(Architecture, architecture), chosen, base, input_shape)
 
@@ -352,7 +273,6 @@ def _check_exits(architecture: Architecture, exits: tuple[int, ...]) -> None:
 
 
 _Tensors = dict[str, tuple[tuple[int, ...], bool]]
-_Declared = Mapping[str, tuple[Declaration, ...]]
 
 
 @dataclass(frozen=True)
@@ -365,11 +285,7 @@ class _Probe:
 
 
 def _probe(
-    architecture: Architecture,
-    declared: _Declared,
-    sizes: Mapping[str, int],
-    exits: tuple[int, ...],
-    larger: str | None = None,
+    architecture: Architecture, sizes: Mapping[str, int], exits: tuple[int, ...], larger: str | None = None
 ) -> _Probe:
     """Build on the meta device, and read the shapes."""
     with on_meta():
@@ -381,37 +297,13 @@ def _probe(
         other = first_name.setdefault(id(tensor), name)
         if other == name:
             tensors[name] = (tuple(tensor.shape), is_parameter)
-        elif any(d.kind == "alias" for d in _match_declarations(declared, name)):
-            aliases[name] = other
         else:
-            raise ModelError(
-                f'"{name}" and "{other}" are one tensor under two names. Averaging would count it twice: register it '
-                f'once, or declare {{"{name}": alias("{other}")}}.'
-            )
+            aliases[name] = other
     return _Probe(tensors, aliases, count_groups(module))
 
 
-def _check_aliases(whole: _Probe, declared: _Declared, every: bool) -> None:
-    """Refuse an alias that is declared for another tensor than the one that it is.
-
-    Args:
-        whole: The full model.
-        declared: Declarations by parameter name pattern.
-        every: Whether it has all exits; else a declaration may name a tensor that is not built here.
-    """
-    for name, other in whole.aliases.items():
-        names = [str(d.parts[0]) for d in _match_declarations(declared, name) if d.kind == "alias"]
-        wrong = [one for one in names if whole.aliases.get(one, one) != other]
-        unknown = [one for one in wrong if one not in whole.tensors and one not in whole.aliases]
-        if len(wrong) == len(names) and (every or wrong != unknown):
-            raise ModelError(
-                f'"{name}" is declared alias("{wrong[0]}"), but it is the same tensor as "{other}". Declare '
-                f'alias("{other}").'
-            )
-
-
 def _record_growth(
-    axis: str, whole: _Tensors, one: _Tensors, two: _Tensors, slopes: dict[tuple[str, int], dict[str, int]]
+    axis: str, whole: _Tensors, one: _Tensors, two: _Tensors, slopes: dict[Dimension, dict[str, int]]
 ) -> None:
     if whole.keys() != one.keys() or whole.keys() != two.keys():
         odd = sorted((whole.keys() ^ one.keys()) | (whole.keys() ^ two.keys()))
@@ -432,31 +324,28 @@ def _record_growth(
                 slopes.setdefault((name, d), {})[axis] = first
 
 
-def _match_declarations(declared: _Declared, name: str) -> tuple[Declaration, ...]:
-    return tuple(one for pattern, all_ in declared.items() if fnmatch.fnmatchcase(name, pattern) for one in all_)
-
-
 def _find_all_segments(
-    axes: Mapping[str, Axis],
-    whole: _Tensors,
-    slopes: Mapping[tuple[str, int], Mapping[str, int]],
-    declared: _Declared,
-    fixed: Mapping[str, int],
-) -> tuple[dict[tuple[str, int], tuple[Segment, ...]], list[UndeclaredDimension]]:
-    """Explain all dimensions that growth or a declaration explains; return the questions of the others."""
-    segments: dict[tuple[str, int], tuple[Segment, ...]] = {}
-    missing: list[UndeclaredDimension] = []
+    axes: Mapping[str, Axis], whole: _Tensors, slopes: Mapping[Dimension, Growth], fixed: Mapping[str, int]
+) -> dict[Dimension, Segments]:
+    """Return the segments of all dimensions that growth explains.
+
+    Args:
+        axes: The architecture's axes.
+        whole: Shapes of the full model.
+        slopes: By tensor and dimension, how much each axis moves it.
+        fixed: Convolutions and norms whose number of groups no axis moves.
+    """
+    every: dict[Dimension, Segments] = {}
     for name, (shape, _) in whole.items():
         part = name.rpartition(".")[0]
         for d, size in enumerate(shape):
             growth = slopes.get((name, d), {})
             if d == 1 and len(growth) == 1 and part in fixed:
                 _check_group(axes, name, size, next(iter(growth)), fixed[part])
-            try:
-                segments[name, d] = find_segments(axes, name, d, size, growth, declared.get(name, ()))
-            except UndeclaredDimension as one:
-                missing.append(one)
-    return segments, missing
+            segments = explain_by_growth(axes, f'"{name}", dimension {d} of size {size}', size, growth)
+            if segments is not None:
+                every[name, d] = segments
+    return every
 
 
 def _check_group(axes: Mapping[str, Axis], name: str, size: int, axis: str, groups: int) -> None:
@@ -476,5 +365,5 @@ def _check_together(layout: Layout, sizes: Mapping[str, int], built: _Tensors) -
         if built[name][0] != shape:
             raise ModelError(
                 f'"{name}": with every axis larger by a granule the layout predicts {shape}, the builder makes '
-                f"{built[name][0]}. Check its declaration: product(...) multiplies, segments(...) adds."
+                f"{built[name][0]}. Let each of its dimensions be a product or a sum of axes."
             )

@@ -17,14 +17,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
 from fleetfit.factories import Preset, make_presets
-from fleetfit.layout import Axis, interleaved
+from fleetfit.layout import Axis
 from fleetfit.models.family import Family, Head, halve, initialize_kaiming
 
 
@@ -80,12 +79,6 @@ class Stack(Family):
     def pixels(self) -> int:
         """Pixels per channel of the map that is flattened; of inputs without convolutions, elements per channel."""
         return math.prod(side // 2 ** len(self.convolutions) for side in self.input_shape[1:])
-
-    @cached_property
-    def declared(self) -> Mapping[str, Any]:
-        """Each channel owns its pixels in the input of the first fully connected layer."""
-        convolutions = len(self.convolutions)
-        return {f"blocks.{convolutions}.fc.weight": interleaved(self.pixels, dim=1)} if convolutions else {}
 
     def _make_axes(self) -> dict[str, Axis]:
         sizes = zip(self.layers, (*self.convolutions, *self.hidden), strict=True)

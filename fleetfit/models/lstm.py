@@ -18,8 +18,7 @@ usual vocabulary of 90; the word LSTM has 4,950,800.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
 from fleetfit.factories import Preset, make_presets
-from fleetfit.layout import Axis, blocked
+from fleetfit.layout import Axis
 from fleetfit.models.family import Family, FamilyModule
 
 Cell = Literal["plain", "peephole"]
@@ -102,11 +101,6 @@ class LanguageModel(Family):
     def __post_init__(self) -> None:
         object.__setattr__(self, "tokens", self.vocabulary)
         super().__post_init__()
-
-    @cached_property
-    def declared(self) -> Mapping[str, Any]:
-        """The four gates of a layer are stacked."""
-        return {"blocks.*.weight_*": blocked(4, dim=0), "blocks.*.bias*": blocked(4)}
 
     def _make_axes(self) -> dict[str, Axis]:
         layers = {f"layer{i + 1}": Axis(self.hidden, block=i) for i in range(self.blocks)}

@@ -8,7 +8,7 @@ classifier reads the coarsest scale: two 3x3 convolutions with stride 2, norm an
 layer; the last one too (the "3-layer CNN" of ScaleFL, CVPR 2023, 4.1). 24 layers with exits after 15, 18, 21 and 24
 have the parameters and multiply-adds of ScaleFL's Table 7.
 
-Axes: features are concatenated, so what reads them is declared by `segments`. Layers between two ends of a scale share
+Axes: layers between two ends of a scale share
 axes: `normal{k}_{s}` and `down{k}_{s}` are what they add at scale s while k scales have ended (with `_inner` behind the
 1x1 convolution), `reduced{k}_{s}` what is left when the k-th scale has ended, `stem{s}` the first features, `head` the
 channels inside classifiers. An axis's block is the first that has it; `head` comes after all blocks. Widths as in
@@ -24,14 +24,13 @@ neither moved by weight decay nor counted in the average (see `fleetfit.training
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fleetfit.errors import ModelError
 from fleetfit.factories import Preset, make_presets
-from fleetfit.layout import Axis, Declaration, default_sizes, segments
+from fleetfit.layout import Axis, default_sizes
 from fleetfit.models.family import ConvFamily, FamilyModule, Head, MakeNorm, Norm, conv_norm_relu, needs_group_norm
 
 Features = tuple[Tensor, ...]
@@ -161,22 +160,6 @@ class Msdnet(ConvFamily):
             parts |= {step.scale: step.result for step in steps}
             layers.append(tuple(steps))
         return tuple(layers)
-
-    @cached_property
-    def declared(self) -> Mapping[str, Any]:
-        """The order of the parts of concatenated features, for the layers that read them."""
-        declared: dict[str, Declaration] = {}
-        for i, steps in enumerate(self.steps):
-            for step in steps:
-                prefix = f"blocks.{i}.scale.{step.scale}"
-                declared[f"{prefix}.normal.0.weight"] = segments(*step.own, dim=1)
-                if step.down:
-                    declared[f"{prefix}.down.0.weight"] = segments(*step.finer, dim=1)
-                if step.reduced:
-                    declared[f"{prefix}.reduce.0.weight"] = segments(*step.concatenated, dim=1)
-            first = "body.0" if self.head_layers else "fc"
-            declared[f"heads.{i + 1}.{first}.weight"] = segments(*steps[-1].result, dim=1)
-        return declared
 
     def sizes(self, width: float) -> dict[str, int]:
         """Return the size of each axis: base, growth and head to the floor, the others as they follow from them."""

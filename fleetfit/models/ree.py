@@ -40,7 +40,6 @@ from fleetfit.layout import (
     ExitModel,
     HasSegments,
     State,
-    alias,
     build_module,
     default_sizes,
     make_input,
@@ -234,17 +233,6 @@ class Recurrent(ArchitectureWrapper):
                 carry = backbone.segment(i, carry)
                 widths.append(backbone.token(carry).shape[-1])
         return widths
-
-    @cached_property
-    def declared(self) -> Mapping[str, Any]:
-        """The backbone's declarations, by the names that it has here."""
-        declared: dict[str, Any] = {}
-        for pattern, value in super().declared.items():
-            declarations = value if isinstance(value, tuple) else (value,)
-            declared[pattern if pattern.startswith("*") else BACKBONE + pattern] = tuple(
-                alias(BACKBONE + str(d.parts[0])) if d.kind == "alias" else d for d in declarations
-            )
-        return declared
 
     def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
         """Return the module with these sizes and exits."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
-from fleetfit.layout import Axis, Declaration, State, blocked
+from fleetfit.layout import Axis, State
 from fleetfit.models.family import Family, FamilyModule, MakeNorm
 from fleetfit.models.pretrained import TensorNames, read_tensors
 
@@ -83,16 +83,6 @@ class Encoder:
         else:
             attention = {"head": Axis(self.head_size)}
         return {"hidden": Axis(self.hidden, granule), **attention, "mlp": Axis(self.intermediate, granule)}
-
-    def declared(self) -> Mapping[str, Declaration]:
-        """Return declarations: with fixed heads, a channel of the axis is one channel of each head."""
-        if self.heads == "whole":
-            return {}
-        stacked = blocked(self.attention_heads, dim=0)
-        return {
-            **{f"*.attention.{name}.*": stacked for name in _PROJECTIONS},
-            "*.attention.out.weight": blocked(self.attention_heads, dim=1),
-        }
 
     @property
     def size_dependent(self) -> str:
@@ -324,11 +314,6 @@ class EncoderFamily(Family):
         object.__setattr__(self, "blocks", self.encoder.layers)
         object.__setattr__(self, "size_dependent", self.encoder.size_dependent)
         super().__post_init__()
-
-    @cached_property
-    def declared(self) -> Mapping[str, Any]:
-        """Declarations by parameter name pattern."""
-        return self.encoder.declared()
 
     def pretrained(self, exits: tuple[int, ...]) -> State:
         """Return the checkpoint's tensors by our names; those of its classifier only at full depth."""

@@ -17,13 +17,12 @@ Where a map is one pixel high or wide, it is not halved again, so images of 16x1
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
-from fleetfit.layout import Axis, interleaved
+from fleetfit.layout import Axis
 from fleetfit.models.family import ConvFamily, Head, MakeNorm, Norm, halve, needs_group_norm
 
 _FACTORS = (1, 1, 2, 2, 4, 4, 4, 8, 8, 8, 8, 8, 8)  # channels of the convolutions, as multiples of the first's
@@ -83,11 +82,6 @@ class Vgg(ConvFamily):
     def pixels(self) -> int:
         """Pixels of the map that is flattened, per channel."""
         return (self.input_shape[1] >> len(self.halvings)) * (self.input_shape[2] >> len(self.halvings))
-
-    @cached_property
-    def declared(self) -> Mapping[str, Any]:
-        """Each channel owns its pixels in the input of the first wide layer."""
-        return {f"blocks.{_DEEP}.linear.weight": interleaved(self.pixels, dim=1)}
 
     def _make_axes(self) -> dict[str, Axis]:
         granule = self.granule

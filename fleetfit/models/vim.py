@@ -15,7 +15,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,7 @@ from torch.nn import functional as F
 
 from fleetfit.errors import ModelError
 from fleetfit.factories import Preset, make_presets
-from fleetfit.layout import Axis, blocked, segments
+from fleetfit.layout import Axis
 from fleetfit.models.family import Family
 from fleetfit.models.selective_scan import SelectiveScan
 from fleetfit.models.transformer import HeadKind, TokenHead, TokenModule, check_head
@@ -133,11 +132,6 @@ class Vim(Family):
     def patches(self) -> int:
         """Number of patches."""
         return math.prod(side // self.patch for side in self.input_shape[1:])
-
-    @cached_property
-    def declared(self) -> Mapping[str, Any]:
-        """The order of the parts of projections."""
-        return {"*.in_proj.weight": blocked(2, dim=0), "*.x_proj.weight": segments("rank", 2 * self.state, dim=0)}
 
     def _make_axes(self) -> dict[str, Axis]:
         return {"hidden": Axis(self.hidden), "inner": Axis(self.expand * self.hidden), "rank": Axis(self.rank)}

@@ -12,12 +12,12 @@ from torch import nn
 from fleetfit.errors import ModelError
 from fleetfit.layout import (
     ArchitectureWrapper,
-    Declaration,
     Layout,
     Segment,
     State,
     TensorLayout,
     build_module,
+    find_classifiers,
     infer_layout,
     named_tensors,
 )
@@ -107,13 +107,15 @@ class Tuned(ArchitectureWrapper):
         """
         if not self._is_derived and any(_HEAD.match(name) for name, _ in self._plain.named_parameters()):
             return frozenset()
-        tensors = infer_layout(self.inner, tuple(self.positions)).complete.tensors
-        classifiers = frozenset(name for name, tensor in tensors.items() if tensor.exit is not None)
-        if not classifiers and not self._is_derived:
+        if self._is_derived:
+            tensors = infer_layout(self.inner, tuple(self.positions)).complete.tensors
+            return frozenset(name for name, tensor in tensors.items() if tensor.exit is not None)
+        classifiers = find_classifiers(self.inner)
+        if not classifiers:
             raise ModelError(
                 "[peft] freezes everything but the classifiers and the added modules, and this model has no classifier "
-                'that is found by its name (heads.{n}) or by building with fewer exits. Declare it, such as "fc.*": '
-                f"exit_after({self.blocks}).",
+                "that is found by its name (heads.{n}), by building with fewer exits, or as the last part of the "
+                f'module. Name it heads.{self.blocks}, as in nn.ModuleDict({{"{self.blocks}": ...}}).',
                 key="peft",
             )
         return classifiers
@@ -196,24 +198,3 @@ class Tuned(ArchitectureWrapper):
         with on_meta():
             module = build_module(self, sizes, exits)
         return {name: tuple(tensor.shape) for name, tensor, _ in named_tensors(module)}
-
-    @cached_property
-    def declared(self) -> Mapping[str, Any]:
-        """The inner family's declarations by tensor, and those of the added tensors that follow from them."""
-        inner: dict[str, tuple[Declaration, ...]] = {}
-        for pattern, value in super().declared.items():
-            for name in self._plain.state_dict():
-                if fnmatch.fnmatchcase(name, pattern):
-                    inner[name] = (*inner.get(name, ()), *(value if isinstance(value, tuple) else (value,)))
-        added: dict[str, tuple[Declaration, ...]] = {}
-        for name, declarations in inner.items():
-            for new, dims in self.map_dims(name).items():
-                added[new] = tuple(
-                    Declaration(d.kind, d.factor, d.parts, to) for d in declarations for to in [dims.get(d.dim)]
-                    if d.kind != "alias" and (d.dim is None or to is not None)
-                )  # fmt: skip
-        return inner | added
-
-    def map_dims(self, name: str) -> dict[str, dict[int | None, int | None]]:
-        """Return the added tensors that are declared like a tensor of the inner family, and in which dimensions."""
-        return {}

@@ -85,14 +85,6 @@ class Lora(Tuned):
                 merged[f"{layer}.weight"] = (weight.double() + self.alpha / self.rank * product).to(weight.dtype)
         return merged
 
-    def map_dims(self, name: str) -> dict[str, dict[int | None, int | None]]:
-        """Return that B's rows are declared like the layer's, and A's columns like its columns."""
-        layer, _, kind = name.rpartition(".")
-        if layer not in self.places:
-            return {}
-        own: dict[str, dict[int | None, int | None]] = {f"{layer}.{BASE}.{kind}": {None: None, 0: 0, 1: 1}}
-        return own | ({f"{layer}.{B}": {0: 0}, f"{layer}.{A}": {1: 1}} if kind == "weight" else {})
-
 
 def _is_turned(part: nn.Module) -> bool:
     return (type(part).__module__, type(part).__name__) == ("transformers.pytorch_utils", "Conv1D")

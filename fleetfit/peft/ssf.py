@@ -67,13 +67,6 @@ class Ssf(Tuned):
             merged[f"{layer}.bias"] = state[f"{layer}.bias"] * scale + state[f"{layer}.{ADDED}.shift"]
         return merged
 
-    def map_dims(self, name: str) -> dict[str, dict[int | None, int | None]]:
-        """Return that the vectors are declared like the output of their layer."""
-        layer, _, kind = name.rpartition(".")
-        if kind != "weight" or layer not in self.places:
-            return {}
-        return {f"{layer}.{ADDED}.{vector}": {None: None, 0: 0} for vector in ("scale", "shift")}
-
 
 def _apply_vectors(part: nn.Module, _: Any, output: Tensor) -> Tensor:
     changed: Tensor = part.get_submodule(ADDED)(output)

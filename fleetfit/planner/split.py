@@ -62,7 +62,7 @@ def find_shapes(
         return _count_fixed(architecture, input_shape, targets)
     falls_back = scaling in ("auto", "depth_first")
     if scaling == "auto":
-        scaling = choose_scaling(architecture, targets.cost)
+        scaling = choose_scaling(architecture, input_shape, targets.cost)
     if scaling == "depth_first":
         if depths is not None or widths is not None:
             raise PlanError(
@@ -91,16 +91,16 @@ def find_shapes(
             raise nearer from None
 
 
-def choose_scaling(architecture: Architecture, cost: str) -> Scaling:
+def choose_scaling(architecture: Architecture, input_shape: Sequence[int], cost: str) -> Scaling:
     """Return the split that "auto" stands for.
 
     "depth_first", except in budgets of multiply-adds and latency where the model has stages: whole early blocks are
     dear there, and in trials were no better than "both".
     """
-    return "both" if cost in _BY_PLACE and has_stages(architecture) else "depth_first"
+    return "both" if cost in _BY_PLACE and has_stages(architecture, input_shape) else "depth_first"
 
 
-def has_stages(architecture: Architecture) -> bool:
+def has_stages(architecture: Architecture, input_shape: Sequence[int]) -> bool:
     """Return whether axes begin in later blocks, and none runs through all, as a transformer's residual stream does.
 
     Each block with such an axis has a tensor of its size: a layer that writes it, or a norm.
@@ -108,19 +108,19 @@ def has_stages(architecture: Architecture) -> bool:
     if not any(axis.block for axis in architecture.axes.values() if axis.scaled):
         return False
     blocks: dict[str, set[int]] = {}
-    for tensor in get_layout(architecture).complete.tensors.values():
+    for tensor in get_layout(architecture, input_shape).complete.tensors.values():
         for axis in [axis for segment in tensor.dims[0] for axis in segment.axes] if tensor.dims else ():
             if tensor.exit is None and architecture.axes[axis].scaled:
                 blocks.setdefault(axis, set()).add(tensor.block or 0)
     return all(len(numbers) < architecture.blocks for numbers in blocks.values())
 
 
-def find_stage_start(architecture: Architecture, depth: int) -> int:
+def find_stage_start(architecture: Architecture, input_shape: Sequence[int], depth: int) -> int:
     """Return the first block of the last stage before an exit: where the axes begin that its classifier reads."""
     axes = architecture.axes
     read = {
         axis
-        for tensor in get_layout(architecture).complete.tensors.values()
+        for tensor in get_layout(architecture, input_shape).complete.tensors.values()
         if tensor.exit == depth
         for dim in tensor.dims
         for segment in dim
@@ -197,7 +197,9 @@ class _Costs:
         }
         return replace(
             shape,
-            width=compute_mean_width(self._architecture, sizes, shape.exits) if shape.widths else shape.width,
+            width=compute_mean_width(self._architecture, self._shape, sizes, shape.exits)
+            if shape.widths
+            else shape.width,
             share=shares[self._targets.cost],
             further={cost: shares[cost] for cost in self._targets.ceilings},
         )
@@ -226,17 +228,23 @@ def get_sizes(architecture: Architecture, shape: LevelShape) -> dict[str, int]:
     return {name: default_sizes({name: axis}, shape.widths.get(name, 1.0))[name] for name, axis in axes.items()}
 
 
-def list_axes(architecture: Architecture, exits: tuple[int, ...]) -> set[str]:
+def list_axes(architecture: Architecture, input_shape: Sequence[int], exits: tuple[int, ...]) -> set[str]:
     """Return the axes of the tensors that a sub-model with these exits has."""
-    tensors = get_layout(architecture).complete.tensors.values()
+    tensors = get_layout(architecture, input_shape).complete.tensors.values()
     segments = (segment for t in tensors if t.present(exits) for dim in t.dims for segment in dim)
     return {axis for segment in segments for axis in segment.axes}
 
 
-def compute_mean_width(architecture: Architecture, sizes: Sizes, exits: tuple[int, ...]) -> float:
+def compute_mean_width(
+    architecture: Architecture, input_shape: Sequence[int], sizes: Sizes, exits: tuple[int, ...]
+) -> float:
     """Return the mean kept fraction of the channels of the axes that a sub-model with these exits has."""
     axes = architecture.axes
-    fractions = [sizes[name] / axes[name].size for name in sorted(list_axes(architecture, exits)) if axes[name].scaled]
+    fractions = [
+        sizes[name] / axes[name].size
+        for name in sorted(list_axes(architecture, input_shape, exits))
+        if axes[name].scaled
+    ]
     return float(np.mean(fractions)) if fractions else 1.0
 
 
@@ -250,11 +258,11 @@ def _find_depth_first(
     costs = _Costs(architecture, input_shape, targets)
     sizes_and_exits: list[tuple[Sizes, tuple[int, ...]]] = []
     exits: tuple[int, ...] = ()
-    is_cut = has_stages(architecture) or architecture.blocks == 1
+    is_cut = has_stages(architecture, input_shape) or architecture.blocks == 1
     first = find_first_seeing_exit(architecture, input_shape)
     for level in range(len(targets.ratios) - 1):
         if is_cut:
-            sizes, exits = _find_level(architecture, costs, targets, level, exits, first)
+            sizes, exits = _find_level(architecture, input_shape, costs, targets, level, exits, first)
         else:
             sizes = architecture.sizes(1.0)
             above = max((first - 1, *exits))
@@ -269,7 +277,7 @@ def _find_depth_first(
     shapes = [LevelShape(architecture.blocks, 1.0, last, 1.0, dict.fromkeys(targets.ceilings, 1.0))]
     for sizes, own in reversed(sizes_and_exits):
         # axes that a level lacks are as wide as in the level above, so that levels are parts of each other
-        present = list_axes(architecture, own)
+        present = list_axes(architecture, input_shape, own)
         wider = {a: n if a in present else wider[a] for a, n in sizes.items()}
         widths = {a: wider[a] / axis.size for a, axis in architecture.axes.items() if wider[a] < axis.size}
         shapes.insert(0, costs.count(LevelShape(own[-1], 1.0, own, 1.0, widths=widths), wider))
@@ -277,7 +285,13 @@ def _find_depth_first(
 
 
 def _find_level(
-    architecture: Architecture, costs: _Costs, targets: Targets, level: int, exits: tuple[int, ...], first: int
+    architecture: Architecture,
+    input_shape: Sequence[int],
+    costs: _Costs,
+    targets: Targets,
+    level: int,
+    exits: tuple[int, ...],
+    first: int,
 ) -> tuple[Sizes, tuple[int, ...]]:
     """Return sizes and exits of one level: the shallowest exit that uses the budget, and the width that meets it."""
     ratio, full = targets.ratios[level], architecture.sizes(1.0)
@@ -286,7 +300,7 @@ def _find_level(
         own = tuple(dict.fromkeys((*exits, depth)))
         if depth == architecture.blocks or costs.compute_share(full, own) >= least:
             break
-    start = find_stage_start(architecture, depth)
+    start = find_stage_start(architecture, input_shape, depth)
     # widths of the front and of the last stage, widest first; one stage has no front
     last_alone = [(1.0, width) for width in reversed(WIDTHS) if width >= _LAST_STAGE] if start else []
     together = [(width, (_LAST_STAGE if start else 1.0) * width) for width in reversed(WIDTHS)]

@@ -140,14 +140,7 @@ def test_other_scales_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(functional, "scaled_dot_product_attention", sharper)
     object.__setattr__(architecture, "size_dependent", "")
     with raises(ModelError, '"head"', "blocks.0"):
-        check_layout(architecture, layout=infer_layout(architecture), input_shape=(7,))
-
-
-def test_fixed_heads_must_be_declared() -> None:
-    architecture = tiny(heads="fixed")
-    object.__setattr__(architecture, "declared", {})
-    with raises(ModelError, 3, '"head"'):
-        infer_layout(architecture)
+        check_layout(architecture, input_shape=(7,))
 
 
 # ---- arithmetic ----------------------------------------------------------------------------------------------------

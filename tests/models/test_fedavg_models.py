@@ -5,11 +5,12 @@ import torch
 from support import raises
 from torch import nn
 from torch.nn import functional as F
+from zoo import arrange
 
 from fleetfit.check import check_layout
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ModelError
-from fleetfit.layout import blocked, build_module
+from fleetfit.layout import Segment, build_module, infer_layout
 from fleetfit.models.fedavg_images import Stack, fedavg_cifar_cnn, fedavg_cnn, mlp_2nn
 
 
@@ -101,9 +102,11 @@ def test_pooling_by_three_covers_the_border(side: int) -> None:
 
 def test_a_flatten_taken_as_stacked_copies_is_refused() -> None:
     architecture = Stack(3, (1, 8, 8), (4,), (5,))
-    object.__setattr__(architecture, "declared", {"blocks.1.fc.weight": blocked(16, dim=1)})
+    layout = infer_layout(architecture, input_shape=(1, 8, 8))
+    assert layout.tensors["blocks.1.fc.weight"].dims[1] == (Segment("conv1", per=16),)
+    wrong = arrange(layout, {("blocks.1.fc.weight", 1): (Segment("conv1"),) * 16})
     with raises(ModelError, '"conv1"', "blocks.1.fc"):
-        check_layout(architecture, example=torch.randn(2, 1, 8, 8))
+        check_layout(architecture, wrong, example=torch.randn(2, 1, 8, 8))
 
 
 def test_inputs_of_any_shape() -> None:

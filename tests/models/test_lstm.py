@@ -5,11 +5,12 @@ import torch
 from support import raises
 from torch import Tensor
 from torch.nn import functional as F
+from zoo import arrange
 
 from fleetfit.check import check_layout
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ModelError
-from fleetfit.layout import build_module, infer_layout, interleaved
+from fleetfit.layout import Segment, build_module, infer_layout
 from fleetfit.models.lstm import LanguageModel, PeepholeLayer, char_lstm, word_lstm
 
 CELLS = ("plain", "peephole")
@@ -147,19 +148,19 @@ def test_the_layout_passes_all_parts(architecture: LanguageModel) -> None:
 @pytest.mark.parametrize("cell", CELLS)
 def test_gates_taken_as_neighbors_are_refused(cell: str) -> None:
     architecture = char_lstm(7, 9, 3, 5, 2, cell)
-    part = "" if cell == "peephole" else "lstm."
-    right = {name.replace("*.", f"1.{part}", 1): value for name, value in architecture.declared.items()}
-    wrong = {f"blocks.0.{part}weight_*": interleaved(4, dim=0), f"blocks.0.{part}bias*": interleaved(4)}
-    object.__setattr__(architecture, "declared", right | wrong)
+    layout = infer_layout(architecture, input_shape=(6,))
+    gates = {(name, 0): (Segment("layer1", per=4),) for name, one in layout.tensors.items()
+             if name.startswith("blocks.0.") and one.dims[0] == (Segment("layer1"),) * 4}  # fmt: skip
+    assert gates
     with raises(ModelError, '"layer1"', "blocks.0"):
-        check_layout(architecture, example=torch.zeros(2, 6, dtype=torch.int64))
+        check_layout(architecture, arrange(layout, gates), example=torch.zeros(2, 6, dtype=torch.int64))
 
 
 def test_vocabularies_are_never_cut_and_stay_apart() -> None:
     """Input and output embeddings are two tensors, as in the paper."""
     architecture = word_lstm(50, 40, 12, 8)
     assert architecture.sizes(0.5) == {"embedding": 6, "layer1": 4, "classes": 50}
-    layout = infer_layout(architecture)
+    layout = infer_layout(architecture, input_shape=(6,))
     shapes = layout.shapes(architecture.sizes(0.5), (1,))
     assert shapes["embedding.weight"] == (40, 6)
     assert shapes["heads.1.weight"] == (50, 4)

@@ -74,12 +74,12 @@ def test_the_layout_with_group_norm_is_proven() -> None:
     proven(vgg16(3, (2, 8, 8), base=4, wide=6, norm="group"), (2, 8, 8), (3, 8, 13, 14, 15))
 
 
-def test_a_flattened_map_is_declared() -> None:
+def test_a_flattened_map_goes_by_channel() -> None:
     """Four pixels per channel: rows of the first wide layer go by channel."""
     architecture = vgg16(3, (2, 64, 64), base=2, wide=5)
     assert architecture.pixels == 4
     proven(architecture, (2, 64, 64), (2, 15))
-    (part,) = infer_layout(architecture, (15,)).tensors["blocks.13.linear.weight"].dims[1]
+    (part,) = infer_layout(architecture, (15,), input_shape=(2, 64, 64)).tensors["blocks.13.linear.weight"].dims[1]
     assert (part.axis, part.per) == ("layer12", 4)
 
 

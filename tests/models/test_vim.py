@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import MambaConfig
 from transformers.models.mamba.modeling_mamba import MambaMixer
+from zoo import arrange
 
 from fleetfit.check import check_layout
 from fleetfit.cost import submodel_cost
 from fleetfit.errors import ModelError
-from fleetfit.layout import Declaration, build_module, interleaved
+from fleetfit.layout import Segment, build_module, infer_layout
 from fleetfit.models import selective_scan
 from fleetfit.models.selective_scan import SelectiveScan, scan
 from fleetfit.models.vim import Mixer, vim, vim_ti
@@ -214,13 +215,12 @@ def test_the_layout_passes_all_parts() -> None:
     assert max([*report.permutation.values(), *report.cuts.values()]) < 1e-12
 
 
-@pytest.mark.parametrize("pattern", ["*.in_proj.weight"])
-def test_a_wrong_declaration_is_refused(pattern: str) -> None:
-    wrong: dict[str, Declaration] = {**TINY.declared, pattern: interleaved(2, dim=0)}
+def test_a_wrong_order_of_projections_is_refused() -> None:
     architecture = vim(5, (3, 8, 8), depth=1, hidden=12, patch=4, rank=3, state=4)
-    object.__setattr__(architecture, "declared", wrong)
+    layout = infer_layout(architecture, input_shape=(3, 8, 8))
+    wrong = arrange(layout, {("blocks.0.mixer.in_proj.weight", 0): (Segment("inner", per=2),)})
     with raises(ModelError, '"inner"', "in_proj"):
-        check_layout(architecture, example=torch.randn(2, 3, 8, 8))
+        check_layout(architecture, wrong, example=torch.randn(2, 3, 8, 8))
 
 
 def test_exits_read_the_class_token() -> None:

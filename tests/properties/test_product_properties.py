@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from hypothesis import assume, given, settings, strategies as st
 from support.states import put_back
-from torch import nn
-from zoo import Made
 
 from fleetfit.hooks import keep_prefix
-from fleetfit.layout import Axis, Layout, infer_layout, product, segments
+from fleetfit.layout import Axis, Layout, Segment, TensorLayout
+from fleetfit.layout.arrange import multiply
 from fleetfit.submodel import (
     SlicePlan,
     Submodel,
@@ -45,18 +44,6 @@ factors = st.builds(
 seeds = st.integers(0, 2**32 - 1)
 
 
-class Holder(nn.Module):
-    """A matrix whose rows are one product and whose columns are another; a concatenation of both; the plain axes."""
-
-    def __init__(self, rows: Factors, columns: Factors, sizes: Mapping[str, int]) -> None:
-        super().__init__()
-        n, m = length(rows, sizes), length(columns, sizes)
-        self.matrix = nn.Parameter(torch.zeros(n, m))
-        self.both = nn.Parameter(torch.zeros(n + 2 + m))
-        for name, size in sizes.items():
-            self.register_parameter(f"plain_{name}", nn.Parameter(torch.zeros(size)))
-
-
 def length(some: Factors, sizes: Mapping[str, int]) -> int:
     total = 1
     for factor in some:
@@ -67,11 +54,10 @@ def length(some: Factors, sizes: Mapping[str, int]) -> int:
 def make_layout(axes: Mapping[str, Axis], rows: Factors, columns: Factors) -> Layout:
     sizes = {name: axis.size for name, axis in axes.items()}
     assume(length(rows, sizes) * length(columns, sizes) <= MOST)
-    declared = {
-        "matrix": (product(*rows, dim=0), product(*columns, dim=1)),
-        "both": segments(product(*rows), 2, product(*columns)),
-    }
-    return infer_layout(Made(axes, lambda s: Holder(rows, columns, s), declared))
+    segments = (multiply(rows), multiply(columns))
+    dims = {"matrix": segments, "both": ((*segments[0], Segment(None, 2), *segments[1]),)}
+    dims |= {f"plain_{name}": ((Segment(name),),) for name in axes}
+    return Layout(axes, (1,), {name: TensorLayout(own, None, None, True) for name, own in dims.items()})
 
 
 def places(some: Factors, axes: Mapping[str, Axis], channels: Chosen) -> list[int]:
