@@ -26,7 +26,7 @@ from fleetfit.submodel import Channels, Submodel, extract, random, rolling
 
 RANK = 3
 ARCHITECTURE = lora(vit(4, (1, 8, 8), depth=3, hidden=12, attention_heads=3, patch=4, heads="fixed"), rank=RANK)
-LAYOUT = infer_layout(ARCHITECTURE, (1, 2, 3))
+LAYOUT = infer_layout(ARCHITECTURE, (1, 2, 3), input_shape=(1, 8, 8))
 LAYERS = [name.removesuffix(B) for name in LAYOUT.tensors if name.endswith(B)]
 FEDERATION = cast(Federation, SimpleNamespace(problem=SimpleNamespace(layout=LAYOUT)))
 FACTORS = ["nearest", "balanced"]

@@ -110,8 +110,7 @@ CASES: dict[str, tuple[str, tuple[object, ...]]] = {
         ("(5,)", "vocabulary", "self.tokens = vocabulary")),
     "tokens that it does not take": (STACK.replace(BLOCKS, f"{BLOCKS}; self.tokens = 50"), ("(5,)", "tokens", 50, 0)),
     "a product of two axes": (
-        STACK.replace(STEM, "nn.Linear(5, hidden * classes)"),
-        ("(5,)", "own.py")),
+        STACK.replace(STEM, "nn.Linear(5, hidden * classes)"), ("(5,)", "2x320", "32x32")),
     "numbers of another precision": (
         STACK.replace(STEM, "nn.Linear(5, hidden).double()"), ("(5,)", "must have the same dtype", "own.py")),
     "an error without words": (

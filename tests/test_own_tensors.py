@@ -18,7 +18,7 @@ from fleetfit.core.tasks import get_task
 from fleetfit.cost import Conditions, get_latency, submodel_cost, training_memory
 from fleetfit.cost.latency import measure_latency
 from fleetfit.errors import ModelError
-from fleetfit.layout import Axis, Segment, build_module, infer_layout, place_module
+from fleetfit.layout import Axis, Segment, build_module, place_module
 from fleetfit.machine import tensor_defaults
 from fleetfit.submodel import full_submodel
 from fleetfit.training import get_local_model
@@ -296,7 +296,7 @@ def problem_of(architecture: Made) -> Problem:
 def test_module_makes_tensors_on_its_accelerator(name: str) -> None:
     architecture = MODELS[name]
     problem = problem_of(architecture)
-    module = get_local_model(problem, full_submodel(infer_layout(architecture)), torch.device("meta")).module
+    module = get_local_model(problem, full_submodel(architecture.infer()), torch.device("meta")).module
     for training in (True, False):
         assert module.train(training)(torch.zeros(3, *architecture.input_shape, device="meta")).device.type == "meta"
     assert torch.zeros(1).device == HOST

@@ -197,7 +197,7 @@ def test_proofs_cut_at_the_levels_sizes() -> None:
     report = check_layout(right, layout_of_even(right), input_shape=(5, 5))
     assert report.cuts
     with raises(ModelError, "exits 1", "dim 16"):
-        check_layout(wrong, layout_of_even(wrong), input_shape=(5, 5))
+        check_layout(wrong, layout_of_even(right), input_shape=(5, 5))
 
 
 def layout_of_even(architecture: Made) -> Architecture:

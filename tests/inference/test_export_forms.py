@@ -18,7 +18,7 @@ from fleetfit.errors import ModelError
 from fleetfit.inference.export import LevelModel, executorch, export, folder
 from fleetfit.inference.export.level import Preprocessing, make_segment_graphs, make_whole_graph, trace_program
 from fleetfit.inference.export.onnx import run_segments, run_whole
-from fleetfit.layout import Architecture, Axis, ExitModel, batch_norms, build_module, infer_layout
+from fleetfit.layout import Architecture, Axis, ExitModel, batch_norms, build_module
 from fleetfit.method import outputs
 from fleetfit.seeds import isolate_rng
 
@@ -151,13 +151,13 @@ def make_level_model(name: str) -> LevelModel:
     elif name in FOREIGN:
         foreign = FOREIGN[name]
         family = foreign.build_architecture()
-        sizes, exits = infer_layout(family).full_sizes, tuple(infer_layout(family).exits)
+        sizes, exits = family.sizes(1.0), tuple(family.positions)
         vocabulary = foreign.arguments.get("vocabulary", 0)
         data = _data(foreign.input_shape, vocabulary, tokens=vocabulary > 0, task=foreign.task)
     else:
         small = SMALL[name]
         family = architecture_of(name, **({"max_positions": 20} if name == "bert" else {}))
-        sizes = infer_layout(family).full_sizes
+        sizes = family.sizes(1.0)
         positions = tuple(family.positions)
         exits = tuple(sorted({positions[0], family.blocks}))
         shape = small.shape if small.kind == "images" else (LENGTH,)

@@ -22,8 +22,13 @@ FAMILIES: dict[str, Architecture] = {
     "cnn": cnn(classes=4),
     "cnn, group norm": cnn(classes=4, norm="group"),
 }
-LAYOUTS = {name: infer_layout(family) for name, family in FAMILIES.items()}
-SHAPES = {"blocks": (5,), "cnn": (1, 8, 8), "cnn, group norm": (1, 8, 8)}
+SHAPES = {
+    **{name: make().input_shape for name, make in RIGHT.items()},
+    "blocks": (5,),
+    "cnn": (1, 8, 8),
+    "cnn, group norm": (1, 8, 8),
+}
+LAYOUTS = {name: infer_layout(family, input_shape=SHAPES[name]) for name, family in FAMILIES.items()}
 CHOICES = {"prefix": keep_prefix, "window": window, "rolling": rolling, "random": random}
 
 names = st.sampled_from(sorted(FAMILIES))
