@@ -8,8 +8,6 @@ import words
 
 REASONS = {
     "fleetfit/errors.py Unexpected": "a public name; an adjective for an exception, as in `asyncio.CancelledError`",
-    "fleetfit/layout/axes.py blocked": "a public declaration, which describes a dimension: blocked(3)",
-    "fleetfit/layout/axes.py interleaved": "a public declaration, which describes a dimension: interleaved(4)",
     "fleetfit/core/resources.py Speed": "a noun; it only looks like a participle",
 }
 """Names that stay although the rules refuse them, and why."""
