@@ -31,7 +31,7 @@ class Layers(nn.Module):
         return self.own(self, x)
 
 
-def made(
+def family(
     axes: Mapping[str, Axis],
     forward: Callable[[nn.Module, Tensor], Tensor],
     layers: Callable[[Sizes], dict[str, nn.Module]],
@@ -68,7 +68,7 @@ def grouped_queries() -> Made:
 
 def stretched() -> Made:
     """A layer inside that is four times as wide, and follows no channel."""
-    return made(
+    return family(
         {"h": Axis(6)},
         lambda net, x: net.fc(net.stem(x) + net.down(net.up(net.stem(x)).relu())),
         lambda s: {
@@ -82,7 +82,7 @@ def stretched() -> Made:
 
 def gated() -> Made:
     """The same with a gate: the first half of the rows is multiplied by the second."""
-    return made(
+    return family(
         {"h": Axis(6)},
         lambda net, x: net.fc(net.down(F.glu(net.up(net.stem(x))))),
         lambda s: {
@@ -111,7 +111,7 @@ def four_groups() -> Made:
             "fc": nn.Linear(c, s["classes"]),
         }
 
-    return made({"wide": Axis(4)}, forward, layers, (1, 6, 6))
+    return family({"wide": Axis(4)}, forward, layers, (1, 6, 6))
 
 
 def looped() -> Made:
@@ -121,7 +121,7 @@ def looped() -> Made:
         h = net.up(x)
         return net.fc(torch.cat([h[:, i : i + 2].tanh() for i in range(0, h.shape[1], 2)], dim=1))
 
-    return made(
+    return family(
         {"pairs": Axis(4)},
         forward,
         lambda s: {"up": nn.Linear(5, 2 * s["pairs"]), "fc": nn.Linear(2 * s["pairs"], s["classes"])},
@@ -167,7 +167,7 @@ def test_an_order_that_turns_around_is_refused() -> None:
         return {"stem": nn.Linear(5, h), "up": nn.Linear(5, 2 * h), "fc": nn.Linear(2 * h, s["classes"])}
 
     with raises(ModelError, '"up.weight"', '"h"', key="model"):
-        made({"h": Axis(6)}, forward, layers).infer()
+        family({"h": Axis(6)}, forward, layers).infer()
 
 
 def test_heads_that_divide_nothing_are_explained() -> None:
@@ -178,9 +178,9 @@ def test_heads_that_divide_nothing_are_explained() -> None:
     def layers(s: Sizes) -> dict[str, nn.Module]:
         return {"qkv": nn.Linear(5, 3 * s["h"]), "out": nn.Linear(s["h"], 5), "fc": nn.Linear(5, s["classes"])}
 
-    made({"h": Axis(12, 4)}, forward, layers, (6, 5)).infer()
+    family({"h": Axis(12, 4)}, forward, layers, (6, 5)).infer()
     with raises(ModelError, '"qkv.weight"', '"h"', "granule", key="model"):
-        made({"h": Axis(12)}, forward, layers, (6, 5)).infer()
+        family({"h": Axis(12)}, forward, layers, (6, 5)).infer()
 
 
 def test_samples_that_the_model_does_not_accept_are_refused() -> None:
@@ -196,7 +196,7 @@ def test_a_sum_with_a_products_growth_is_no_product() -> None:
         return {"up": nn.Linear(5, n), "fc": nn.Linear(n, s["classes"])}
 
     with raises(ModelError, '"up.weight"', "(70, 5)", "(72, 5)"):
-        made({"a": Axis(6), "b": Axis(8, 2)}, lambda net, x: net.fc(net.up(x)), layers).infer()
+        family({"a": Axis(6), "b": Axis(8, 2)}, lambda net, x: net.fc(net.up(x)), layers).infer()
 
 
 def test_growth_alone_explains_one_axis() -> None:

@@ -275,8 +275,8 @@ def _granules(architecture: Architecture, layout: Layout) -> Iterator[Wrong]:
             if not axis.scaled or axis.size % granule or granule % axis.granule == 0:
                 continue
             axes = {**layout.axes, name: replace(axis, granule=granule)}
-            told = Told(architecture, axes, {})
-            yield Wrong("granule", f"{name}: granule {granule}", told, replace(layout, axes=axes))
+            other = Told(architecture, axes, {})
+            yield Wrong("granule", f"{name}: granule {granule}", other, replace(layout, axes=axes))
 
 
 def _untied(architecture: Architecture, layout: Layout) -> Iterator[Wrong]:
@@ -293,8 +293,8 @@ def _untied(architecture: Architecture, layout: Layout) -> Iterator[Wrong]:
                 tensors = {
                     n: _renamed(t, name, twin) if n in members else t for n, t in layout.tensors.items()
                 }  # fmt: skip
-                told = Told(architecture, axes, {twin: name})
-                yield Wrong("untied", f"{name} in {members[:3]}", told, replace(layout, axes=axes, tensors=tensors))
+                other = Told(architecture, axes, {twin: name})
+                yield Wrong("untied", f"{name} in {members[:3]}", other, replace(layout, axes=axes, tensors=tensors))
 
 
 def _renamed(tensor: TensorLayout, axis: str, twin: str) -> TensorLayout:

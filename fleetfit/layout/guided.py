@@ -57,7 +57,7 @@ def run_guided(small: nn.Module, larger: nn.Module, x: Tensor) -> LabeledPass:
         NotRead: The larger one does not run, or runs other operations.
     """
     try:
-        with _Recording() as recording:
+        with _ShapeRecording() as recording:
             larger.eval()(x)
     except Exception as error:  # of a forward, in any way
         raise NotRead(
@@ -88,7 +88,7 @@ def on_host() -> Iterator[None]:
         yield
 
 
-class _Recording(CalledOperations):
+class _ShapeRecording(CalledOperations):
     """Records the operations of a run; `detach` is PyTorch's own, of what a factory made, and not in every run."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Layouts of models of many kinds, equal segment by segment to those that their authors once wrote down.
 
-`layouts.json` has a digest of each, made when dimensions and ties were declared in the models. Rewrite it with
+`layouts.json` has a digest of each, make when dimensions and ties were declared in the models. Rewrite it with
 `python tests/golden/test_layouts.py` after a deliberate change of a model.
 """
 
@@ -50,12 +50,12 @@ def variants() -> dict[str, tuple[Callable[[], Architecture], tuple[int, ...]]]:
         cases[f"{name} fixed"] = (lambda name=name: architecture_of(name, **FIXED)), shape  # type: ignore[misc]
         cases[f"{name} ree"] = (lambda name=name: ree(name, **FIXED)), shape  # type: ignore[misc]
         for mode in MODES:
-            made: Any = lambda name=name, mode=mode: tuned(name, mode, **FIXED)  # noqa: E731
-            cases[f"{name} fixed {mode}"] = made, shape
+            make: Any = lambda name=name, mode=mode: tuned(name, mode, **FIXED)  # noqa: E731
+            cases[f"{name} fixed {mode}"] = make, shape
     cases["vim ree"], cases["vim ssf"] = ((lambda: ree("vim")), (3, 8, 8)), ((lambda: tuned("vim", "ssf")), (3, 8, 8))
-    for made in (zoo.attention, zoo.heads, zoo.two_axes, zoo.lstm, zoo.concatenation, zoo.flattened, zoo.shared,
+    for make in (zoo.attention, zoo.heads, zoo.two_axes, zoo.lstm, zoo.concatenation, zoo.flattened, zoo.shared,
                  foreign.fused, foreign.multihead, foreign.experts, foreign.temporal):  # fmt: skip
-        cases[made.__name__] = made, made().input_shape
+        cases[make.__name__] = make, make().input_shape
     for name, one in FOREIGN.items():
         if name not in ("Fixed", "Fused"):  # an order that is free, and a block that no name tells
             cases[name] = one.build_architecture, one.input_shape
