@@ -487,5 +487,5 @@ class Plain(Architecture):
 def test_the_last_part_of_a_model_with_one_exit_is_its_classifier() -> None:
     architecture = built(mode("frozen", Plain()))
     assert {name for name, p in architecture.named_parameters() if p.requires_grad} == {"fc.weight", "fc.bias"}
-    with raises(ModelError, "heads.1", key="peft"):
+    with raises(ModelError, "heads.1"):
         built(mode("frozen", Plain(widens=True)))
