@@ -20,6 +20,7 @@ from fleetfit.layout.hints import explain_errors, find_fixed_groups
 from fleetfit.layout.labels import Dimension, LabeledPass
 from fleetfit.layout.layout import Layout, Segment, Segments, TensorLayout
 from fleetfit.layout.weight_norms import settle_norms
+from fleetfit.machine import isolate_torch_state
 from fleetfit.seeds import isolate_rng, make_torch_rng
 
 _GRANULES = 3
@@ -64,6 +65,7 @@ def fits(segments: Segments, axes: Mapping[str, Axis], size: int, growth: Growth
     return measure(full) == size and larger == dict(growth)
 
 
+@isolate_torch_state()
 def arrange(
     architecture: Architecture, build: Build, input_shape: Sequence[int] | None, growing: Growing
 ) -> dict[Dimension, Segments]:

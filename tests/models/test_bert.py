@@ -107,7 +107,7 @@ def test_multiply_adds_of_a_sentence() -> None:
 def test_all_heads_of_the_full_model_are_in_each_level() -> None:
     """With fixed heads a level keeps the first channels of every head, in query, key, value and output alike."""
     architecture = tiny(heads="fixed")
-    layout = infer_layout(architecture, (3,))
+    layout = infer_layout(architecture, (3,), input_shape=(7,))
     state = {name: torch.randn(shape) for name, shape in layout.shapes({}, (3,)).items()}
     piece = extract(layout, state, Submodel({"head": range(3)}, (3,)))
     rows = [head * 4 + channel for head in range(3) for channel in range(3)]

@@ -278,7 +278,7 @@ def test_layers_before_i_stay_whole() -> None:
         architecture.axes[name].size for name in ("stem2", "normal0_2", "reduced1_2")
     )
     assert (sizes["normal1_2"], sizes["reduced2_2"], sizes["head"]) == (4, 16, 3)
-    layout = infer_layout(architecture, (6,), input_shape=(2, 16, 16))
+    layout = infer_layout(architecture, (6,), input_shape=(3, 16, 16))
     assert {n: tuple(p.shape) for n, p in built(architecture, sizes, (6,)).named_parameters()} == layout.shapes(
         sizes, (6,)
     )
