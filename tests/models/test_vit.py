@@ -27,7 +27,7 @@ def tiny(**keys: Any) -> Vit:
 
 
 def part(architecture: Vit, sizes: dict[str, int], exits: tuple[int, ...], prefix: str) -> int:
-    shapes = infer_layout(architecture, exits, input_shape=architecture.input_shape).shapes(sizes, exits)
+    shapes = infer_layout(architecture, exits).shapes(sizes, exits)
     return sum(math.prod(shape) for name, shape in shapes.items() if name.startswith(prefix))
 
 
@@ -62,7 +62,7 @@ def test_the_widths_and_bytes_of_reefl_s_scalefl() -> None:
     assert [s["hidden"] for s in level_sizes] == [153, 211, 288, 384]
     assert [6 * s["head"] for s in level_sizes] == [156, 216, 288, 384]
     assert [s["mlp"] for s in level_sizes] == [614, 844, 1152, 1536]
-    layout = infer_layout(architecture, input_shape=architecture.input_shape)
+    layout = infer_layout(architecture, input_shape=(3, 224, 224))
     bytes_of = [
         4 * sum(math.prod(shape) for shape in layout.shapes(sizes, tuple(range(1, depth + 1))).values())
         for sizes, (_, depth) in zip(level_sizes, LEVELS, strict=True)
