@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fleetfit.check import LayoutReport, check_layout, check_levels
@@ -36,10 +37,11 @@ from fleetfit.derivation.observe import Observation, list_aliases, observe
 from fleetfit.derivation.padding import list_masks as list_masks
 from fleetfit.derivation.plan import DerivedPlan as DerivedPlan
 from fleetfit.derivation.units import CLASSES, Units
-from fleetfit.errors import ModelError, did_you_mean
+from fleetfit.errors import ModelError, did_you_mean, format_cause, quote_some
 from fleetfit.layout import Architecture, Layout
 from fleetfit.layout.labels import Reason, list_tensors
 from fleetfit.machine import isolate_torch_state
+from fleetfit.seeds import isolate_rng
 from fleetfit.submodel import Submodel
 
 WHOLE = "whole"
@@ -90,9 +92,12 @@ def derive_architecture(
         for plan in trials.list_plans(_MAX_CHOICES):  # each is found when the one before it fails
             now(f"the proof of plan {len(errors) + 1}")
             try:
-                return _prove(net, replace(plan, **depth).rename_axes(names), example, say, samples)
+                derived = _prove(net, replace(plan, **depth).rename_axes(names), example, say, samples)
             except ModelError as error:
                 errors.append(error)
+            else:
+                _check_unused(derived, example)
+                return derived
         roles, likeliest = trials.group_roles(), replace(trials.make_plan(), **depth)
         failing = []
         for role in roles:
@@ -187,6 +192,36 @@ def _prove(
     check_same_as_instance(architecture, example)
     architecture.report = check_layout(architecture, input_shape=tuple(example.shape[1:]), say=say)
     return architecture
+
+
+def _check_unused(architecture: DerivedArchitecture, example: Tensor) -> None:
+    """Refuse parameters that training alone uses: a level has them whole, and everything else is narrow.
+
+    Raises:
+        ModelError: A narrow level does not train with them.
+    """
+    unused, axes = architecture.plan.unused, architecture.axes
+    if not unused:
+        return
+    half = {name: max(1, axis.size // 2) if axis.scaled else axis.size for name, axis in axes.items()}
+    error = _train_once(architecture, half, example)
+    if error is not None and _train_once(architecture, architecture.plan.axes, example) is None:
+        raise ModelError(
+            f"a narrow level does not train: {format_cause(error, typed=True).rstrip('.')}. Training uses "
+            f"{quote_some(sorted(unused), 4)}, which evaluation does not, so that no axis is known of them. Switch "
+            "this off in the model's configuration (such as mask_time_prob = 0), or remove the parameters.",
+            key="model",
+        ) from error
+
+
+def _train_once(architecture: DerivedArchitecture, sizes: Mapping[str, int], example: Tensor) -> Exception | None:
+    """Run a level of these sizes in training mode; return its error, if there is one."""
+    try:
+        with isolate_rng(example.device, 0), torch.no_grad():
+            architecture.build(sizes, (architecture.blocks,)).train()(example)
+    except Exception as error:  # other people's code may fail in any way
+        return error
+    return None
 
 
 def _fails_alone(

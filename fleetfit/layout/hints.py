@@ -145,6 +145,12 @@ def _explain_input_error(architecture: Any, error: BaseException) -> str:
     """Return why a call of a module failed, if its samples or the tensors that it makes itself are the cause; or ""."""
     text, tokens = str(error), getattr(architecture, "tokens", 0)
     has_integers = "Long" in text or "Int" in text
+    if any(frame.f_code.co_name == "grouped_mm" for frame, _ in traceback.walk_tb(error.__traceback__)):
+        return (
+            f"{_find_own_line(error)} grouped_mm, which multiplies the rows of each expert, takes no float64, in which "
+            "FleetFit proves, and not every width. Multiply by batches: in transformers, call "
+            'model.set_experts_implementation("batched_mm").'
+        )
     if not tokens and "indices" in text and has_integers:
         return (
             " It seems to take tokens, and was given real numbers: take vocabulary as a parameter of the architecture "

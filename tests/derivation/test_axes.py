@@ -110,3 +110,24 @@ def test_sizes_equal_by_chance_are_refused(b: int, is_right: bool) -> None:
     level = Submodel({"b": range(b), "classes": range(3)}, derived.positions)
     with nullcontext() if is_right else raises(ModelError, "b 4", key="model"):
         assert prove_layout(derived, infer_layout(derived), [level], (5,)) == derived.report
+
+
+class Experts(nn.Module):
+    """Each sample goes to one of three experts, whose rows are multiplied together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.router, self.head = nn.Linear(5, 16), nn.Linear(16, 3), nn.Linear(16, 3)
+        self.experts = nn.Parameter(torch.randn(3, 16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.stem(x))
+        expert, order = torch.sort(self.router(h).argmax(1))
+        ends = (expert[:, None] <= torch.arange(3)).sum(0, dtype=torch.int32)
+        mixed = nn.functional.grouped_mm(h[order], self.experts, offs=ends)
+        return self.head(mixed[torch.argsort(order)])
+
+
+def test_experts_that_take_no_float64_are_refused_with_what_to_call() -> None:
+    with raises(ModelError, "batched_mm", key=None):
+        derive_architecture(Experts(), EXAMPLE)

@@ -102,3 +102,20 @@ def test_an_image_classifier_of_transformers_with_a_mask_token() -> None:
     net = transformers.Dinov2ForImageClassification(config).eval()
     derived = derive_architecture(net, torch.randn(2, 1, 16, 16))
     assert derived.plan.unused == {"dinov2.embeddings.mask_token"} and len(derived.axes) > 2
+
+
+class MaskedInTraining(Masked):
+    """The token of a mask takes a sample's place in training, as in models of speech."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.embedding(x)
+        if self.training:
+            hidden = hidden.clone()
+            hidden[0] = self.embedding.mask_token
+        logits: Tensor = self.head(self.inner(hidden.relu()).relu())
+        return logits
+
+
+def test_those_that_training_alone_uses_are_refused_before_it() -> None:
+    with raises(ModelError, "embedding.mask_token", key="model"):
+        derive_architecture(MaskedInTraining(), X)
