@@ -27,8 +27,11 @@ SAMPLE ?= 500
 # The parts that `make bench` and `make bench-check` run, such as `make bench PARTS="round codec"`; none: all of them.
 PARTS ?=
 
+# The networks that `make zoo-table` measures, by words of their names; none: all of them.
+ONLY ?=
+
 .DEFAULT_GOAL := help
-.PHONY: help env package test-package check-files sbom demo fleet-demo test test-all test-quick test-slow test-fleet test-fleet-all test-browser lint audit format bench bench-check peers-env results mutants docs docs-open clean clean-env
+.PHONY: help env package test-package check-files sbom demo fleet-demo test test-all test-quick test-slow test-fleet test-fleet-all test-browser test-zoo zoo-table lint audit format bench bench-check peers-env results mutants docs docs-open clean clean-env
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r a b; do printf '%-18s %s\n' "$$a" "$$b"; done
@@ -92,7 +95,7 @@ test-quick: env
 	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 test-slow: env
-	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "not network and not fleet and not browser" $(PYTEST_ARGS)
+	$(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile -m "not network and not fleet and not browser and not zoo" $(PYTEST_ARGS)
 
 test-fleet: env ## whole fleets of real processes on this machine: faults, restarts, TLS and keys
 	$(BIN)/pytest -m "fleet and not slow" tests/fleet -n 4 --dist loadfile $(PYTEST_ARGS)
@@ -102,6 +105,13 @@ test-fleet-all: env ## the same with the slow ones: secure and private fleets
 
 test-browser: env ## the pages in a headless Chromium (Debian: chromium, chromium-driver); skips where there is none
 	$(BIN)/pytest -m browser tests/report $(PYTEST_ARGS)
+
+test-zoo: env ## networks of timm, torchvision, transformers and others are derived and train; skips packages that are absent
+	$(BIN)/pytest -m zoo tests/derivation/test_networks.py -n 2 $(PYTEST_ARGS)
+
+zoo-table: env ## measure them anew, into tests/bed/networks.json and docs/networks.md; `make zoo-table ONLY="timm Bert"`
+	PYTHONPATH=tests $(BIN)/python -m support.networks $(ONLY)
+	$(BIN)/python docs/generate.py
 
 fleet-demo: env ## a SuperLink and four unequal nodes on this machine, with TLS and keys, train one model; once with [secure]
 	$(BIN)/python examples/fleet/demo.py

@@ -1,5 +1,5 @@
-"""Write what docs/ takes from the code: hooks.md, keys.md, built-in.md, verbs.md, the keys in methods.md and trust.md;
-and fleetfit/cli/catalogue.json, which `fleetfit list` prints.
+"""Write what docs/ takes from the code: hooks.md, keys.md, built-in.md, verbs.md, networks.md, the keys in methods.md
+and trust.md; and fleetfit/cli/catalogue.json, which `fleetfit list` prints.
 
     .venv/bin/python docs/generate.py
 
@@ -193,6 +193,7 @@ if __name__ == "__main__":
     (DOCS / "keys.md").write_text(reference.keys_page(), encoding="utf-8")
     (DOCS / "built-in.md").write_text(reference.built_in_page(), encoding="utf-8")
     (DOCS / "verbs.md").write_text(reference.verbs_page(), encoding="utf-8")
+    (DOCS / "networks.md").write_text(reference.networks_page(), encoding="utf-8")
     methods = DOCS / "methods.md"
     methods.write_text(methods_page(methods.read_text(encoding="utf-8")), encoding="utf-8")
     trust = DOCS / "trust.md"

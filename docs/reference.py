@@ -1,12 +1,14 @@
-"""The pages keys.md, built-in.md and verbs.md, from schema, plug-ins and command line; see generate.py."""
+"""The pages keys.md, built-in.md, verbs.md and networks.md; see generate.py."""
 
 import inspect
 import json
 import re
 import textwrap
+import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -21,8 +23,63 @@ from fleetfit.core.local import OPTIMIZERS, Constant, Cosine, Exponential, Step
 from fleetfit.core.section import OpenSection, Section, Unit
 
 MADE = "<!-- made by docs/generate.py from {0}: change those -->"
+MAX_REASON = 100
 LIMITS = {"gt": "above {0:g}", "ge": "from {0:g}", "lt": "below {0:g}", "le": "up to {0:g}"}
 TYPES = {int: "whole number", float: "number", str: "text", bool: "true or false", typing.Any: "name"}
+
+
+# ---- networks.md ---------------------------------------------------------------------------------------------------
+
+BED = Path(__file__).parents[1] / "tests" / "bed"
+NETWORKS = """# Networks of others
+
+{made}
+
+{total} networks of other people's packages, small and with random weights. {derived} are derived and proved, and train
+for a round at four levels without a failed job. {refused} refused, with the reason. Each is used as it comes:
+`fleetfit.run(model=network, data=data)`. `make test-zoo` repeats this for the packages that are installed
+([how](install.md#networks-of-other-packages)), and `make zoo-table` writes this page.
+
+- **Axes** are those of width that are cut; what stays **whole** at every level has its size and the reason.
+- **Exits** count the network's own classifier.
+- **Levels** are the shares of the parameters that four levels took for budgets of 1/8, 1/4, 1/2 and 1.
+- **CPU s** is the time to derive and prove on one core.
+- `Encoder` and `Columns`, in `tests/bed/networks.py`, put a classifier on an encoder and pass numbers of a table on.
+"""
+
+
+def networks_page() -> str:
+    """Return networks.md: the networks of tests/bed/networks.toml, with what is recorded of them beside it."""
+    rows = tomllib.loads((BED / "networks.toml").read_text(encoding="utf-8"))["network"]
+    record = json.loads((BED / "networks.json").read_text(encoding="utf-8"))
+    sections: dict[str, list[str]] = {}
+    refused = 0
+    for row in rows:
+        outcome, name = record[f"{row['package']}: {row['name']}"], row["name"].replace("_", "\\_")
+        lines = sections.setdefault(row["package"], [])
+        python = f"`{row['line']}`"
+        if "refused" in outcome:
+            refused += 1
+            lines.append(f"| {name} | refused | | | {row['refused']} | {outcome['derived in s']:g} | {python} |")
+            continue
+        whole = "; ".join(_shorten(line) for line in outcome["whole"])
+        levels = " ".join(f"{share:.2f}" for share in outcome["levels"])
+        figures = f"{outcome['axes']} | {outcome['exits']} | {levels} | {whole} | {outcome['derived in s']:g}"
+        lines.append(f"| {name} | {figures} | {python} |")
+    count = "One is" if refused == 1 else f"{refused} are"
+    made = MADE.format("tests/bed/networks.toml and networks.json")
+    page = NETWORKS.format(made=made, total=len(rows), derived=len(rows) - refused, refused=count)
+    head = "| network | axes | exits | levels | whole | CPU s | Python |\n| --- | --- | --- | --- | --- | --- | --- |"
+    tables = [f"## {package}\n\n{head}\n" + "\n".join(lines) for package, lines in sections.items()]
+    return "\n\n".join([page.strip(), *tables]) + "\n"
+
+
+def _shorten(line: str) -> str:
+    """Return what stays whole, with a reason of one line, for a cell of a table."""
+    axis, _, reason = line.rstrip(".").partition(": ")
+    reason = reason if len(reason) <= MAX_REASON else reason[: MAX_REASON - 3].rstrip() + "..."
+    reason = reason.replace("|", "\\|").replace("*", "\\*").replace("_", "\\_").replace("<", "&lt;")
+    return f"`{axis}`: {reason}"
 
 
 # ---- keys.md -------------------------------------------------------------------------------------------------------

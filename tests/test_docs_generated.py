@@ -41,8 +41,8 @@ def reference() -> dict[str, Any]:
     return runpy.run_path(str(DOCS / "reference.py"))
 
 
-@pytest.mark.parametrize("name", ["keys", "built_in", "verbs"])
-def test_the_pages_of_keys_and_verbs_are_as_the_code_says(reference: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize("name", ["keys", "built_in", "verbs", "networks"])
+def test_the_pages_of_keys_verbs_and_networks_are_as_the_code_says(reference: dict[str, Any], name: str) -> None:
     page = (DOCS / f"{name.replace('_', '-')}.md").read_text()
     assert page == reference[f"{name}_page"](), RENEW
 
