@@ -55,7 +55,7 @@ _BATCH = 4
 WIDTHS = (0.3, 0.5, 0.8, 1.0)
 """The widths of `make_sample_levels`."""
 _MAX_EXITS = 6  # exits that are checked where the caller names no layout
-_PATIENCE_S = 1.5  # a proof that takes longer names its steps
+_PATIENCE_S = 1.5  # of silence, before a step is named
 _MAX_REMEMBERED = 64
 _SMALL = 100_000  # elements of a state that is computed on one thread
 _reports: dict[Hashable, "LayoutReport"] = {}
@@ -202,7 +202,7 @@ def check_levels(
         x = make_input(architecture, tuple(input_shape), _BATCH, rng)
         with _limit_threads(layout.complete):
             full = FullModel(architecture, layout.complete, x, rng, seed)
-            now = _make_reporter(full, say)
+            now = make_reporter(_name_work(full), say)
             for level in levels:
                 load_level(full, level)
             check_depths(full, [level.exits for level in levels])
@@ -265,20 +265,26 @@ def _make_key(architecture: Any, layout: Layout | None, levels: Sequence[Submode
     return key
 
 
-def _make_reporter(full: FullModel, say: Say | None) -> Callable[[str], None]:
-    """Return a function that says each step, once the first seconds are over."""
-    patience_ends = time.monotonic() + _PATIENCE_S
-    name = type(getattr(full.architecture, "net", full.architecture)).__name__  # the instance's, where it is derived
+def make_reporter(work: str, say: Say | None) -> Say:
+    """Return a function that says which step of some work comes next, after a time without a sentence."""
+    last = time.monotonic()
 
     def now(step: str) -> None:
-        if say is not None and time.monotonic() > patience_ends:
-            say(f"Proving the layout of {name}: {step}")
+        nonlocal last
+        if say is not None and time.monotonic() - last > _PATIENCE_S:
+            last = time.monotonic()
+            say(f"{work}: {step}")
 
     return now
 
 
+def _name_work(full: FullModel) -> str:
+    name = type(getattr(full.architecture, "net", full.architecture)).__name__  # the instance's, where it is derived
+    return f"Proving the layout of {name}"
+
+
 def _prove(full: FullModel, levels: Sequence[Submodel], say: Say | None) -> LayoutReport:
-    layout, now = full.layout, _make_reporter(full, say)
+    layout, now = full.layout, make_reporter(_name_work(full), say)
     derived = settle_derived_state(full)
     permutation = check_permutations(full, now)
     now("a model of each level")

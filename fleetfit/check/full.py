@@ -21,6 +21,7 @@ from fleetfit.layout import (
     VisitsExits,
     build_module,
     explain_errors,
+    get_length,
     named_tensors,
     outputs,
     settle_norms,
@@ -283,7 +284,7 @@ class KeptPlaces:
         self.sizes = {axis: len(kept) for axis, kept in channels.items()}
         self._tensors = layout.tensors
         kinds = dict.fromkeys(dim for tensor in layout.tensors.values() for dim in tensor.dims)
-        self.full = {dim: sum(s.length(layout.axes, layout.full_sizes) for s in dim) for dim in kinds}
+        self.full = {dim: get_length(dim, layout.full_sizes, layout.axes) for dim in kinds}
         self.kept = {
             dim: torch.tensor([start + i for start, n in spans for i in range(n)], dtype=torch.int64)
             for dim, spans in find_spans(layout, kinds, Submodel(self.channels, layout.exits)).items()

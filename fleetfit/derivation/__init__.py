@@ -8,7 +8,6 @@
 """
 
 import fnmatch
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetfit.check import LayoutReport, check_layout, check_levels
+from fleetfit.check import LayoutReport, check_layout, check_levels, make_reporter
 from fleetfit.derivation.architecture import (
     DerivedArchitecture as DerivedArchitecture,
     check_same_as_instance,
@@ -46,7 +45,6 @@ from fleetfit.submodel import Submodel
 
 WHOLE = "whole"
 """In the place of an axis's name: it is not cut."""
-_PATIENCE_S = 1.5  # of silence, before a step is named
 _MAX_CHOICES = 24  # of what numbers mean, that are proved
 _EXCLUDED = Reason("it is excluded by axes")
 _COMPUTES_ELSE = Reason("a narrower model computes something else")
@@ -79,7 +77,7 @@ def derive_architecture(
     Raises:
         ModelError: It cannot be run or followed, or a level would compute something else.
     """
-    now = _make_reporter(f"Deriving the levels of {type(net).__name__}", say)
+    now = make_reporter(f"Deriving the levels of {type(net).__name__}", say)
     net, example = copy_instance(net), example[:2].clone()
     observation = observe(net, example, mask)
     names = _apply_axes(observation.units, axes or {})
@@ -116,19 +114,6 @@ def derive_architecture(
         for axis in [axis for role in failing for axis in role]:
             observation.units.fix(axis, _COMPUTES_ELSE, settle=False)
         observation.units.settle()
-
-
-def _make_reporter(work: str, say: Callable[[str], None] | None) -> Callable[[str], None]:
-    """Return a function that says which step of some work comes next, after a time without a sentence."""
-    last = time.monotonic()
-
-    def now(step: str) -> None:
-        nonlocal last
-        if say is not None and time.monotonic() - last > _PATIENCE_S:
-            last = time.monotonic()
-            say(f"{work}: {step}")
-
-    return now
 
 
 def restore_architecture(net: nn.Module, payload: Any) -> DerivedArchitecture:

@@ -17,7 +17,7 @@ from fleetfit.derivation.norms import STATISTICS, find_kept_norms, is_trained, i
 from fleetfit.derivation.observe import list_aliases
 from fleetfit.derivation.outputs import get_logits
 from fleetfit.derivation.plan import DerivedPlan, ExitPoint, Segments
-from fleetfit.derivation.units import CLASSES, get_length
+from fleetfit.derivation.units import CLASSES
 from fleetfit.errors import ModelError, join_some, quote_some, truncate
 from fleetfit.layout import (
     Architecture,
@@ -27,6 +27,7 @@ from fleetfit.layout import (
     State,
     TensorLayout,
     batch_norms,
+    get_length,
     list_vectors,
     named_tensors,
 )

@@ -16,8 +16,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils._pytree import tree_leaves
 
 from fleetfit.derivation.plan import DerivedPlan
-from fleetfit.derivation.units import get_length, list_places
-from fleetfit.layout import keep_statistics
+from fleetfit.layout import get_length, keep_statistics
 from fleetfit.layout.known_values import set_values
 from fleetfit.layout.labels import list_tensors
 from fleetfit.layout.meta import forget_numbers, parameters_on_meta
@@ -167,10 +166,9 @@ def _cut(name: str, tensor: Tensor, plan: DerivedPlan, sizes: Mapping[str, int],
             continue
         shape[d] = get_length(segments, sizes)
         if shape[d] != whole and has_numbers:
-            if len(segments) == 1:
-                cut = cut.narrow(d, 0, shape[d])
-            else:
-                cut = cut.index_select(d, torch.tensor(list_places(segments, plan.axes, sizes), device=cut.device))
+            parts = cut.split([get_length([segment], plan.axes) for segment in segments], d)
+            left = [p.narrow(d, 0, get_length([s], sizes)) for p, s in zip(parts, segments, strict=True)]
+            cut = torch.cat(left, d) if len(left) > 1 else left[0]
     if is_meta:
         empty = torch.empty(shape, dtype=tensor.dtype)
         if not tensor.is_floating_point():

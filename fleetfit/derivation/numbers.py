@@ -22,8 +22,8 @@ from fleetfit.derivation.masks import call_instance
 from fleetfit.derivation.observe import Observation
 from fleetfit.derivation.outputs import get_logits
 from fleetfit.derivation.plan import DerivedPlan, Segments, SizeNumber
-from fleetfit.derivation.units import CLASSES, get_length
-from fleetfit.layout import Segment
+from fleetfit.derivation.units import CLASSES
+from fleetfit.layout import Segment, get_length
 from fleetfit.layout.kernels import plain_kernels
 from fleetfit.layout.labels import FLATTENED, OF_SAMPLES, Dimension, Labels, Reason, is_hidden, list_tensors, vary
 from fleetfit.seeds import isolate_rng

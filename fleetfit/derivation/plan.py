@@ -7,7 +7,7 @@ from typing import Any
 
 from fleetfit.derivation.masks import InputMask
 from fleetfit.errors import ModelError, truncate
-from fleetfit.layout import Segment
+from fleetfit.layout import Segment, get_length
 from fleetfit.layout.labels import Dimension
 from fleetfit.layout.layout import (
     Segments as Segments,
@@ -235,9 +235,9 @@ class DerivedPlan:
             raise ValueError("segments of a granule or of a product")
         lengths = [(segments, self.tensors[name][d]) for (name, d), segments in self.segments.items()]
         lengths += [(number.meaning, number.value) for number in self.numbers]
-        if any(self._get_length(segments) != length for segments, length in lengths):
+        if any(get_length(segments, self.axes) != length for segments, length in lengths):
             raise ValueError("segments of another length")
-        widths = [self._get_length(e.segments) for e in self.exits]
+        widths = [get_length(e.segments, self.axes) for e in self.exits]
         if any(not 1 <= e.channels < e.dims <= _MAX_DIMS for e in self.exits) or not all(
             0 < width <= _MAX_CHANNELS for width in widths
         ):
@@ -246,6 +246,3 @@ class DerivedPlan:
             raise ValueError("blocks of other tensors or exits")
         if self.ordered - self.axes.keys() or min(self.axes.values(), default=1) < 1 or self.classes < 1:
             raise ValueError("axes that have no unit, or none at all")
-
-    def _get_length(self, segments: Segments) -> int:
-        return sum(s.per if s.axis is None else self.axes[s.axis] * s.per for s in segments)

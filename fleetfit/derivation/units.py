@@ -6,7 +6,7 @@ a prefix of the units is a prefix of each segment.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -183,19 +183,3 @@ class Units:
 def _choose_lead(homes: Sequence[Dimension]) -> Dimension:
     """Return the dimension after which an axis is named: the rows of a weight, if there are any."""
     return next((home for home in homes if home[1] == 0 and home[0].endswith(".weight")), homes[0])
-
-
-def get_length(segments: Iterable[Segment], sizes: Mapping[str, int]) -> int:
-    """Return the length of segments at some sizes."""
-    return sum(s.per if s.axis is None else sizes[s.axis] * s.per for s in segments)
-
-
-def list_places(segments: Iterable[Segment], full: Mapping[str, int], sizes: Mapping[str, int]) -> list[int]:
-    """Return the places of a dimension that are left at some sizes."""
-    places: list[int] = []
-    start = 0
-    for s in segments:
-        left, whole = (s.per, s.per) if s.axis is None else (sizes[s.axis] * s.per, full[s.axis] * s.per)
-        places += range(start, start + left)
-        start += whole
-    return places

@@ -33,7 +33,12 @@ from fleetfit.layout.infer import (
     keep_statistics as keep_statistics,
     named_tensors as named_tensors,
 )
-from fleetfit.layout.layout import Layout as Layout, Segment as Segment, TensorLayout as TensorLayout
+from fleetfit.layout.layout import (
+    Layout as Layout,
+    Segment as Segment,
+    TensorLayout as TensorLayout,
+    get_length as get_length,
+)
 from fleetfit.layout.placement import place_module as place_module
 from fleetfit.layout.weight_norms import (
     has_norms as has_norms,

@@ -18,7 +18,7 @@ from fleetfit.layout.axes import Architecture, Axis, make_input
 from fleetfit.layout.guided import NotRead, on_host, run_guided, run_labeled
 from fleetfit.layout.hints import explain_errors, find_fixed_groups
 from fleetfit.layout.labels import Dimension, LabeledPass
-from fleetfit.layout.layout import Layout, Segment, Segments, TensorLayout
+from fleetfit.layout.layout import Layout, Segment, Segments, TensorLayout, get_length
 from fleetfit.layout.weight_norms import settle_norms
 from fleetfit.machine import isolate_torch_state
 from fleetfit.seeds import isolate_rng, make_torch_rng
@@ -56,13 +56,9 @@ class Growing:
 def fits(segments: Segments, axes: Mapping[str, Axis], size: int, growth: Growth) -> bool:
     """Return whether segments have a dimension's size and growth in the full model."""
     full = {name: axis.size for name, axis in axes.items()}
-
-    def measure(sizes: Sizes) -> int:
-        return sum(s.length(axes, sizes) for s in segments)
-
     moving = {axis for s in segments for axis in s.axes}
-    larger = {axis: measure({**full, axis: full[axis] + axes[axis].granule}) - size for axis in moving}
-    return measure(full) == size and larger == dict(growth)
+    larger = {a: get_length(segments, {**full, a: full[a] + axes[a].granule}, axes) - size for a in moving}
+    return get_length(segments, full, axes) == size and larger == dict(growth)
 
 
 @isolate_torch_state()

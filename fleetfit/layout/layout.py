@@ -1,9 +1,10 @@
 """The layout of a model: the axis of each stretch of each dimension, and the block or exit of each tensor."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from fleetfit.errors import ModelError, truncate
@@ -40,8 +41,15 @@ class Segment:
         if self.axis is None:
             return self.per
         if self.within:
-            return sizes[self.axis] * sum(inner.length(axes, sizes) for inner in self.within)
+            return sizes[self.axis] * get_length(self.within, sizes, axes)
         return sizes[self.axis] // axes[self.axis].granule if self.per_granule else sizes[self.axis] * self.per
+
+
+def get_length(
+    segments: Iterable[Segment], sizes: Mapping[str, int], axes: Mapping[str, Axis] = MappingProxyType({})
+) -> int:
+    """Return the length of a dimension when the axes have these sizes; `axes` are needed for granules alone."""
+    return sum(segment.length(axes, sizes) for segment in segments)
 
 
 @dataclass(frozen=True)
@@ -119,7 +127,7 @@ class Layout:
             )
         sizes = {**self.full_sizes, **sizes}
         return {
-            name: tuple(sum(s.length(self.axes, sizes) for s in dim) for dim in tensor.dims)
+            name: tuple(get_length(dim, sizes, self.axes) for dim in tensor.dims)
             for name, tensor in self.tensors.items()
             if tensor.present(exits)
         }
