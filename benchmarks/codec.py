@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.measuring import Figure, Options, Step, ratio
 from fleetfit import names
-from fleetfit.layout import infer_layout
+from fleetfit.anatomy import infer_layout
 from fleetfit.messages import dump_state, pack, unpack
 from fleetfit.runs.checkpoints import read_checkpoint, write_checkpoint
 from fleetfit.submodel import full_submodel, get_slice_plan

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.measuring import Figure, Options, amount, ratio
-from fleetfit.check import check_layout, select_exits
-from fleetfit.derivation import derive_architecture
-from fleetfit.derivation.numbers import Trials
-from fleetfit.derivation.observe import observe
-from fleetfit.layout import Architecture, infer_layout
+from fleetfit.anatomy import Architecture, infer_layout
+from fleetfit.anatomy.derive import derive_architecture
+from fleetfit.anatomy.numbers import Trials
+from fleetfit.anatomy.observe import observe
+from fleetfit.anatomy.proof import check_layout, select_exits
 from fleetfit.models.resnet import resnet20
 
 MAX_S = 5.0

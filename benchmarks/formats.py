@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from benchmarks.measuring import Figure, Options
+from fleetfit.anatomy import outputs
 from fleetfit.core import Problem
 from fleetfit.core.arithmetic import Arithmetic, MemoryFormat, ShapeArithmetic
 from fleetfit.cost.count import count
-from fleetfit.layout import outputs
 from fleetfit.training.local_model import LocalModel
 from fleetfit.training.memory_format import is_unsafe_in_channels_last
 

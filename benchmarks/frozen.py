@@ -19,13 +19,13 @@ from torch.nn import functional as F
 
 from benchmarks.measuring import Figure, Options, amount, ratio
 from benchmarks.random_fleet import TOTAL, Kind, Parts, make_random_data
+from fleetfit.anatomy import Architecture, build_module, outputs
 from fleetfit.core import Clients, Federation, Level, Local, Problem, Simulation, apply_peft
 from fleetfit.core.tasks import classification
 from fleetfit.cost.memory import LiveBytes
 from fleetfit.engines.local import local
 from fleetfit.hooks import build
 from fleetfit.hooks.losses import self_distillation
-from fleetfit.layout import Architecture, build_module, outputs
 from fleetfit.models.vit import deit_s
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.training import initial_base

@@ -2,10 +2,10 @@
 
 import torch
 
+from fleetfit.anatomy import build_module
 from fleetfit.core import Federation, Simulation
 from fleetfit.core.tasks import classification
 from fleetfit.hooks.losses import self_distillation
-from fleetfit.layout import build_module
 
 Slots = list[tuple[int, int]]
 """Clients with their levels."""

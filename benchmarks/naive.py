@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader, Dataset
 from benchmarks.loops import BETA, TEMPERATURE, Slots
 from benchmarks.measuring import Seconds
 from benchmarks.random_fleet import COHORT, KINDS, LOCAL, fleet
+from fleetfit.anatomy import build_module
 from fleetfit.core import Federation, Simulation
 from fleetfit.core.tasks import classification
 from fleetfit.data import Data
 from fleetfit.hooks.losses import self_distillation
-from fleetfit.layout import build_module
 from fleetfit.submodel import extract
 from fleetfit.training import initial_state
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from fleetfit import names
-from fleetfit.layout import batch_norms
+from fleetfit.anatomy import batch_norms
 
 
 def main() -> None:

@@ -32,6 +32,7 @@ import torch
 from torch import nn
 
 from fleetfit import names
+from fleetfit.anatomy import Architecture, build_module
 from fleetfit.cli import output
 from fleetfit.cli.plan import LatencyMeter
 from fleetfit.core import Job, Level, LocalResult, Problem, apply_peft
@@ -40,7 +41,6 @@ from fleetfit.cost import Cost, Latency, TimedModel, cost_grid, full_cost, messa
 from fleetfit.cost.count import get_layout
 from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.hooks import build
-from fleetfit.layout import Architecture, build_module
 from fleetfit.methods._pool import make_pool
 from fleetfit.planner import LevelShape, Targets, assign, make_fixed_targets, search
 from fleetfit.report.tables import LATENCIES, format_latency

@@ -1,6 +1,7 @@
 """What an author of a method or of a hook needs. docs/add-a-method.md shows its use."""
 
 from fleetfit.aggregate import Aggregate as Aggregate, Mean as Mean
+from fleetfit.anatomy import State as State, outputs as outputs
 from fleetfit.core import (
     Device as Device,
     Failure as Failure,
@@ -27,7 +28,6 @@ from fleetfit.hooks import (
 from fleetfit.hooks.level_tensors import keep_per_level as keep_per_level
 from fleetfit.hooks.levels import split_levels as split_levels
 from fleetfit.hooks.movements import ServerStep as ServerStep, get_movement as get_movement
-from fleetfit.layout import State as State, outputs as outputs
 from fleetfit.planner import Targets as Targets
 from fleetfit.submodel import (
     Channels as Channels,

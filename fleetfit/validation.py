@@ -19,12 +19,12 @@ from pydantic import ConfigDict, Field, InstanceOf, PlainValidator
 from torch import Tensor
 
 from fleetfit.aggregate import SummedBlock
+from fleetfit.anatomy import State, batch_norms, build_module, make_input, outputs
+from fleetfit.anatomy.meta import on_meta
 from fleetfit.core import FREQUENCIES, Evaluation, Failure, Federation, Job, Local, Problem, RoundSums, Update
 from fleetfit.core.section import Count
 from fleetfit.errors import FleetFitError, RunError, format_exception, one_line
 from fleetfit.hooks import build
-from fleetfit.layout import State, batch_norms, build_module, make_input, outputs
-from fleetfit.layout.meta import on_meta
 from fleetfit.messages import LIGHTER, decompress, job_size, reply_size, scale_shapes
 from fleetfit.submodel import Submodel, check_shapes, compute_norm, find_mismatch, get_slice_plan, make_flat_state
 from fleetfit.submodel.state import Shapes

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fleetfit.check import check_layout
-from fleetfit.layout import Architecture, build_module, infer_layout
+from fleetfit.anatomy import Architecture, build_module, infer_layout
+from fleetfit.anatomy.proof import check_layout
 
 
 def proven(architecture: Architecture, shape: tuple[int, ...], exits: tuple[int, ...] = ()) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from fleetfit import names
+from fleetfit.anatomy import Architecture
 from fleetfit.core import Problem
 from fleetfit.core.tasks import get_task
 from fleetfit.data import Data
 from fleetfit.factories import call_factory
-from fleetfit.layout import Architecture
 
 CLASSES, VOCABULARY, PADDING = 4, 20, 0
 

@@ -15,6 +15,7 @@ from support import Expected, raises
 from tiny import plain, tiny_data, tiny_federation, tiny_parts
 
 from fleetfit.aggregate import Aggregate
+from fleetfit.anatomy import outputs
 from fleetfit.api.run import resume, run as run_file
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
@@ -35,7 +36,6 @@ from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError, PlanError
 from fleetfit.evaluation import EvaluationScope, build_level_module, evaluate
 from fleetfit.hooks import build
-from fleetfit.layout import outputs
 from fleetfit.messages import pack
 from fleetfit.methods._pool import make_pool
 from fleetfit.methods.adaptivefl import (

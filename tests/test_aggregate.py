@@ -11,7 +11,7 @@ from support.states import put_back
 from tiny import Tiny
 
 from fleetfit.aggregate import Mean, apply_mean
-from fleetfit.layout import State, infer_layout
+from fleetfit.anatomy import State, infer_layout
 from fleetfit.submodel import Submodel, concat_state, extract, full_submodel, random
 
 ARCHITECTURE = Tiny()

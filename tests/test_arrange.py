@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from zoo import CLASSES, Made, flattened
 
-from fleetfit.check import check_layout
+from fleetfit.anatomy import Axis, Segment as S, infer_layout
+from fleetfit.anatomy.infer import explain_by_growth
+from fleetfit.anatomy.proof import check_layout
 from fleetfit.errors import ModelError
-from fleetfit.layout import Axis, Segment as S, infer_layout
-from fleetfit.layout.infer import explain_by_growth
 
 Sizes = Mapping[str, int]
 DIM = S("dim")

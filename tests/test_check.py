@@ -22,9 +22,9 @@ from zoo import (
     squeeze,
 )  # fmt: skip
 
-from fleetfit.check import check_layout
+from fleetfit.anatomy import Axis, Segment as S, infer_layout
+from fleetfit.anatomy.proof import check_layout
 from fleetfit.errors import ModelError
-from fleetfit.layout import Axis, Segment as S, infer_layout
 from fleetfit.models.cnn import cnn
 from fleetfit.models.resnet import resnet
 from fleetfit.submodel import Submodel, extract
@@ -175,7 +175,7 @@ def test_example_batches_serve_other_inputs() -> None:
 
 def test_threads_of_a_proof_follow_the_models_size(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr("fleetfit.check._prove", lambda *_: seen.append(torch.get_num_threads()))
+    monkeypatch.setattr("fleetfit.anatomy.proof._prove", lambda *_: seen.append(torch.get_num_threads()))
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

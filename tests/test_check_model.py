@@ -12,10 +12,10 @@ from own_models import HEAD, STACK
 from support import Expected, check_error, raises, run_verb
 from torch import nn
 
+from fleetfit.anatomy import Architecture, Axis
+from fleetfit.anatomy.proof import check_layout
 from fleetfit.api.model_report import check_model_report
-from fleetfit.check import check_layout
 from fleetfit.errors import ConfigError, FleetFitError, ModelError
-from fleetfit.layout import Architecture, Axis
 from fleetfit.report.text import Table
 from fleetfit.training.job import DIVERGED
 

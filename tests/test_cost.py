@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from zoo import Attention, Deep
 
 from fleetfit import messages
+from fleetfit.anatomy import Architecture, Axis, ExitModel
+from fleetfit.anatomy.derive import derive_architecture
 from fleetfit.cost import (
     COSTS,
     WIDTHS,
@@ -38,9 +40,7 @@ from fleetfit.cost import (
     submodel_cost,
     training_memory,
 )
-from fleetfit.derivation import derive_architecture
 from fleetfit.errors import ConfigError, ModelError
-from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.models.cnn import cnn
 from fleetfit.models.resnet import resnet
 from fleetfit.seeds import make_torch_rng
@@ -395,7 +395,7 @@ def test_estimates_of_memory_are_near_predictions() -> None:
 CHILD = """
 import sys, torch
 from torch.nn import functional as F
-from fleetfit.layout import build_module
+from fleetfit.anatomy import build_module
 from fleetfit.models.resnet import resnet
 from fleetfit.seeds import make_torch_rng
 torch.set_num_threads(1)

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 from zoo import CLASSES, Made, arrange
 
-from fleetfit.check import check_layout, derived
+from fleetfit.anatomy import Axis, Segment, build_module, infer_layout, settle_norms
+from fleetfit.anatomy.proof import check_layout, derived
 from fleetfit.errors import ModelError
-from fleetfit.layout import Axis, Segment, build_module, infer_layout, settle_norms
 from fleetfit.models.cnn import cnn
 from fleetfit.submodel import Submodel, extract
 

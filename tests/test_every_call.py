@@ -12,6 +12,7 @@ from support import raises
 from torch import nn
 
 import fleetfit as ff
+from fleetfit.anatomy import infer_layout
 from fleetfit.api.run import Sections
 from fleetfit.architecture import (
     Architecture,
@@ -21,7 +22,6 @@ from fleetfit.callbacks import scalars
 from fleetfit.config import load_experiment
 from fleetfit.core import DataDescription
 from fleetfit.errors import ConfigError
-from fleetfit.layout import infer_layout
 from fleetfit.method import (
     Aggregate,
     Submodel,

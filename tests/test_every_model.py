@@ -13,7 +13,9 @@ from support.bits import has_same_bits
 from tiny import plain, tiny_parts
 
 from fleetfit import names
-from fleetfit.check import check_layout
+from fleetfit.anatomy import Layout, infer_layout, make_input, outputs
+from fleetfit.anatomy.infer import _infer_once
+from fleetfit.anatomy.proof import check_layout
 from fleetfit.core import Clients, DeviceResources, Evaluation, Federation, Level, Problem, Simulation, apply_peft
 from fleetfit.data import Data
 from fleetfit.engines.base import Engine
@@ -21,8 +23,6 @@ from fleetfit.engines.local import local
 from fleetfit.engines.processes import processes
 from fleetfit.evaluation import EvaluationScope
 from fleetfit.hooks import build, dump_problem, rebuild_problem
-from fleetfit.layout import Layout, infer_layout, make_input, outputs
-from fleetfit.layout.infer import _infer_once
 from fleetfit.rounds import Round, Settings, run, start
 from fleetfit.training import initial_state
 from fleetfit.training.local_model import LocalModel
@@ -77,7 +77,7 @@ def test_who_rebuilds_it_infers_nothing(case: str, monkeypatch: pytest.MonkeyPat
     spec = {**(problem.spec or {}), "peft": {"name": peft}}
     problem = replace(problem, architecture=apply_peft(problem.architecture, spec["peft"]), spec=spec)
     sent = json.loads(json.dumps(dump_problem(problem)))
-    monkeypatch.setattr("fleetfit.layout.infer._infer", None)
+    monkeypatch.setattr("fleetfit.anatomy.infer._infer", None)
     _infer_once.cache_clear()
     rebuilt = rebuild_problem(sent)
     assert list_parts(rebuilt.layout) == list_parts(problem.layout)

@@ -19,6 +19,7 @@ from tiny import plain, spec_of, tiny_data, tiny_federation, tiny_parts, tiny_pr
 from torch import Tensor
 
 from fleetfit import names
+from fleetfit.anatomy import outputs
 from fleetfit.core import Clients, DeviceResources, Evaluation, Federation, Job, Simulation
 from fleetfit.data import Data, partition
 from fleetfit.engines.local import local as local_engine
@@ -26,7 +27,6 @@ from fleetfit.errors import ConfigError, FleetFitError
 from fleetfit.evaluation import EvaluationScope, build_level_module
 from fleetfit.factories import call_factory
 from fleetfit.hooks import FEDAVG, apply_model_hook, build, is_portable
-from fleetfit.layout import outputs
 from fleetfit.planner import Targets
 from fleetfit.rounds import Round, Settings, run, start
 from fleetfit.rounds.report import LEFT_OUT

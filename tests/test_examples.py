@@ -154,7 +154,7 @@ def test_own_model_and_data_take_under_30_lines_and_learn(tmp_path, monkeypatch,
 
 def test_the_layout_of_the_own_model_is_right():
     module = runpy.run_path(str(EXAMPLES / "own_model_and_data.py"))
-    from fleetfit.check import check_layout
+    from fleetfit.anatomy.proof import check_layout
 
     assert not check_layout(module["Family"](), input_shape=(20,)).not_proved
 

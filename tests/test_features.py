@@ -16,10 +16,10 @@ from tiny import tiny_federation
 from torch import Tensor, nn
 
 import fleetfit as ff
+from fleetfit.anatomy import Architecture, Axis, ExitModel
 from fleetfit.core import Device, Problem
 from fleetfit.core.tasks import classification
 from fleetfit.data import Data
-from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.models.vit import PatchEmbeddings, VitModule
 from fleetfit.runs.folder import RunFolder
 from fleetfit.training import initial_base

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import fleetfit
 from fleetfit.aggregate import Aggregate, apply_mean
+from fleetfit.anatomy import State, build_module, outputs
 from fleetfit.config import load_experiment, to_toml
 from fleetfit.config.assemble.run import assemble
 from fleetfit.core import Device, Federation, Job, Level, Local, Problem, Server, Simulation, Update
@@ -29,7 +30,6 @@ from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.pool import dump_setup, load_setup
 from fleetfit.errors import ConfigError, DataError, RunError
 from fleetfit.hooks import Method, build
-from fleetfit.layout import State, build_module, outputs
 from fleetfit.messages import pack, unpack
 from fleetfit.methods.feddf import Distillation
 from fleetfit.rounds import Settings, run, run_round, start

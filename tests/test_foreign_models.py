@@ -8,7 +8,7 @@ import torch
 from foreign_models import FOREIGN, Foreign
 from support import run_verb
 
-from fleetfit.layout import build_module, infer_layout, named_tensors
+from fleetfit.anatomy import build_module, infer_layout, named_tensors
 from fleetfit.methods.inclusivefl import find_own_blocks
 from fleetfit.submodel import Submodel
 

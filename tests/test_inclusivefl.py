@@ -15,10 +15,10 @@ from support.training import assert_close, last_exit_loss, plain_sgd
 from tiny import tiny_federation
 from torch import Tensor
 
+from fleetfit.anatomy import Axis, Layout, Segment, TensorLayout, infer_layout
 from fleetfit.core import Failure, Federation, Level, Local, Server, Simulation
 from fleetfit.engines.local import local as local_engine
 from fleetfit.evaluation.levels import build_level_module, get_level_state
-from fleetfit.layout import Axis, Layout, Segment, TensorLayout, infer_layout
 from fleetfit.methods.inclusivefl import find_own_blocks
 from fleetfit.models.resnet import resnet
 from fleetfit.rounds import Settings, run_round, start

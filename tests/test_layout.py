@@ -13,8 +13,7 @@ from support import Expected, raises
 from torch import Tensor, nn
 from zoo import CLASSES, Deep, Made, attention, concatenation, flattened, lstm, shared
 
-from fleetfit.errors import ModelError
-from fleetfit.layout import (
+from fleetfit.anatomy import (
     Architecture,
     Axis,
     ExitModel,
@@ -30,7 +29,8 @@ from fleetfit.layout import (
     outputs,
     predictions,
 )  # fmt: skip
-from fleetfit.layout.hints import explain_errors
+from fleetfit.anatomy.hints import explain_errors
+from fleetfit.errors import ModelError
 from fleetfit.submodel import Submodel, get_slice_plan
 
 S = Segment

@@ -13,12 +13,12 @@ from support.states import put_back
 
 import fleetfit as ff
 from fleetfit.aggregate import Aggregate, apply_mean
+from fleetfit.anatomy import State, infer_layout
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
 from fleetfit.core import Federation, Server, Update
 from fleetfit.errors import ConfigError
 from fleetfit.hooks import build, keep_prefix, weigh_by_samples
-from fleetfit.layout import State, infer_layout
 from fleetfit.models.vit import vit
 from fleetfit.options.lora_product import factor_nearest
 from fleetfit.peft.lora import A, B, lora

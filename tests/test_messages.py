@@ -16,10 +16,10 @@ from tiny import plain, tiny_federation
 
 import fleetfit
 from fleetfit import names
+from fleetfit.anatomy import Layout, infer_layout
 from fleetfit.core import Evaluation, Failure, Job, Update
 from fleetfit.errors import RunError, one_line
 from fleetfit.fleet.protocol import PROTOCOL, read_answer
-from fleetfit.layout import Layout, infer_layout
 from fleetfit.messages import (
     compress,
     dump_job,

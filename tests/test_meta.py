@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from fleetfit.anatomy import Architecture, make_input, meta, outputs
 from fleetfit.cost import count
-from fleetfit.layout import Architecture, make_input, meta, outputs
 
 SEEN_BY_MODELS = {
     "convolution", "addmm", "mm", "bmm", "mean", "native_layer_norm", "max_pool2d_with_indices", "cat", "embedding",

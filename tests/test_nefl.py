@@ -20,6 +20,7 @@ from tiny import plain, tiny_data, tiny_federation
 from torch import Tensor, nn
 
 import fleetfit as ff
+from fleetfit.anatomy import Architecture, Axis, State
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
 from fleetfit.core import Evaluation, Federation, Level, Problem, Simulation, Update
@@ -29,7 +30,6 @@ from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
 from fleetfit.evaluation import EvaluationScope, evaluate
 from fleetfit.hooks import build
-from fleetfit.layout import Architecture, Axis, State
 from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.seeds import make_numpy_rng
 

@@ -14,6 +14,7 @@ from tiny import plain
 from torch.nn import functional as F
 
 import fleetfit as ff
+from fleetfit.anatomy import build_module
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.levels import plan_levels
 from fleetfit.config.assemble.rounds import build_settings
@@ -26,7 +27,6 @@ from fleetfit.cost import training_memory
 from fleetfit.engines.local import local as local_engine
 from fleetfit.engines.processes import processes
 from fleetfit.errors import ConfigError
-from fleetfit.layout import build_module
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.seeds import make_torch_rng
 from fleetfit.training.batches import count_steps, iter_epochs

@@ -12,8 +12,8 @@ from sampling import some_quick
 from support.bits import assert_same_bits, has_same_bits
 
 import fleetfit as ff
+from fleetfit.anatomy import infer_layout
 from fleetfit.architecture import check_layout
-from fleetfit.layout import infer_layout
 from fleetfit.models.cnn import cnn
 from fleetfit.models.mlp import mlp
 

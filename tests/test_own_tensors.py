@@ -11,14 +11,14 @@ from support import raises, run_verb
 from torch import Tensor, nn
 from zoo import CLASSES, Made, arrange, lstm
 
+from fleetfit.anatomy import Axis, Segment, build_module, place_module
+from fleetfit.anatomy.proof import check_layout
 from fleetfit.architecture import Architecture, ExitModel
-from fleetfit.check import check_layout
 from fleetfit.core import Problem
 from fleetfit.core.tasks import get_task
 from fleetfit.cost import Conditions, get_latency, submodel_cost, training_memory
 from fleetfit.cost.latency import measure_latency
 from fleetfit.errors import ModelError
-from fleetfit.layout import Axis, Segment, build_module, place_module
 from fleetfit.machine import tensor_defaults
 from fleetfit.submodel import full_submodel
 from fleetfit.training import get_local_model

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 import fleetfit as ff
 from fleetfit import names
+from fleetfit.anatomy import Architecture, State, build_module, infer_layout, named_tensors, outputs
+from fleetfit.anatomy.derive import derive_architecture
+from fleetfit.anatomy.proof import check_layout
 from fleetfit.architecture import Axis
-from fleetfit.check import check_layout
 from fleetfit.core import apply_peft
-from fleetfit.derivation import derive_architecture
 from fleetfit.errors import ConfigError, FleetFitError, ModelError
-from fleetfit.layout import Architecture, State, build_module, infer_layout, named_tensors, outputs
 from fleetfit.models.bert import bert
 from fleetfit.models.ree import recurrent
 from fleetfit.models.vim import vim

@@ -21,6 +21,7 @@ from tiny import TinyNet, plain, tiny_data, tiny_federation, tiny_parts
 from torch import Tensor
 
 import fleetfit as ff
+from fleetfit.anatomy import outputs
 from fleetfit.api.comparison import plan_comparison
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
@@ -29,7 +30,6 @@ from fleetfit.data import Data
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
 from fleetfit.evaluation import EvaluationScope, build_level_module, evaluate
-from fleetfit.layout import outputs
 from fleetfit.messages import dump_job, load_job, pack, unpack
 from fleetfit.rounds import Settings, run, run_round, start
 from fleetfit.training import run_job

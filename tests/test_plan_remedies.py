@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fleetfit.anatomy import Architecture
 from fleetfit.cli.plan import PlanOptions, plan_model
 from fleetfit.errors import PlanError
-from fleetfit.layout import Architecture
 from fleetfit.models.cnn import cnn
 from fleetfit.models.fedavg_images import fedavg_cifar_cnn, fedavg_cnn, mlp_2nn
 from fleetfit.models.mlp import mlp

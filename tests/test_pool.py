@@ -7,10 +7,10 @@ from hypothesis import given, strategies as st
 from support import Expected, raises
 from zoo import Deep
 
-from fleetfit.check import check_layout
+from fleetfit.anatomy import infer_layout
+from fleetfit.anatomy.proof import check_layout
 from fleetfit.cost import submodel_cost
 from fleetfit.errors import PlanError
-from fleetfit.layout import infer_layout
 from fleetfit.methods._pool import make_pool, narrow
 from fleetfit.models.cnn import cnn
 from fleetfit.models.vgg16 import vgg16

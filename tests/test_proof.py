@@ -15,10 +15,10 @@ from torch import nn
 from zoo import CLASSES, Made, normed
 
 import fleetfit as ff
+from fleetfit.anatomy.derive import prove_layout
+from fleetfit.anatomy.proof import check_layout
 from fleetfit.architecture import Architecture
-from fleetfit.check import check_layout
 from fleetfit.config import load_experiment
-from fleetfit.derivation import prove_layout
 from fleetfit.errors import ModelError
 from fleetfit.layout import Axis
 from fleetfit.models.cnn import cnn
@@ -208,7 +208,7 @@ def layout_of_even(architecture: Made) -> Architecture:
 
 
 def test_a_long_proof_names_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleetfit.check._PATIENCE_S", -1.0)
+    monkeypatch.setattr("fleetfit.anatomy.proof._PATIENCE_S", -1.0)
     lines: list[str] = []
     architecture = normed()
     check_layout(architecture, input_shape=architecture.input_shape, say=lines.append, seed=9)

@@ -12,14 +12,14 @@ from tiny import plain, tiny, tiny_federation
 from torch import Tensor, nn
 
 from fleetfit.aggregate import Mean
-from fleetfit.check import check_layout
+from fleetfit.anatomy import Architecture, build_module, infer_layout, named_tensors, outputs
+from fleetfit.anatomy.proof import check_layout
 from fleetfit.core import LocalResult, Update
 from fleetfit.core.tasks import NOT_SCORED, classification, next_token
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError, ModelError
 from fleetfit.hooks import FEDAVG, build
 from fleetfit.hooks.losses import best_exit_distillation
-from fleetfit.layout import Architecture, build_module, infer_layout, named_tensors, outputs
 from fleetfit.methods.depthfl import ramp_up
 from fleetfit.models.bert import bert
 from fleetfit.models.ree import POSITION_AXIS, Ree, recurrent

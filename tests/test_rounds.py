@@ -15,13 +15,13 @@ from support.training import assert_close, last_exit_loss, make_job, plain_sgd
 from tiny import plain, tiny_federation
 from torch import Tensor, nn
 
+from fleetfit.anatomy import outputs
 from fleetfit.core import Device, Evaluation, Failure, Job, Local, Update
 from fleetfit.core.local import Step
 from fleetfit.engines.local import InProcess as LocalEngine, local as local_engine
 from fleetfit.errors import NoUsableUpdates, RunError
 from fleetfit.evaluation import EvaluationScope
 from fleetfit.hooks import Loss
-from fleetfit.layout import outputs
 from fleetfit.messages import dump_job, dump_reply, pack
 from fleetfit.rounds import Round, Settings, run, run_round, sort_by_cost, start
 from fleetfit.submodel import Submodel, extract

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 import fleetfit as ff
 from fleetfit import names
+from fleetfit.anatomy import Architecture, Axis, ExitModel
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
 from fleetfit.cost import compute_cost
 from fleetfit.errors import ConfigError, PlanError
 from fleetfit.factories import call_factory
-from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.models.cnn import cnn
 from fleetfit.models.fedavg_images import mlp_2nn
 from fleetfit.models.inverted import efficientnet_b0, mobilenetv2

@@ -15,11 +15,11 @@ from torch import nn
 
 import fleetfit as ff
 from fleetfit import rounds
+from fleetfit.anatomy import Axis, State, default_sizes, infer_layout
 from fleetfit.config import load_experiment
 from fleetfit.core import Problem
 from fleetfit.core.tasks import classification
 from fleetfit.errors import ModelError, RunError
-from fleetfit.layout import Axis, State, default_sizes, infer_layout
 from fleetfit.runs.folder import RunFolder
 from fleetfit.training import initial_state
 from fleetfit.training.start import Start, load_start

@@ -12,8 +12,8 @@ import torch
 from support import raises
 from tiny import tiny_federation
 
+from fleetfit.anatomy import State, build_module
 from fleetfit.core import Server
-from fleetfit.layout import State, build_module
 from fleetfit.rounds import start
 from fleetfit.rounds.report import explain_empty_rounds, format_largest_updates, format_rollback
 from fleetfit.rounds.restore import check_checkpoint

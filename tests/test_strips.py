@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from fleetfit.layout import Architecture, infer_layout
+from fleetfit.anatomy import Architecture, infer_layout
 from fleetfit.models.bert import bert
 from fleetfit.models.resnet import resnet56
 from fleetfit.submodel import SlicePlan, Submodel

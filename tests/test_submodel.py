@@ -12,9 +12,9 @@ from support.bits import assert_same_bits
 from support.states import put_back
 from zoo import RIGHT, Deep, Made, attention, concatenation, flattened
 
+from fleetfit.anatomy import Axis, Layout, Segment, State, infer_layout
 from fleetfit.errors import ModelError
 from fleetfit.hooks import keep_prefix
-from fleetfit.layout import Axis, Layout, Segment, State, infer_layout
 from fleetfit.submodel import (
     SlicePlan,
     Submodel,

@@ -14,6 +14,7 @@ from tiny import plain, spec_of, tiny, tiny_data, tiny_parts
 from torch import Tensor, nn
 
 from fleetfit import names
+from fleetfit.anatomy import Architecture, Axis, ExitModel
 from fleetfit.core import Clients, DeviceResources, Evaluation, Federation, Level, Problem, Simulation
 from fleetfit.core.tasks import get_task, multi_label, next_token, regression
 from fleetfit.data import Data, drop_labels
@@ -22,7 +23,6 @@ from fleetfit.errors import ConfigError
 from fleetfit.evaluation import EvaluationScope
 from fleetfit.hooks import build
 from fleetfit.hooks.losses import self_distillation
-from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.planner import Targets
 from fleetfit.rounds import Settings, run, start
 

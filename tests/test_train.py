@@ -25,13 +25,13 @@ from support.training import (
 from tiny import TinyNet, plain
 from torch import Tensor, nn
 
+from fleetfit.anatomy import outputs
 from fleetfit.core import Device, Evaluation, Failure, Job, Local, Simulation, Update
 from fleetfit.data import Data
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ConfigError
 from fleetfit.evaluation import EvaluationScope, build_level_module, estimate_statistics
 from fleetfit.hooks import Method
-from fleetfit.layout import outputs
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.submodel import extract
 from fleetfit.training import iter_batches, run_job

@@ -15,10 +15,10 @@ from torch import Tensor
 from wrong_layouts import Wrong, relabeled, some_wrong, wrong_layouts
 from zoo import RIGHT, Made, arrange
 
-from fleetfit.check import check_layout, select_exits
-from fleetfit.check.full import difference, load
+from fleetfit.anatomy import Architecture, Layout, Segment, State, build_module, infer_layout, make_input, outputs
+from fleetfit.anatomy.proof import check_layout, select_exits
+from fleetfit.anatomy.proof.full import difference, load
 from fleetfit.errors import ModelError
-from fleetfit.layout import Architecture, Layout, Segment, State, build_module, infer_layout, make_input, outputs
 from fleetfit.submodel import Channels, Submodel, extract
 
 Family = tuple[Architecture, tuple[int, ...]]

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fleetfit.anatomy import Architecture, Axis, ExitModel
 from fleetfit.core import Clients, DeviceResources, Federation, Level, Local, Problem, Simulation
 from fleetfit.core.tasks import classification
 from fleetfit.data import Data, drop_labels
 from fleetfit.hooks import apply_model_hook, build
-from fleetfit.layout import Architecture, Axis, ExitModel
 from fleetfit.planner import Targets
 
 

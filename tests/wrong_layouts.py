@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetfit.layout import Architecture, Axis, Layout, Segment, TensorLayout
+from fleetfit.anatomy import Architecture, Axis, Layout, Segment, TensorLayout
 from fleetfit.submodel import Submodel, extract
 
 Dimension = tuple[Segment, ...]

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from fleetfit.derivation import DerivedArchitecture, DerivedPlan
-from fleetfit.derivation.copies import copy_instance
+from fleetfit.anatomy.copies import copy_instance
+from fleetfit.anatomy.derive import DerivedArchitecture, DerivedPlan
 from fleetfit.layout import Segment
 from fleetfit.machine import tensor_defaults
 

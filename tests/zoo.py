@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fleetfit.layout import Architecture, Axis, ExitModel, Layout, Segment, infer_layout
+from fleetfit.anatomy import Architecture, Axis, ExitModel, Layout, Segment, infer_layout
 
 Sizes = Mapping[str, int]
 CLASSES = Axis(3, scaled=False)

@@ -22,6 +22,7 @@ from experiments.figures.costs import LevelCost, draw_accuracy_by_level, draw_ac
 from experiments.figures.samples_by_exit import draw_exits, explain_no_images, get_class_names, select_classes
 from experiments.figures.script import run_script
 from fleetfit import inference
+from fleetfit.anatomy import make_input, outputs
 from fleetfit.api.inference import (
     calibration_file,
     compute_exit_costs,
@@ -39,7 +40,6 @@ from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, FleetFitError, MissingExtra, ModelError, RunError
 from fleetfit.inference import Measure, Outcome, Scores
-from fleetfit.layout import make_input, outputs
 from fleetfit.report import drawing
 
 if TYPE_CHECKING:

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from fleetfit import evaluation, inference, names
+from fleetfit.anatomy import make_input
+from fleetfit.anatomy.exits import ModuleWithExits
 from fleetfit.config import Assembly, Experiment
 from fleetfit.config.assemble.data import load_data
 from fleetfit.config.assemble.levels import find_counted_submodel
@@ -28,12 +30,10 @@ from fleetfit.data.files.folders import resolve_folder
 from fleetfit.data.files.memory import ACCEPTED, read_memory
 from fleetfit.data.splits import SPLITS
 from fleetfit.data.transform import FILE, Transform
-from fleetfit.derivation.exits import ModuleWithExits
 from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean
 from fleetfit.inference import Calibration, Measure, Mode, Scores
 from fleetfit.inference.export import LevelModel
 from fleetfit.inference.export.prior import Counts, make_offset
-from fleetfit.layout import make_input
 from fleetfit.planner import Amount, parse_amount
 from fleetfit.report.text import exit_names
 from fleetfit.runs.data import load_transform

@@ -9,20 +9,26 @@ from typing import Any
 import torch
 
 from fleetfit import names
-from fleetfit.check import WIDTHS, format_architecture, make_sample_levels, select_exits
-from fleetfit.check.explain import describe_axes, describe_exits, describe_layout, describe_orders, describe_proof
+from fleetfit.anatomy import Architecture, State, build_module, explain_errors, outputs
+from fleetfit.anatomy.derive import DerivedArchitecture, prove_layout
+from fleetfit.anatomy.derived import AXIS_COLUMNS
+from fleetfit.anatomy.meta import on_meta
+from fleetfit.anatomy.proof import WIDTHS, format_architecture, make_sample_levels, select_exits
+from fleetfit.anatomy.proof.explain import (
+    describe_axes,
+    describe_exits,
+    describe_layout,
+    describe_orders,
+    describe_proof,
+)
 from fleetfit.config.assemble.levels import count_early_heads, find_counted_submodel
 from fleetfit.config.assemble.model import build_architecture
 from fleetfit.core import Device, Failure, Job, Level, Local, Problem
 from fleetfit.core.tasks import get_task
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
-from fleetfit.derivation import DerivedArchitecture, prove_layout
-from fleetfit.derivation.architecture import AXIS_COLUMNS
 from fleetfit.errors import ConfigError, ModelError, PlanError, join_some
 from fleetfit.hooks.levels import split_levels
-from fleetfit.layout import Architecture, State, build_module, explain_errors, outputs
-from fleetfit.layout.meta import on_meta
 from fleetfit.machine import one_thread
 from fleetfit.planner import Targets
 from fleetfit.report.tables import describe_early_heads

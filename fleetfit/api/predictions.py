@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fleetfit import files
+from fleetfit.anatomy import predictions
 from fleetfit.api.inference import (
     LevelName,
     TrainedRun,
@@ -32,7 +33,6 @@ from fleetfit.core import Level
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, did_you_mean, escape_controls, import_optional, one_line
 from fleetfit.inference import Policy, read_policy, stop_early
-from fleetfit.layout import predictions
 from fleetfit.report.text import Table, exit_names, format_percent
 
 Exit = Literal["last", "best", "early", "all"]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast, get_arg
 
 from torch import Tensor, nn
 
+from fleetfit.anatomy import predictions
 from fleetfit.api.callbacks import NamedCallback, make_callbacks
 from fleetfit.api.code import find_code_changes
 from fleetfit.api.commands import format_resume
@@ -36,7 +37,6 @@ from fleetfit.errors import (
     format_expected,
     import_optional,
 )
-from fleetfit.layout import predictions
 from fleetfit.machine import isolate_torch_state
 from fleetfit.markup import escape_html
 from fleetfit.names import explain_plug_ins, find_attribute

@@ -21,6 +21,8 @@ from typing import Any, Never, TypedDict, Unpack
 from torch import nn
 
 from fleetfit import files, names, rounds
+from fleetfit.anatomy import Architecture
+from fleetfit.anatomy.derive import DerivedArchitecture, prove_layout
 from fleetfit.api.callbacks import CallbackRunner, make_callbacks, split_callbacks
 from fleetfit.api.code import compute_code_digests
 from fleetfit.api.commands import format_open, format_resume
@@ -38,11 +40,9 @@ from fleetfit.config.load import add_callbacks, check_source
 from fleetfit.core import Server
 from fleetfit.data import AbsentData, Data, class_counts
 from fleetfit.data.transform import Transform
-from fleetfit.derivation import DerivedArchitecture, prove_layout
 from fleetfit.engines.base import Engine
 from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.hooks import Method
-from fleetfit.layout import Architecture
 from fleetfit.machine import isolate_torch_state
 from fleetfit.planner import Plan
 from fleetfit.privacy import check_key_place, load_key, load_or_create_key

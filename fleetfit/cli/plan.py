@@ -15,10 +15,10 @@ from fleetfit.cli.arguments import Overrides, RunFile, add_speed, parse_output_f
 from fleetfit.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
+    from fleetfit.anatomy import Architecture
     from fleetfit.config import Assembly
     from fleetfit.core import DataDescription
     from fleetfit.cost import Latency, TimedModel
-    from fleetfit.layout import Architecture
     from fleetfit.planner import Plan, Scaling, SplitLevel
 
 IMAGE = (3, 32, 32)

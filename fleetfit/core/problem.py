@@ -10,19 +10,19 @@ import torch
 from torch import nn
 
 from fleetfit import names
-from fleetfit.core.arithmetic import Arithmetic, ShapeArithmetic, find_arithmetic
-from fleetfit.core.tasks import Task, get_task
-from fleetfit.derivation import (
+from fleetfit.anatomy import Architecture, Layout, State, build_module, infer_layout, make_input, outputs, unwrap
+from fleetfit.anatomy.derive import (
     DerivedArchitecture,
     SampleFacts,
     build_without_numbers,
     prepare_instance,
     restore_architecture,
 )
+from fleetfit.anatomy.meta import on_meta
+from fleetfit.core.arithmetic import Arithmetic, ShapeArithmetic, find_arithmetic
+from fleetfit.core.tasks import Task, get_task
 from fleetfit.errors import ModelError, RunError
 from fleetfit.factories import call_factory
-from fleetfit.layout import Architecture, Layout, State, build_module, infer_layout, make_input, outputs, unwrap
-from fleetfit.layout.meta import on_meta
 from fleetfit.submodel import Submodel, dump_prefixes, extract, parse_prefixes
 
 UNLIMITED = 2.0**60

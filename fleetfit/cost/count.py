@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry
 from torch.utils.module_tracker import ModuleTracker
 
-from fleetfit.layout import (
+from fleetfit.anatomy import (
     Architecture,
     Layout,
     batch_norms,

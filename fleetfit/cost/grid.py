@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fleetfit.anatomy import Architecture
 from fleetfit.cost.count import Conditions, call_once
 from fleetfit.cost.kinds import COSTS, Sizes, compute_cost, get_cost_kind
 from fleetfit.errors import ModelError
-from fleetfit.layout import Architecture
 
 Floats = npt.NDArray[np.float64]
 

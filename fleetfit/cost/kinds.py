@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fleetfit.anatomy import Architecture
 from fleetfit.cost.count import Conditions, Piece, get_layout, get_sizes_and_exits, submodel_cost
 from fleetfit.cost.latency import get_latency, latency_s
 from fleetfit.cost.memory import memory_bytes, training_memory
@@ -15,7 +16,6 @@ from fleetfit.cost.parts import (
     size_bytes,
 )
 from fleetfit.errors import ConfigError, did_you_mean
-from fleetfit.layout import Architecture
 
 Sizes = Mapping[str, int]
 

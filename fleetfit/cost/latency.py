@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fleetfit.anatomy import Architecture, batch_norms, build_module, explain_errors, make_input, place_module
 from fleetfit.cost.count import Conditions, get_layout, submodel_cost
 from fleetfit.cost.parts import PART, Measure, Profile
-from fleetfit.layout import Architecture, batch_norms, build_module, explain_errors, make_input, place_module
 from fleetfit.machine import use_threads
 from fleetfit.seeds import isolate_rng
 

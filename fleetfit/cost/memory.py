@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
+from fleetfit.anatomy import Architecture, explain_errors, outputs
+from fleetfit.anatomy.meta import Operations, run
 from fleetfit.cost.count import Conditions, call_once, get_layout, on_meta
 from fleetfit.cost.parts import PART, Measure, Place, Profile, get_place, numel, sum_by_place
-from fleetfit.layout import Architecture, explain_errors, outputs
-from fleetfit.layout.meta import Operations, run
 
 _NUMBER = 4  # bytes
 

@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 from torch import nn
 
+from fleetfit.anatomy import Architecture, Layout, build_module, meta
 from fleetfit.cost.count import Conditions, call_once, count, get_layout
-from fleetfit.layout import Architecture, Layout, build_module, meta
 
 PART = re.compile(r"(?:.*\.)?(?P<kind>blocks|heads)\.(?P<number>\d+)")
 """The name of a block or of a classifier."""

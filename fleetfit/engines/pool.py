@@ -16,13 +16,13 @@ from typing import Any, Protocol
 
 import torch
 
+from fleetfit.anatomy import Layout, unwrap
+from fleetfit.anatomy.derive import DerivedArchitecture
 from fleetfit.core import DeviceResources, Failure, Job, Simulation, Update
 from fleetfit.data import Data, Parts, choose_samples
-from fleetfit.derivation import DerivedArchitecture
 from fleetfit.engines.local import ClientMemories, move_data
 from fleetfit.errors import ConfigError, FleetFitError, RunError, Unexpected, format_exception
 from fleetfit.hooks import build, dump_problem, is_portable, rebuild_problem
-from fleetfit.layout import Layout, unwrap
 from fleetfit.messages import dump_reply, load_job, load_reply, pack
 from fleetfit.names import describe_failure, find_plug_in
 from fleetfit.training import resolve_device, run_job

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from fleetfit.anatomy import State, batch_norms, build_module, named_tensors, settle_norms
+from fleetfit.anatomy.meta import on_meta
 from fleetfit.core import Failure, Federation, Server, Update
 from fleetfit.errors import ModelError
 from fleetfit.evaluation.scope import EvaluationScope
-from fleetfit.layout import State, batch_norms, build_module, named_tensors, settle_norms
-from fleetfit.layout.meta import on_meta
 from fleetfit.training import set_statistics
 
 Statistics = dict[int, State]

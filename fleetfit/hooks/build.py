@@ -13,6 +13,7 @@ import numpy as np
 
 from fleetfit import names
 from fleetfit.aggregate import Aggregate
+from fleetfit.anatomy import Architecture, Axis, State
 from fleetfit.core import (
     Aggregator,
     Device,
@@ -30,7 +31,6 @@ from fleetfit.errors import ConfigError, FleetFitError, did_you_mean, truncate
 from fleetfit.factories import call_factory, is_default
 from fleetfit.hooks import fedavg
 from fleetfit.hooks.fedavg import Loss, Penalty, Reports
-from fleetfit.layout import Architecture, Axis, State
 from fleetfit.planner import Targets
 from fleetfit.submodel import Channels, Submodel, random, rolling, window
 from fleetfit.submodel.state import Shapes

@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fleetfit.aggregate import Aggregate, Mean, apply_mean
+from fleetfit.anatomy import Architecture, Axis, State, outputs
 from fleetfit.core import (
     Device,
     Failure,
@@ -30,7 +31,6 @@ from fleetfit.core import (
     Update,
 )
 from fleetfit.core.tasks import Task
-from fleetfit.layout import Architecture, Axis, State, outputs
 from fleetfit.planner import Targets
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.submodel import Channels, Submodel, extract, normalize_channels

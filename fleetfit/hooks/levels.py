@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+from fleetfit.anatomy import unwrap
 from fleetfit.core import Level, Problem
 from fleetfit.errors import ConfigError, PlanError
-from fleetfit.layout import unwrap
 from fleetfit.planner import LevelShape, Scaling, Targets, find_shapes, get_sizes, may_keep_shapes
 from fleetfit.submodel import Submodel
 

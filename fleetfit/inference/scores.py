@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fleetfit.anatomy import Architecture, outputs, visit_exits
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError
-from fleetfit.layout import Architecture, outputs, visit_exits
 
 COSTS = ("multiply_adds", "latency_s")
 """The units of a budget."""

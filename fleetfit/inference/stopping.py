@@ -27,9 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from fleetfit.anatomy import VisitsExits, require_segments
 from fleetfit.errors import ConfigError, RunError, did_you_mean
 from fleetfit.inference.scores import Scores
-from fleetfit.layout import VisitsExits, require_segments
 
 # ---- confidence ------------------------------------------------------------------------------------------------------
 

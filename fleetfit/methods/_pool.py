@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from fleetfit.anatomy import Architecture
 from fleetfit.core import Level, Problem
 from fleetfit.cost import compute_cost
 from fleetfit.errors import PlanError
-from fleetfit.layout import Architecture
 from fleetfit.planner import Targets
 from fleetfit.submodel import Submodel
 

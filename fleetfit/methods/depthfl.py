@@ -15,13 +15,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fleetfit.anatomy import outputs
 from fleetfit.core import Device, Job
 from fleetfit.errors import check_range
 from fleetfit.factories import declare_unused
 from fleetfit.hooks import Loss, Method, weigh_equally
 from fleetfit.hooks.levels import split_levels
 from fleetfit.hooks.losses import check_temperature, declare_temperature, mutual_distillation
-from fleetfit.layout import outputs
 from fleetfit.options.feddyn import feddyn
 
 

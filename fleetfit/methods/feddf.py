@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit.aggregate import Aggregate, apply_mean
+from fleetfit.anatomy import outputs
 from fleetfit.core import Device, Federation, Job, Local, Server, Update
 from fleetfit.core.tasks import NOT_SCORED
 from fleetfit.errors import ConfigError, check_range
@@ -31,7 +32,6 @@ from fleetfit.factories import declare_unused
 from fleetfit.hooks import CoverageMean, Method, weigh_equally
 from fleetfit.hooks.levels import split_levels
 from fleetfit.hooks.losses import check_temperature, declare_temperature
-from fleetfit.layout import outputs
 from fleetfit.seeds import derive_seed
 from fleetfit.submodel import FlatState, Submodel, concat_state, full_submodel, get_shapes
 from fleetfit.training import SharedSubmodel, get_local_model, iter_batches, run_on_server

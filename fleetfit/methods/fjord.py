@@ -23,10 +23,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fleetfit.anatomy import outputs
 from fleetfit.core import Device, Job
 from fleetfit.hooks import Method
 from fleetfit.hooks.levels import split_levels
-from fleetfit.layout import outputs
 from fleetfit.seeds import make_numpy_rng
 from fleetfit.submodel import Submodel
 from fleetfit.training import SharedSubmodel

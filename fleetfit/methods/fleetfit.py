@@ -29,13 +29,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fleetfit.anatomy import outputs
 from fleetfit.core import Device, Job, Level, Local, Problem
 from fleetfit.errors import check_range
 from fleetfit.factories import declare_unused
 from fleetfit.hooks import Loss, Method, keep_task, take_mean, weigh_equally
 from fleetfit.hooks.levels import split_levels
 from fleetfit.hooks.losses import check_temperature, declare_temperature, self_distillation
-from fleetfit.layout import outputs
 from fleetfit.options.class_prior import class_prior
 from fleetfit.options.fedavgm import fedavgm
 

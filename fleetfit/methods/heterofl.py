@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fleetfit.anatomy import Axis, State, outputs
 from fleetfit.core import Device, Job, Level, LocalResult, Problem
 from fleetfit.errors import ConfigError
 from fleetfit.hooks import Loss, Method, send_all, weigh_equally
 from fleetfit.hooks.levels import split_levels
 from fleetfit.hooks.losses import masked_cross_entropy
-from fleetfit.layout import Axis, State, outputs
 from fleetfit.planner import Targets
 from fleetfit.submodel import Submodel, narrow_state
 

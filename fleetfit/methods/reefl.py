@@ -19,13 +19,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fleetfit.anatomy import State, outputs
 from fleetfit.core import Device, Federation, Job, LocalResult
 from fleetfit.errors import check_range
 from fleetfit.factories import declare_unused
 from fleetfit.hooks import Loss, Method
 from fleetfit.hooks.levels import split_levels
 from fleetfit.hooks.losses import best_exit_distillation, check_temperature, declare_temperature
-from fleetfit.layout import State, outputs
 from fleetfit.methods.depthfl import ramp_up
 from fleetfit.models.ree import POSITION_AXIS, recurrent
 from fleetfit.submodel import Submodel

@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from fleetfit.anatomy import outputs
 from fleetfit.core import Device, Job
 from fleetfit.errors import ConfigError
 from fleetfit.factories import declare_unused
 from fleetfit.hooks import Loss, Method, weigh_equally
 from fleetfit.hooks.levels import split_levels
 from fleetfit.hooks.losses import check_temperature, declare_temperature, exit_weights, self_distillation
-from fleetfit.layout import outputs
 
 
 @declare_temperature

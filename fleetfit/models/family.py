@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fleetfit.anatomy import Architecture, Axis, Carry, ExitModel
 from fleetfit.errors import ModelError
 from fleetfit.factories import declare_unused
-from fleetfit.layout import Architecture, Axis, Carry, ExitModel
 
 # ---- families --------------------------------------------------------------------------------------------------------
 

@@ -36,9 +36,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fleetfit.anatomy import Axis, default_sizes
 from fleetfit.errors import ModelError
 from fleetfit.factories import Preset, make_presets
-from fleetfit.layout import Axis, default_sizes
 from fleetfit.models.family import ConvFamily, Head, Norm, needs_group_norm
 
 Activation = Literal["swish", "relu6"]

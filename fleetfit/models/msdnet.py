@@ -28,9 +28,9 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from fleetfit.anatomy import Axis, default_sizes
 from fleetfit.errors import ModelError
 from fleetfit.factories import Preset, make_presets
-from fleetfit.layout import Axis, default_sizes
 from fleetfit.models.family import ConvFamily, FamilyModule, Head, MakeNorm, Norm, conv_norm_relu, needs_group_norm
 
 Features = tuple[Tensor, ...]

@@ -31,8 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fleetfit.errors import ModelError
-from fleetfit.layout import (
+from fleetfit.anatomy import (
     Architecture,
     ArchitectureWrapper,
     Axis,
@@ -44,7 +43,8 @@ from fleetfit.layout import (
     default_sizes,
     make_input,
 )
-from fleetfit.layout.meta import on_meta
+from fleetfit.anatomy.meta import on_meta
+from fleetfit.errors import ModelError
 from fleetfit.models.transformer import TokenHead, initialize
 
 BACKBONE = "backbone."

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fleetfit.anatomy import State, default_sizes
 from fleetfit.errors import ModelError
 from fleetfit.factories import Preset, make_presets
-from fleetfit.layout import State, default_sizes
 from fleetfit.models.pretrained import Checkpoint, TensorNames, read_config
 from fleetfit.models.transformer import Encoder, EncoderFamily, HeadKind, Heads, TokenModule, build_encoder
 

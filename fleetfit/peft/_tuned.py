@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from fleetfit.errors import ModelError
-from fleetfit.layout import (
+from fleetfit.anatomy import (
     ArchitectureWrapper,
     Layout,
     Segment,
@@ -21,7 +20,8 @@ from fleetfit.layout import (
     infer_layout,
     named_tensors,
 )
-from fleetfit.layout.meta import on_meta
+from fleetfit.anatomy.meta import on_meta
+from fleetfit.errors import ModelError
 
 _HEAD = re.compile(r"(?:.*\.)?heads\.\d+\.")
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")

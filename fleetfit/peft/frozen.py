@@ -1,6 +1,6 @@
 """Only the classifiers are trained; the backbone stays as it began, and does not travel."""
 
-from fleetfit.layout import Architecture
+from fleetfit.anatomy import Architecture
 from fleetfit.peft._tuned import Tuned
 
 

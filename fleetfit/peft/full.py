@@ -1,6 +1,6 @@
 """Everything is trained."""
 
-from fleetfit.layout import Architecture
+from fleetfit.anatomy import Architecture
 
 
 def full(architecture: Architecture) -> Architecture:

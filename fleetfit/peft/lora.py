@@ -15,8 +15,8 @@ from typing import Any
 
 from torch import nn
 
+from fleetfit.anatomy import Architecture, State, unwrap
 from fleetfit.errors import MissingExtra, ModelError
-from fleetfit.layout import Architecture, State, unwrap
 from fleetfit.peft._tuned import Tuned
 
 A, B = "lora_A.default.weight", "lora_B.default.weight"

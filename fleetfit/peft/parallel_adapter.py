@@ -6,7 +6,7 @@ per block of DeiT-S, as in ReeFL (ICML 2024, appendix A).
 Differs from the paper: an adapter's output is not scaled, and GELU stands for ReLU, as in the serial one.
 """
 
-from fleetfit.layout import Architecture
+from fleetfit.anatomy import Architecture
 from fleetfit.peft._adapter import SUBLAYERS, Adapted
 
 

@@ -6,7 +6,7 @@ All else is frozen but the classifiers. With rank 32 these are 49,984 numbers pe
 Differs from the paper: an adapter begins by adding exactly nothing.
 """
 
-from fleetfit.layout import Architecture
+from fleetfit.anatomy import Architecture
 from fleetfit.peft._adapter import SUBLAYERS, Adapted
 
 

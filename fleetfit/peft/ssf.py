@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fleetfit.anatomy import Architecture, State
 from fleetfit.errors import ModelError
-from fleetfit.layout import Architecture, State
 from fleetfit.peft._tuned import ADDED, Tuned
 
 _KINDS = (nn.Linear, nn.Conv2d, nn.LayerNorm, nn.RMSNorm, nn.BatchNorm2d, nn.GroupNorm)

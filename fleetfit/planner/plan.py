@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import tomli_w
 
+from fleetfit.anatomy import Architecture
 from fleetfit.cost import (
     BATCH_SIZE,
     Conditions,
@@ -21,7 +22,6 @@ from fleetfit.cost import (
     submodel_cost,
 )
 from fleetfit.errors import ConfigError, PlanError, did_you_mean, escape_controls, truncate
-from fleetfit.layout import Architecture
 from fleetfit.markup import html_table
 from fleetfit.planner.budgets import (
     Budget,

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from fleetfit.anatomy import Architecture, build_module, explain_errors
 from fleetfit.cost import call_once
-from fleetfit.layout import Architecture, build_module, explain_errors
 from fleetfit.seeds import isolate_rng
 
 ENOUGH = 0.75

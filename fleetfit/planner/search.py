@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from fleetfit.anatomy import Architecture
 from fleetfit.cost import Grid, cost_grid
 from fleetfit.errors import PlanError, join_some
-from fleetfit.layout import Architecture
 from fleetfit.planner.budgets import (
     Bools,
     Floats,

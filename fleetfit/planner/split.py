@@ -24,9 +24,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from fleetfit.anatomy import Architecture, default_sizes
 from fleetfit.cost import COSTS, WIDTHS, compute_cost, get_layout
 from fleetfit.errors import PlanError, did_you_mean
-from fleetfit.layout import Architecture, default_sizes
 from fleetfit.planner.budgets import LevelShape, Scaling, Targets
 from fleetfit.planner.receptive_field import find_first_seeing_exit
 from fleetfit.planner.search import TINY, make_grids, search

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fleetfit.anatomy import Layout, State, batch_norms, build_module
+from fleetfit.anatomy.meta import on_meta
 from fleetfit.core import ClientMemory, Federation, Level, Problem
 from fleetfit.errors import ModelError, RunError, format_exception
 from fleetfit.hooks import build
 from fleetfit.hooks.level_tensors import get_select
-from fleetfit.layout import Layout, State, batch_norms, build_module
-from fleetfit.layout.meta import on_meta
 from fleetfit.runs.checkpoints import CheckpointError, validate_checkpoint
 from fleetfit.submodel import Submodel, find_mismatch, parse_submodel
 from fleetfit.validation import find_prior_error

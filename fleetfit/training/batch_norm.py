@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from fleetfit.layout import State, batch_norms, outputs
+from fleetfit.anatomy import State, batch_norms, outputs
 
 
 def set_statistics(module: nn.Module, statistics: State) -> None:

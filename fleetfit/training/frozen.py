@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
-from fleetfit.layout import HasSegments, VisitsExits, outputs
+from fleetfit.anatomy import HasSegments, VisitsExits, outputs
 from fleetfit.seeds import isolate_rng
 
 BATCH = 32

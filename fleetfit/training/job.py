@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fleetfit.anatomy import outputs
 from fleetfit.core import ClientMemory, Device, Failure, Job, Local, LocalResult, Update
 from fleetfit.core.tasks import Task
 from fleetfit.errors import ConfigError, FleetFitError, RunError
 from fleetfit.hooks import Method, build
-from fleetfit.layout import outputs
 from fleetfit.machine import one_thread
 from fleetfit.messages import compress
 from fleetfit.names import find_plug_in

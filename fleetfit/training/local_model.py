@@ -7,9 +7,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from fleetfit.anatomy import Layout, State, build_module, has_norms, named_tensors, place_module, settle_norms
 from fleetfit.core import Problem
 from fleetfit.errors import RunError
-from fleetfit.layout import Layout, State, build_module, has_norms, named_tensors, place_module, settle_norms
 from fleetfit.seeds import derive_seed, isolate_rng
 from fleetfit.submodel import FlatState, Submodel, concat_state, extract, full_submodel
 from fleetfit.training.memory_format import choose_format

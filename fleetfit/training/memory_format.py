@@ -26,9 +26,9 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from fleetfit.anatomy import outputs
 from fleetfit.core.arithmetic import Arithmetic, MemoryFormat
 from fleetfit.errors import format_cause
-from fleetfit.layout import outputs
 
 _SINCE = (2, 13)  # versions of PyTorch
 _SHARES = {True: 0.5, False: 0.7}  # in training, in evaluation

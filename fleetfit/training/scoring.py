@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fleetfit import names
+from fleetfit.anatomy import batch_norms, outputs
 from fleetfit.core import Device, Job, Update
 from fleetfit.errors import NO_STATISTICS, RunError
-from fleetfit.layout import batch_norms, outputs
 from fleetfit.seeds import make_torch_rng
 from fleetfit.training.batch_norm import get_batch_norm_sums, use_statistics
 from fleetfit.training.batches import iter_batches, limit_batch

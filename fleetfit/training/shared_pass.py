@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fleetfit.anatomy import batch_norms, outputs
 from fleetfit.core import Device, Evaluation
 from fleetfit.core.tasks import classification
-from fleetfit.layout import batch_norms, outputs
 from fleetfit.training.batches import iter_batches
 from fleetfit.training.features import BatchLoader
 from fleetfit.training.local_model import LocalModel

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fleetfit.anatomy import named_tensors, outputs
 from fleetfit.core import Device, Job, Problem
-from fleetfit.layout import named_tensors, outputs
 from fleetfit.submodel import SlicePlan, Submodel, find_positions, get_slice_plan, narrow_layout
 from fleetfit.training.clock import forward_work
 from fleetfit.training.local_model import get_local_model

@@ -9,7 +9,7 @@ from benchmarks.peers import OURS, TASKS, Turn, check_alike, compared, table
 from benchmarks.peers.observed import Seen, observe
 from benchmarks.peers.task import Loaded, load, make, model_of, save
 from fleetfit import names
-from fleetfit.layout import build_module
+from fleetfit.anatomy import build_module
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -10,8 +10,8 @@ from support.derivation import derive
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fleetfit.derivation import DerivedArchitecture
-from fleetfit.derivation.observe import get_logits
+from fleetfit.anatomy.derive import DerivedArchitecture
+from fleetfit.anatomy.observe import get_logits
 
 FACTOR = 0.5
 NARROW = [name for name, entry in ENTRIES.items() if entry.narrow]

@@ -8,9 +8,9 @@ import torch
 from support import raises
 from torch import Tensor, nn
 
-from fleetfit.derivation import derive_architecture, prove_layout
+from fleetfit.anatomy import Segment, infer_layout
+from fleetfit.anatomy.derive import derive_architecture, prove_layout
 from fleetfit.errors import ModelError
-from fleetfit.layout import Segment, infer_layout
 from fleetfit.submodel import Submodel
 
 EXAMPLE = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))

@@ -13,7 +13,7 @@ from support.derivation import derive_or_refuse, make_instance
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fleetfit.derivation import DerivedArchitecture, derive_architecture
+from fleetfit.anatomy.derive import DerivedArchitecture, derive_architecture
 from fleetfit.errors import ModelError
 
 REFUSED, UNCUT, WHOLE = "refused", "nothing can be cut", "some axes stay whole"

@@ -17,10 +17,15 @@ from support.derivation import derive_or_refuse, make_instance
 from tiny import tiny_data
 from torch import Tensor, nn
 
+from fleetfit.anatomy.derive import (
+    DerivedArchitecture,
+    build_without_numbers,
+    derive_architecture,
+    restore_architecture,
+)
+from fleetfit.anatomy.observe import list_aliases
 from fleetfit.core import Device, Job, Local, Problem, Update
 from fleetfit.core.tasks import get_task
-from fleetfit.derivation import DerivedArchitecture, build_without_numbers, derive_architecture, restore_architecture
-from fleetfit.derivation.observe import list_aliases
 from fleetfit.layout import Layout
 from fleetfit.messages import pack, unpack
 from fleetfit.submodel import extract

@@ -14,11 +14,12 @@ from support import raises, run_verb
 from torch import Tensor, nn
 
 import fleetfit as ff
-from fleetfit.check.explain import describe_exits
+from fleetfit.anatomy import Architecture, Axis, ExitModel, predictions
+from fleetfit.anatomy.derive import DerivedArchitecture, derive_architecture
+from fleetfit.anatomy.exits import ExitHead
+from fleetfit.anatomy.proof.explain import describe_exits
 from fleetfit.core.arithmetic import Arithmetic
 from fleetfit.data import Data
-from fleetfit.derivation import DerivedArchitecture, derive_architecture
-from fleetfit.derivation.exits import ExitHead
 from fleetfit.errors import ConfigError
 from fleetfit.inference import (
     Policy,
@@ -28,7 +29,6 @@ from fleetfit.inference import (
     measure_exit_latencies,
     stop_early,
 )
-from fleetfit.layout import Architecture, Axis, ExitModel, predictions
 from fleetfit.training.runtime import prepare_model
 
 CLASSES, SHAPE, STEM, HIDDEN, EXITS = 4, (1, 6, 6), 8, 12, (1, 2, 3, 4)

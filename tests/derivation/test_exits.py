@@ -10,7 +10,7 @@ from support import raises
 from support.derivation import derive as derive_bed
 from torch import Tensor, nn
 
-from fleetfit.derivation import DerivedArchitecture, derive_architecture
+from fleetfit.anatomy.derive import DerivedArchitecture, derive_architecture
 from fleetfit.errors import ModelError
 
 VECTORS = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))

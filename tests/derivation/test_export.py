@@ -13,15 +13,15 @@ from safetensors.torch import load_file
 from support import raises
 from torch import Tensor, nn
 
+from fleetfit.anatomy import outputs
+from fleetfit.anatomy.derive import DerivedArchitecture, derive_architecture
 from fleetfit.data import Data
-from fleetfit.derivation import DerivedArchitecture, derive_architecture
 from fleetfit.errors import ModelError
 from fleetfit.inference import Policy, confidence, stop_early
 from fleetfit.inference.export import LevelModel, export
 from fleetfit.inference.export.level import Graph, make_segment_graphs, make_whole_graph, trace_program
 from fleetfit.inference.export.on_device import Model as Loader
 from fleetfit.inference.export.onnx import run_segments, run_whole
-from fleetfit.layout import outputs
 
 SAMPLES, CLASSES = 20, 4
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fleetfit.derivation import DerivedArchitecture, DerivedPlan, derive_architecture, restore_architecture
-from fleetfit.derivation.numbers import Trials
+from fleetfit.anatomy import build_module, outputs
+from fleetfit.anatomy.derive import DerivedArchitecture, DerivedPlan, derive_architecture, restore_architecture
+from fleetfit.anatomy.numbers import Trials
 from fleetfit.errors import ModelError
-from fleetfit.layout import build_module, outputs
 
 X = torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0))
 HEADS, WIDTH, BLOCKS = 4, 8, 2
@@ -139,6 +139,6 @@ def test_trials_end(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = []
     run = Trials._run
     monkeypatch.setattr(Trials, "_run", lambda self, sizes: runs.append(sizes) or run(self, sizes))
-    monkeypatch.setattr(sys.modules["fleetfit.derivation.numbers"], "_MAX_TRIALS", 20)
+    monkeypatch.setattr(sys.modules["fleetfit.anatomy.numbers"], "_MAX_TRIALS", 20)
     derived = derive(Hopeless())
     assert 20 < len(runs) < 40 and "stem" in str(derived.plan.whole)

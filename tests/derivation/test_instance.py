@@ -15,8 +15,8 @@ from support.bits import has_same_bits
 from support.derivation import derive, make_instance
 from torch import Tensor, nn
 
+from fleetfit.anatomy.derive import derive_architecture
 from fleetfit.cost import full_cost
-from fleetfit.derivation import derive_architecture
 
 SAMPLE = (
     "resnet_basic", "unet", "vit_fused_qkv", "gpt_tied", "grouped_heads_tied", "lstm", "spectral_norm",

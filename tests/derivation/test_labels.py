@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fleetfit.derivation.observe import observe
+from fleetfit.anatomy.labels import FLATTENED, OF_SAMPLES
+from fleetfit.anatomy.observe import observe
 from fleetfit.layout import Segment as S
-from fleetfit.layout.labels import FLATTENED, OF_SAMPLES
 
 Dims = Mapping[tuple[str, int], tuple[S, ...]]
 

@@ -10,11 +10,11 @@ from plain_transformers import bert, distilbert
 from torch import Tensor, nn
 
 import fleetfit as ff
+from fleetfit.anatomy import build_module
+from fleetfit.anatomy.derive import restore_architecture
+from fleetfit.anatomy.plan import DerivedPlan
 from fleetfit.cost import full_cost
 from fleetfit.data import Data
-from fleetfit.derivation import restore_architecture
-from fleetfit.derivation.plan import DerivedPlan
-from fleetfit.layout import build_module
 
 pytest.importorskip("transformers", reason="the extra transformers is not installed")
 

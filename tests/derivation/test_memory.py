@@ -9,7 +9,7 @@ MEASURED = """
 import re
 from pathlib import Path
 import torch, transformers
-from fleetfit.derivation import derive_architecture
+from fleetfit.anatomy.derive import derive_architecture
 
 torch.set_num_threads(1)
 net = transformers.GPT2LMHeadModel(transformers.GPT2Config(

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 import fleetfit as ff
-from fleetfit.derivation import derive_architecture
-from fleetfit.layout import build_module
+from fleetfit.anatomy import build_module
+from fleetfit.anatomy.derive import derive_architecture
 
 CLASSES, WIDTH = 3, 12
 

@@ -13,8 +13,8 @@ from support import raises
 from support.bits import assert_same_bits
 from support.derivation import derive, make_instance
 
-from fleetfit.derivation import DerivedArchitecture, DerivedPlan, restore_architecture
-from fleetfit.derivation.plan import FORMAT
+from fleetfit.anatomy.derive import DerivedArchitecture, DerivedPlan, restore_architecture
+from fleetfit.anatomy.plan import FORMAT
 from fleetfit.errors import ModelError
 
 SAMPLE = (

@@ -12,7 +12,7 @@ from support import raises
 from torch import Tensor, nn
 
 import fleetfit as ff
-from fleetfit.derivation import DerivedArchitecture, DerivedPlan, derive_architecture
+from fleetfit.anatomy.derive import DerivedArchitecture, DerivedPlan, derive_architecture
 from fleetfit.errors import ModelError
 
 

@@ -406,7 +406,7 @@ def test_a_wrong_shape_is_a_sentence() -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleetfit.check._PATIENCE_S", -1.0)
+    monkeypatch.setattr("fleetfit.anatomy.proof._PATIENCE_S", -1.0)
 
 
 def list_steps(text: str) -> list[str]:
@@ -436,7 +436,7 @@ def test_the_verbs_name_the_steps(impatient: None, tmp_path: Path) -> None:
 
 
 def test_quick_derivations_name_no_step(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("fleetfit.check._PATIENCE_S", 600.0)
+    monkeypatch.setattr("fleetfit.anatomy.proof._PATIENCE_S", 600.0)
     ff.derive(Residual(8), make_data(), progress=True)
     assert not list_steps(capsys.readouterr().err)
 

@@ -10,15 +10,15 @@ from support import raises
 from torch import Tensor, nn
 
 import fleetfit as ff
+from fleetfit.anatomy import make_input
+from fleetfit.anatomy.derive import DerivedArchitecture
+from fleetfit.anatomy.padding import list_masks
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.data import build_data
 from fleetfit.config.assemble.model import build_problem
 from fleetfit.core import DataDescription
 from fleetfit.cost import training_memory
-from fleetfit.derivation import DerivedArchitecture
-from fleetfit.derivation.padding import list_masks
 from fleetfit.errors import ModelError
-from fleetfit.layout import make_input
 
 ROWS, SIZES = 120, (3, 40, 12)
 Y = np.arange(ROWS) % 3

@@ -10,12 +10,12 @@ from support import raises
 from torch import Tensor, nn
 
 import fleetfit as ff
+from fleetfit.anatomy import build_module, outputs
+from fleetfit.anatomy.derive import DerivedArchitecture, DerivedPlan, derive_architecture, restore_architecture
 from fleetfit.core import apply_peft
 from fleetfit.cost import cost_grid, submodel_cost
 from fleetfit.data import Data
-from fleetfit.derivation import DerivedArchitecture, DerivedPlan, derive_architecture, restore_architecture
 from fleetfit.errors import ModelError
-from fleetfit.layout import build_module, outputs
 from fleetfit.training import batches
 
 WORDS, LENGTH, BLOCKS = 400, 6, 3

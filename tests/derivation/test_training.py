@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fleetfit as ff
+from fleetfit.anatomy.derive import derive_architecture
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.data import build_data
 from fleetfit.config.assemble.model import build_problem
 from fleetfit.core import Problem
 from fleetfit.cost import training_memory
-from fleetfit.derivation import derive_architecture
 from fleetfit.errors import ModelError, NoUsableUpdates
 
 FLEET = {"groups": [{"budget": 0.4}, {"budget": 1.0}], "tolerance": 0.4}

@@ -11,10 +11,10 @@ from sampling import some_quick
 from support.bits import have_same_state
 
 import fleetfit as ff
+from fleetfit.anatomy import outputs
+from fleetfit.anatomy.derive import derive_architecture
 from fleetfit.cost import submodel_cost, training_memory
 from fleetfit.data import Data
-from fleetfit.derivation import derive_architecture
-from fleetfit.layout import outputs
 
 pytest.importorskip("transformers", reason="the extra transformers is not installed")
 

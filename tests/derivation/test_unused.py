@@ -8,10 +8,10 @@ from support import raises
 from torch import Tensor, nn
 
 import fleetfit as ff
+from fleetfit.anatomy import build_module
+from fleetfit.anatomy.derive import derive_architecture, restore_architecture
 from fleetfit.data import Data
-from fleetfit.derivation import derive_architecture, restore_architecture
 from fleetfit.errors import ModelError
-from fleetfit.layout import build_module
 
 X = torch.randn(2, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 

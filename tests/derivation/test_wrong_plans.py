@@ -11,9 +11,9 @@ from support.derivation import derive
 from torch import Tensor
 from wrong_plans import TWIN, draw_wrong_plans, list_wrong_plans, measure_harm
 
-from fleetfit.check import check_layout
-from fleetfit.derivation import DerivedArchitecture
-from fleetfit.derivation.architecture import check_same_as_instance
+from fleetfit.anatomy.derive import DerivedArchitecture
+from fleetfit.anatomy.derived import check_same_as_instance
+from fleetfit.anatomy.proof import check_layout
 from fleetfit.errors import ModelError
 from fleetfit.layout import Segment
 

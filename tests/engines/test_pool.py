@@ -10,11 +10,11 @@ import torch
 from same_bits import finished, fleets, same
 from support import raises
 
+from fleetfit.anatomy.infer import _infer_once
 from fleetfit.core import Failure, Job, Local, Simulation
 from fleetfit.engines.local import local
 from fleetfit.engines.pool import NumberedJob, Pool, dump_setup, load_setup, run_message
 from fleetfit.errors import RunError
-from fleetfit.layout.infer import _infer_once
 from fleetfit.messages import dump_job, dump_reply, pack, unpack
 from fleetfit.rounds import start
 from fleetfit.submodel import Submodel
@@ -134,7 +134,7 @@ def test_a_worker_infers_no_layout(method: str, monkeypatch: pytest.MonkeyPatch)
         pack(dump_setup(simulation, 1)),
         pack({"job": dump_job(job, simulation.problem.layout), "memory": None}),
     )
-    monkeypatch.setattr("fleetfit.layout.infer._infer", None)
+    monkeypatch.setattr("fleetfit.anatomy.infer._infer", None)
     _infer_once.cache_clear()
     worker = load_setup(unpack(setup), simulation.data, "cpu")
     reply = unpack(run_message(unpack(task), worker))

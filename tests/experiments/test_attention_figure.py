@@ -13,8 +13,8 @@ from experiments.figures.attention import (
     overlay,
 )
 from experiments.figures.images import restore_images
+from fleetfit.anatomy import build_module
 from fleetfit.data import Data
-from fleetfit.layout import build_module
 from fleetfit.models.ree import recurrent
 from fleetfit.models.vit import vit
 

@@ -11,8 +11,8 @@ from support import Expected, raises
 from torch import Tensor, nn
 
 from experiments.figures.attention import attention_maps
+from fleetfit.anatomy import Architecture, build_module, named_tensors, outputs
 from fleetfit.errors import ModelError
-from fleetfit.layout import Architecture, build_module, named_tensors, outputs
 from fleetfit.models.bert import bert
 from fleetfit.models.ree import recurrent
 from fleetfit.models.vim import vim

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from experiments.paper_plans import MODES, TABLES, PaperTable
+from fleetfit.anatomy import build_module
 from fleetfit.core import apply_peft
-from fleetfit.layout import build_module
 from fleetfit.messages import packed_size
 from fleetfit.models.ree import recurrent
 from fleetfit.models.vit import deit_s

@@ -13,8 +13,8 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 
 from local_fleet import Lab, described
 
+from fleetfit.anatomy.plan import FORMAT
 from fleetfit.core import Problem
-from fleetfit.derivation.plan import FORMAT
 from fleetfit.errors import ModelError
 from fleetfit.fleet import node as nodes_side
 

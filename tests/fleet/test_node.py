@@ -22,6 +22,7 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
+from fleetfit.anatomy.infer import _infer_once
 from fleetfit.core import Device, Job
 from fleetfit.core.nodes import parse_node_description
 from fleetfit.fleet import worker
@@ -30,7 +31,6 @@ from fleetfit.fleet.certificates import make_certificates, make_node_key
 from fleetfit.fleet.node import MemoryLimit, NodeFiles, answer, get_node
 from fleetfit.fleet.protocol import check_header, compute_digest, pack_message, read_answer
 from fleetfit.fleet.settings import read_settings
-from fleetfit.layout.infer import _infer_once
 from fleetfit.messages import dump_job, dump_state, pack, unpack
 from fleetfit.rounds import start
 from fleetfit.submodel import dump_prefixes
@@ -258,7 +258,7 @@ def test_a_node_trains_by_no_other_model_s_layout(wrong: str, tmp_path: Path) ->
 def test_a_node_infers_no_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     header, sent = make_parts()
     path = str(config(tmp_path, allow=["tiny:tiny"]))
-    monkeypatch.setattr("fleetfit.layout.infer._infer", None)
+    monkeypatch.setattr("fleetfit.anatomy.infer._infer", None)
     _infer_once.cache_clear()
     assert read_answer(answer(path, {"header": pack_message(header), "state": sent}))["reply"]["kind"] == "update"
     del header["problem"]["layout"]

@@ -20,9 +20,9 @@ import zoo
 from foreign_models import FOREIGN
 from small_models import SMALL, architecture_of
 
-from fleetfit.check import select_exits
+from fleetfit.anatomy import Architecture, infer_layout
+from fleetfit.anatomy.proof import select_exits
 from fleetfit.core.problem import apply_peft
-from fleetfit.layout import Architecture, infer_layout
 from fleetfit.models.ree import recurrent
 
 DIGESTS = Path(__file__).with_name("layouts.json")

@@ -18,6 +18,7 @@ from support import Expected, raises
 from torch import nn
 
 import fleetfit as ff
+from fleetfit.anatomy import Architecture, Axis, ExitModel, batch_norms, build_module
 from fleetfit.api.inference import find_level
 from fleetfit.cli.predict import make_export_table
 from fleetfit.core import DataDescription
@@ -32,7 +33,6 @@ from fleetfit.inference.export.level import Preprocessing
 from fleetfit.inference.export.on_device import Model as Loader
 from fleetfit.inference.export.on_device_rows import MISSING as ROWS_MISSING, read_rows
 from fleetfit.inference.export.onnx import open_session, run_segments, run_whole
-from fleetfit.layout import Architecture, Axis, ExitModel, batch_norms, build_module
 from fleetfit.method import outputs
 from fleetfit.seeds import isolate_rng
 

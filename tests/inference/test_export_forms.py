@@ -13,12 +13,12 @@ from small_models import CLASSES, PADDING, SMALL, VOCABULARY, architecture_of, t
 from support import raises
 from torch import Tensor, nn
 
+from fleetfit.anatomy import Architecture, Axis, ExitModel, batch_norms, build_module
 from fleetfit.data import Data
 from fleetfit.errors import ModelError
 from fleetfit.inference.export import LevelModel, executorch, export, folder
 from fleetfit.inference.export.level import Preprocessing, make_segment_graphs, make_whole_graph, trace_program
 from fleetfit.inference.export.onnx import run_segments, run_whole
-from fleetfit.layout import Architecture, Axis, ExitModel, batch_norms, build_module
 from fleetfit.method import outputs
 from fleetfit.seeds import isolate_rng
 

@@ -9,9 +9,9 @@ from tiny import tiny_federation
 from torch import nn
 
 import fleetfit as ff
+from fleetfit.anatomy import predictions
 from fleetfit.errors import ConfigError, DataError, FleetFitError, ModelError
 from fleetfit.evaluation import build_level_module
-from fleetfit.layout import predictions
 from fleetfit.rounds import start
 
 

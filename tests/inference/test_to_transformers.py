@@ -17,12 +17,12 @@ from support import raises
 from torch import Tensor, nn
 
 import fleetfit as ff
+from fleetfit.anatomy import Architecture, build_module, named_tensors
 from fleetfit.data import Data
 from fleetfit.data.files.text import text
 from fleetfit.errors import DataError, ModelError
 from fleetfit.inference.export import LevelModel
 from fleetfit.inference.export.to_transformers import notes_on_transformers, write_transformers
-from fleetfit.layout import Architecture, build_module, named_tensors
 from fleetfit.models.bert import Bert, bert
 from fleetfit.models.ree import recurrent
 from fleetfit.models.resnet import resnet

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fleetfit import names
-from fleetfit.check import check_layout
+from fleetfit.anatomy import build_module, infer_layout
+from fleetfit.anatomy.proof import check_layout
 from fleetfit.core import Problem
 from fleetfit.core.tasks import classification
 from fleetfit.cost import submodel_cost
 from fleetfit.errors import ModelError
-from fleetfit.layout import build_module, infer_layout
 from fleetfit.models.bert import Bert, bert, bert_base
 from fleetfit.submodel import Submodel, extract
 from fleetfit.training import initial_state

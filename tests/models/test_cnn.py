@@ -6,8 +6,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 
+from fleetfit.anatomy import build_module
 from fleetfit.cost import full_cost
-from fleetfit.layout import build_module
 from fleetfit.models.cnn import cnn
 
 

@@ -5,8 +5,8 @@ import torch
 from proofs import built, get_shapes, proven, trains, whole_before
 from torch import nn
 
+from fleetfit.anatomy import build_module, infer_layout
 from fleetfit.cost import full_cost, submodel_cost
-from fleetfit.layout import build_module, infer_layout
 from fleetfit.models.inverted import Inverted, Stage, drop_connect, efficientnet_b0, efficientnet_b4
 
 LARGE = (3, 224, 224)

@@ -7,10 +7,10 @@ from torch import nn
 from torch.nn import functional as F
 from zoo import arrange
 
-from fleetfit.check import check_layout
+from fleetfit.anatomy import Segment, build_module, infer_layout
+from fleetfit.anatomy.proof import check_layout
 from fleetfit.cost import full_cost, submodel_cost
 from fleetfit.errors import ModelError
-from fleetfit.layout import Segment, build_module, infer_layout
 from fleetfit.models.fedavg_images import Stack, fedavg_cifar_cnn, fedavg_cnn, mlp_2nn
 
 

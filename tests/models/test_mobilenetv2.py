@@ -3,8 +3,8 @@ import torch
 from proofs import built, get_shapes, proven, trains, whole_before
 from torch import nn
 
+from fleetfit.anatomy import build_module, infer_layout
 from fleetfit.cost import full_cost, submodel_cost
-from fleetfit.layout import build_module, infer_layout
 from fleetfit.models.inverted import mobilenetv2, multiply_channels
 
 TABLE = ((16, 1), (24, 2), (32, 3), (64, 4), (96, 3), (160, 3), (320, 1))  # channels, blocks

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from zoo import arrange
 
-from fleetfit.check import check_layout
+from fleetfit.anatomy import build_module, infer_layout
+from fleetfit.anatomy.proof import check_layout
 from fleetfit.core import Clients, DeviceResources, Federation, Job, Level, Local, Problem, Simulation, Update
 from fleetfit.core.tasks import classification
 from fleetfit.cost import submodel_cost
@@ -19,7 +20,6 @@ from fleetfit.data import Data
 from fleetfit.engines.local import local as local_engine
 from fleetfit.errors import ModelError
 from fleetfit.hooks import build
-from fleetfit.layout import build_module, infer_layout
 from fleetfit.models.msdnet import msdnet, msdnet24
 from fleetfit.rounds import Settings, run_round, start
 from fleetfit.submodel import extract

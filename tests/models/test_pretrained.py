@@ -14,11 +14,11 @@ from support import Expected, raises
 from torch import Tensor
 
 import fleetfit as ff
+from fleetfit.anatomy import State, build_module
 from fleetfit.core import Problem
 from fleetfit.core.tasks import classification
 from fleetfit.errors import ModelError
 from fleetfit.factories import call_factory
-from fleetfit.layout import State, build_module
 from fleetfit.models.bert import Bert, bert
 from fleetfit.models.vit import Vit, vit
 from fleetfit.training import describe_start, initial_state

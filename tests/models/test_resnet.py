@@ -5,8 +5,8 @@ import torch
 from proofs import built, get_shapes, proven, trains, whole_before
 from torch import nn
 
+from fleetfit.anatomy import build_module, infer_layout
 from fleetfit.cost import full_cost, submodel_cost
-from fleetfit.layout import build_module, infer_layout
 from fleetfit.models.resnet import ResNet, resnet, resnet18, resnet34
 
 # ---- for small images ------------------------------------------------------------------------------------------------

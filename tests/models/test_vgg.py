@@ -3,8 +3,8 @@ import torch
 from proofs import built, get_shapes, proven, trains, whole_before
 from torch import nn
 
+from fleetfit.anatomy import build_module, infer_layout
 from fleetfit.cost import full_cost, submodel_cost
-from fleetfit.layout import build_module, infer_layout
 from fleetfit.models.vgg16 import vgg16
 
 CIFAR = (3, 32, 32)

@@ -12,10 +12,10 @@ from transformers import MambaConfig
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from zoo import arrange
 
-from fleetfit.check import check_layout
+from fleetfit.anatomy import Segment, build_module, infer_layout
+from fleetfit.anatomy.proof import check_layout
 from fleetfit.cost import submodel_cost
 from fleetfit.errors import ModelError
-from fleetfit.layout import Segment, build_module, infer_layout
 from fleetfit.models import selective_scan
 from fleetfit.models.selective_scan import SelectiveScan, scan
 from fleetfit.models.vim import Mixer, vim, vim_ti

@@ -8,12 +8,12 @@ import torch
 from support import Expected, raises
 
 from fleetfit import names
-from fleetfit.check import check_layout
+from fleetfit.anatomy import build_module, infer_layout
+from fleetfit.anatomy.proof import check_layout
 from fleetfit.core import Problem
 from fleetfit.core.tasks import classification
 from fleetfit.cost import submodel_cost
 from fleetfit.errors import ModelError
-from fleetfit.layout import build_module, infer_layout
 from fleetfit.models.vit import Vit, deit_s, vit
 from fleetfit.training import initial_state
 

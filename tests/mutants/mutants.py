@@ -149,8 +149,8 @@ MORE: Mapping[str, Sequence[str]] = {
     "training/shared_pass.py": ("test_one_pass",),
     "training/local_model.py": ("test_peft", "test_train"),
     "training/start.py": ("test_start", "test_peft"),
-    "layout/axes.py": ("test_layout", "test_reefl", "test_peft"),
-    "layout/placement.py": ("test_own_tensors",),
+    "anatomy/architecture.py": ("test_layout", "test_reefl", "test_peft"),
+    "anatomy/placement.py": ("test_own_tensors",),
     "hooks/build.py": ("test_method_spec", "test_used_keys"),
     "training/job.py": (
         "test_compression",

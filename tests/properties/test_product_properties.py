@@ -10,9 +10,9 @@ import torch
 from hypothesis import assume, given, settings, strategies as st
 from support.states import put_back
 
+from fleetfit.anatomy.arrange import multiply
 from fleetfit.hooks import keep_prefix
 from fleetfit.layout import Axis, Layout, Segment, TensorLayout
-from fleetfit.layout.arrange import multiply
 from fleetfit.submodel import (
     SlicePlan,
     Submodel,

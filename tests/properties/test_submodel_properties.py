@@ -8,9 +8,9 @@ from support.bits import assert_same_bits
 from support.states import put_back
 from zoo import RIGHT, Deep
 
-from fleetfit.check import TOLERANCE, check_layout
+from fleetfit.anatomy import Architecture, Axis, Layout, State, build_module, infer_layout, outputs
+from fleetfit.anatomy.proof import TOLERANCE, check_layout
 from fleetfit.hooks import keep_prefix
-from fleetfit.layout import Architecture, Axis, Layout, State, build_module, infer_layout, outputs
 from fleetfit.models.cnn import cnn
 from fleetfit.submodel import Submodel, extract, full_submodel, move_state, random, rolling, window
 

@@ -8,7 +8,7 @@ import torch
 from bed import ENTRIES, Entry
 from torch import nn
 
-from fleetfit.derivation import DerivedArchitecture, derive_architecture
+from fleetfit.anatomy.derive import DerivedArchitecture, derive_architecture
 from fleetfit.errors import ModelError
 
 

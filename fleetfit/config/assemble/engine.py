@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
+from fleetfit.anatomy import build_module, unwrap
 from fleetfit.config.schema import EngineSection, RecordedSection
 from fleetfit.core import Level, Problem
 from fleetfit.core.arithmetic import NEWEST_RULE, PLAIN, Arithmetic, MemoryFormat, ShapeArithmetic
 from fleetfit.core.problem import UNLIMITED
 from fleetfit.errors import ConfigError, truncate
-from fleetfit.layout import build_module, unwrap
 from fleetfit.models.family import Family
 from fleetfit.seeds import isolate_rng
 from fleetfit.training import resolve_device

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fleetfit.anatomy import Architecture, State
 from fleetfit.config.assemble.data import build_data, build_partition
 from fleetfit.config.assemble.engine import Computing, choose_computing, find_server_device, set_feature_cache
 from fleetfit.config.assemble.fleet import DeviceBudgets, build_targets, deal_clients, target_full_model
@@ -22,7 +23,6 @@ from fleetfit.cost import Conditions, Cost, compute_cost, full_cost, submodel_co
 from fleetfit.data import Data, count_samples
 from fleetfit.errors import ConfigError, DataError, MissingExtra, PlanError, quote_some
 from fleetfit.hooks import Method, apply_model_hook, build
-from fleetfit.layout import Architecture, State
 from fleetfit.planner import Plan, PlannedLevel, Targets, affords, compute_further_costs, find_scaling
 from fleetfit.report.text import format_count
 from fleetfit.submodel import Submodel

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fleetfit.anatomy import Architecture
 from fleetfit.config.assemble.model import find_derived
 from fleetfit.config.keys import replace_key
 from fleetfit.config.schema import Experiment
 from fleetfit.core.local import OPTIMIZER_KEYS, OPTIMIZERS, LocalSection
 from fleetfit.hooks import Method
-from fleetfit.layout import Architecture
 
 RECIPE = ("optimizer", *OPTIMIZER_KEYS, "clip_norm", "clip_value")
 """The keys of `[local]` that depend on the model by default."""

@@ -11,13 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit import names
-from fleetfit.config.components import build_component, is_factory
-from fleetfit.config.parse import parse_section
-from fleetfit.config.schema import DeriveSection, Experiment
-from fleetfit.core import DataDescription, Level, Problem, apply_peft
-from fleetfit.core.tasks import get_task
-from fleetfit.data import Data, choose_samples
-from fleetfit.derivation import (
+from fleetfit.anatomy import Architecture, unwrap, validate_architecture
+from fleetfit.anatomy.derive import (
     DerivedArchitecture,
     DerivedPlan,
     InputMask,
@@ -30,10 +25,15 @@ from fleetfit.derivation import (
     prepare_instance,
     restore_architecture,
 )
+from fleetfit.config.components import build_component, is_factory
+from fleetfit.config.parse import parse_section
+from fleetfit.config.schema import DeriveSection, Experiment
+from fleetfit.core import DataDescription, Level, Problem, apply_peft
+from fleetfit.core.tasks import get_task
+from fleetfit.data import Data, choose_samples
 from fleetfit.errors import ConfigError, ModelError, format_cause
 from fleetfit.factories import list_parameters
 from fleetfit.hooks import is_portable
-from fleetfit.layout import Architecture, unwrap, validate_architecture
 from fleetfit.seeds import isolate_rng
 
 

@@ -22,12 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from fleetfit.core import DataDescription
-from fleetfit.data import AbsentData, Data
-from fleetfit.data.transform import Transform
-from fleetfit.errors import ConfigError, ModelError, format_cause
-from fleetfit.inference.stopping import Policy
-from fleetfit.layout import (
+from fleetfit.anatomy import (
     Architecture,
     HasSegments,
     VisitsExits,
@@ -36,6 +31,11 @@ from fleetfit.layout import (
     require_segments,
     visit_exits,
 )
+from fleetfit.core import DataDescription
+from fleetfit.data import AbsentData, Data
+from fleetfit.data.transform import Transform
+from fleetfit.errors import ConfigError, ModelError, format_cause
+from fleetfit.inference.stopping import Policy
 
 _SAMPLES, _LOGITS = 1000, 20_000_000
 _DRAWN = 8

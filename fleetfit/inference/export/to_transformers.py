@@ -16,10 +16,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from safetensors.torch import save_file
 
+from fleetfit.anatomy import ArchitectureWrapper, State
 from fleetfit.data import Data
 from fleetfit.errors import DataError, ModelError, escape_controls
 from fleetfit.inference.export.level import LevelModel
-from fleetfit.layout import ArchitectureWrapper, State
 from fleetfit.models.pretrained import CLASSIFIER, Checkpoint
 
 _PROBLEMS = {

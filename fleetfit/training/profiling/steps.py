@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from fleetfit.anatomy import State, build_module, make_input, named_tensors
 from fleetfit.core import Device, Failure, Job, Problem
 from fleetfit.data import Data
 from fleetfit.errors import RunError
-from fleetfit.layout import State, build_module, make_input, named_tensors
 from fleetfit.seeds import isolate_rng
 from fleetfit.submodel import Submodel
 from fleetfit.training.job import run_job

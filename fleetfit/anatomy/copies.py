@@ -1,0 +1,283 @@
+"""A level's module: a deep copy of the instance, with cut parameters and the numbers in its modules set.
+
+The copy's `memo` maps each parameter and buffer to its cut one before anything is copied, so that ties and
+parametrizations survive and nothing is copied whole. The instance is left as it is.
+"""
+
+import contextlib
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.utils._pytree import tree_leaves
+
+from fleetfit.anatomy import get_length, keep_statistics
+from fleetfit.anatomy.known_values import set_values
+from fleetfit.anatomy.labels import list_tensors
+from fleetfit.anatomy.meta import forget_numbers, parameters_on_meta
+from fleetfit.anatomy.plan import DerivedPlan
+
+_TABLES = (dict, OrderedDict, set)
+
+
+class PastExit(BaseException):
+    """Ends a forward pass behind the last exit; no `except Exception` of the instance's code catches it.
+
+    Attributes:
+        inputs: What the module behind the exit would have read.
+    """
+
+    def __init__(self, *inputs: Any) -> None:
+        self.inputs = inputs
+
+
+class Absent(nn.Module):
+    """Stands for a module behind the last exit of a level."""
+
+    def forward(self, *inputs: Any, **others: Any) -> None:
+        """End the pass: training may skip the block of the last exit, such as with layer drop."""
+        raise PastExit(*inputs, *others.values())
+
+
+def build_without_numbers(build: Callable[[], Any]) -> Any:
+    """Build a module whose parameters have shapes alone: a device has memory for the level that it trains.
+
+    A constructor that needs their numbers builds the whole module first: one that computes with them, or makes
+    other tensors of them. Weights that are parametrized keep their numbers, since a copy of the module reads them.
+
+    Args:
+        build: Makes the module; what is no module is returned as it is.
+    """
+    with contextlib.suppress(Exception), parameters_on_meta():  # its own errors come again
+        if not _depends_on_numbers(net := build()):
+            return net
+    net = build()
+    for part in net.modules() if isinstance(net, nn.Module) else ():
+        for parameter in () if isinstance(part, ParametrizationList) else part.parameters(recurse=False):
+            with contextlib.suppress(RuntimeError):
+                forget_numbers(parameter)
+    return net
+
+
+def _depends_on_numbers(net: Any) -> bool:
+    """Return whether a module with parameters on the meta device has other tensors there, or parametrizations."""
+    parts = list(net.modules()) if isinstance(net, nn.Module) else []
+    return any(
+        isinstance(part, ParametrizationList)
+        or any(isinstance(x, Tensor) and x.is_meta and not isinstance(x, nn.Parameter) for x in tree_leaves(vars(part)))
+        for part in parts
+    )
+
+
+def copy_instance(net: nn.Module) -> nn.Module:
+    """Return a copy of an instance, with all tensors that its modules have."""
+    return copy.deepcopy(net, _copy_plain_values(net, {}))
+
+
+def copy_level(
+    net: nn.Module, plan: DerivedPlan, sizes: Mapping[str, int], absent: Collection[str] = frozenset()
+) -> nn.Module:
+    """Return a copy of an instance with these sizes.
+
+    Args:
+        net: The instance.
+        plan: What was derived from it.
+        sizes: The units of each axis; the others stay whole.
+        absent: Tensors behind the last exit.
+    """
+    sizes = {**plan.axes, **sizes}
+    memo = _cut_tensors(net, plan, sizes, absent)
+    modules = dict(net.named_modules(remove_duplicate=False))
+    incomplete = _list_modules(absent)
+    for name in incomplete - _list_modules(name for name, _ in list_tensors(net) if name not in absent):
+        if not isinstance(modules[name], nn.ModuleList | nn.ModuleDict | nn.Sequential):
+            memo[id(modules[name])] = Absent()
+    level = copy.deepcopy(net, _copy_plain_values(net, memo))
+    copies = {name: memo[id(whole)] for name, whole in modules.items() if id(whole) in memo}  # none inside absent ones
+    with _evaluate_parametrizations(level):
+        for name, part in copies.items():
+            if name not in incomplete:
+                resize = next((resize for kinds, resize in _RESIZE if isinstance(modules[name], kinds)), None)
+                if resize is not None and getattr(part, "weight", part) is not None:
+                    resize(modules[name], part)  # the numbers of PyTorch's own modules, by the shapes of parameters
+            for table in (part._parameters, part._buffers):
+                table |= dict.fromkeys(leaf for leaf in table if f"{name}.{leaf}".lstrip(".") in absent)
+    for name in plan.kept & copies.keys():
+        keep_statistics(copies[name])
+    for number in plan.numbers:
+        if not isinstance(part := copies.get(number.module, Absent()), Absent):
+            _set_number(part, number.keys, get_length(number.meaning, sizes))
+    return level
+
+
+def _cut_tensors(
+    net: nn.Module, plan: DerivedPlan, sizes: Mapping[str, int], absent: Collection[str]
+) -> dict[int, Any]:
+    """Return the cut parameters and buffers of a level, by the identity of the instance's; absent ones are empty."""
+    memo: dict[int, Any] = {}
+    device = torch.get_default_device()
+    for name, tensor in list_tensors(net):
+        if id(tensor) not in memo:
+            is_absent = name in absent
+            cut = torch.empty(0, dtype=tensor.dtype) if is_absent else _cut(name, tensor, plan, sizes, device)
+            memo[id(tensor)] = nn.Parameter(cut, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else cut
+    return memo
+
+
+@contextlib.contextmanager
+def _evaluate_parametrizations(level: nn.Module) -> Iterator[None]:
+    """Read parametrized weights in evaluation mode: spectral norm moves its vectors in training mode."""
+    lists = [part for part in level.modules() if isinstance(part, ParametrizationList)]
+    modes = [(part, part.training) for one in lists for part in one.modules()]
+    for part, _ in modes:
+        part.training = False
+    yield
+    for part, mode in modes:
+        part.training = mode
+
+
+def _copy_plain_values(net: nn.Module, memo: dict[int, Any]) -> dict[int, Any]:
+    """Add the tensors that are no parameters or buffers, and what is empty.
+
+    Tensors such as those of old weight norm, or of caches, may be refused by deepcopy. Each module has ten empty
+    tables, of hooks for the most part, which take deepcopy as long as all the rest.
+    """
+    for part in net.modules():
+        for value in vars(part).values():
+            if type(value) in _TABLES and not value:
+                memo.setdefault(id(value), type(value)())
+            elif isinstance(value, Tensor) and id(value) not in memo:
+                memo[id(value)] = value.detach().clone().to(torch.get_default_device())
+    return memo
+
+
+def _cut(name: str, tensor: Tensor, plan: DerivedPlan, sizes: Mapping[str, int], device: torch.device) -> Tensor:
+    """Return a tensor's prefix at some sizes, on a device; its shape on the meta device, zeros from there."""
+    is_meta = device.type == "meta"
+    has_numbers = not (is_meta or tensor.is_meta)
+    shape, cut = list(tensor.shape), tensor.detach()
+    for d, whole in enumerate(tensor.shape):
+        segments = plan.segments.get((name, d))
+        if segments is None:
+            continue
+        shape[d] = get_length(segments, sizes)
+        if shape[d] != whole and has_numbers:
+            parts = cut.split([get_length([segment], plan.axes) for segment in segments], d)
+            left = [p.narrow(d, 0, get_length([s], sizes)) for p, s in zip(parts, segments, strict=True)]
+            cut = torch.cat(left, d) if len(left) > 1 else left[0]
+    if is_meta:
+        empty = torch.empty(shape, dtype=tensor.dtype)
+        if not tensor.is_floating_point():
+            set_values(empty, cut.to("cpu", copy=True))
+        return empty
+    if not has_numbers:
+        return torch.zeros(shape, dtype=tensor.dtype)
+    return cut.clone(memory_format=torch.contiguous_format).to(device)
+
+
+def _list_modules(names: Iterable[str]) -> set[str]:
+    """Return the names of the modules that tensors are in, those around them too."""
+    parts = [name.split(".")[:-1] for name in names]
+    return {".".join(some[: i + 1]) for some in parts for i in range(len(some))}
+
+
+def get_number(part: Any, keys: Sequence[str]) -> Any:
+    """Return what a module has in an attribute, in one of an object, or in a sequence; None where it has nothing."""
+    for key in keys:
+        if isinstance(part, tuple | list):
+            part = part[int(key)] if key.isdecimal() and int(key) < len(part) else None
+        else:
+            part = getattr(part, "__dict__", {}).get(key)
+    return part
+
+
+def _set_number(owner: Any, keys: Sequence[str], value: int) -> Any:
+    """Set a number of a module, an object or a sequence; return the owner, or the sequence in its place."""
+    key, *rest = keys
+    if isinstance(owner, tuple | list):
+        values = list(owner)
+        values[int(key)] = _set_number(values[int(key)], rest, value) if rest else value
+        return type(owner)(values)
+    setattr(owner, key, _set_number(getattr(owner, key), rest, value) if rest else value)
+    return owner
+
+
+def _resize_linear(whole: Any, part: Any) -> None:
+    part.out_features, part.in_features = part.weight.shape
+
+
+def _resize_convolution(whole: Any, part: Any) -> None:
+    before, after = whole.weight.shape, part.weight.shape
+    if whole.transposed:
+        part.in_channels, part.out_channels = after[0], after[1] * part.groups
+        return
+    if whole.groups > 1:
+        part.groups = whole.groups * after[0] // before[0]
+    part.out_channels, part.in_channels = after[0], after[1] * part.groups
+
+
+def _resize_batch_norm(whole: Any, part: Any) -> None:
+    part.num_features = part.weight.shape[0]
+
+
+def _resize_layer_norm(whole: Any, part: Any) -> None:
+    part.normalized_shape = tuple(part.weight.shape)
+
+
+def _resize_group_norm(whole: Any, part: Any) -> None:
+    part.num_channels = part.weight.shape[0]
+    part.num_groups = max(1, whole.num_groups * part.num_channels // whole.num_channels) if whole.num_groups > 1 else 1
+
+
+def _resize_embedding(whole: Any, part: Any) -> None:
+    part.num_embeddings, part.embedding_dim = part.weight.shape
+
+
+def _resize_attention(whole: Any, part: Any) -> None:
+    part.embed_dim = part.out_proj.weight.shape[0]
+    part.num_heads = whole.num_heads * part.embed_dim // whole.embed_dim
+    if part._qkv_same_embed_dim:
+        part.kdim = part.vdim = part.embed_dim
+    else:
+        part.kdim, part.vdim = part.k_proj_weight.shape[1], part.v_proj_weight.shape[1]
+
+
+def _resize_recurrent(whole: Any, part: Any) -> None:
+    part.input_size, part.hidden_size = part.weight_ih_l0.shape[1], part.weight_hh_l0.shape[1]
+
+
+def _resize_cell(whole: Any, part: Any) -> None:
+    part.input_size, part.hidden_size = part.weight_ih.shape[1], part.weight_hh.shape[1]
+
+
+def _resize_prelu(whole: Any, part: Any) -> None:
+    part.num_parameters = part.weight.shape[0]
+
+
+def _resize_transformer(whole: Any, part: Any) -> None:
+    part.d_model = next(part.parameters()).shape[-1]
+    part.nhead = part.decoder.layers[0].self_attn.num_heads
+
+
+def _resize_encoder(whole: Any, part: Any) -> None:
+    part.use_nested_tensor = False  # PyTorch decides it where the encoder is made, by heads that a level may not have
+
+
+_RESIZE: tuple[tuple[Any, Any], ...] = (
+    (nn.Linear, _resize_linear),
+    (nn.modules.conv._ConvNd, _resize_convolution),
+    (nn.modules.batchnorm._NormBase, _resize_batch_norm),
+    ((nn.LayerNorm, nn.RMSNorm), _resize_layer_norm),
+    (nn.GroupNorm, _resize_group_norm),
+    ((nn.Embedding, nn.EmbeddingBag), _resize_embedding),
+    (nn.MultiheadAttention, _resize_attention),
+    (nn.RNNBase, _resize_recurrent),
+    (nn.RNNCellBase, _resize_cell),
+    (nn.PReLU, _resize_prelu),
+    (nn.Transformer, _resize_transformer),
+    (nn.TransformerEncoder, _resize_encoder),
+)

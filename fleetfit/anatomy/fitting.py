@@ -1,0 +1,246 @@
+"""An instance for some data: a new classifier, new weights, and numbers that must agree."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from fleetfit.anatomy.copies import copy_instance
+from fleetfit.anatomy.logits import check_outputs, get_logits
+from fleetfit.anatomy.masks import InputMask, call_instance
+from fleetfit.anatomy.observe import check_types, observe
+from fleetfit.anatomy.units import CLASSES
+from fleetfit.errors import ModelError, format_cause
+from fleetfit.seeds import isolate_rng, make_torch_rng
+
+_SAMPLES = 2
+
+
+@dataclass(frozen=True)
+class SampleFacts:
+    """What a module must fit.
+
+    Attributes:
+        shape: The shape of one sample.
+        vocabulary: Tokens; 0 for real numbers.
+        classes: Logits per sample, or per place.
+        next_tokens: Whether there are logits at each place.
+        padding: The token that fills short texts; -1: none.
+        mask: The mask of the module for padding.
+        samples: At least two samples [N, ...], such as training samples; None: noise is drawn.
+    """
+
+    shape: Sequence[int]
+    vocabulary: int
+    classes: int
+    next_tokens: bool = False
+    padding: int = -1
+    mask: InputMask | None = None
+    samples: Tensor | None = field(default=None, compare=False)
+
+    def make_example(self) -> Tensor:
+        """Return two samples, the same in every process: of the training data, or noise without any."""
+        example = self._draw() if self.samples is None else self.samples[:_SAMPLES].clone()
+        is_masked = self.mask is not None and self.mask.argument and self.vocabulary
+        if is_masked and not bool((example == self.padding).any()):  # a module may take another path without padding
+            example[-1, -(example.shape[1] // 3) :] = self.padding
+        return example
+
+    def add_noise(self, net: nn.Module) -> "SampleFacts":
+        """Return these facts with noise beside the samples, if the module takes it: data may be all alike."""
+        if self.samples is None:
+            return self
+        rows = [each for pair in zip(self.samples, self._draw().to(self.samples.dtype), strict=False) for each in pair]
+        both = replace(self, samples=torch.stack(rows))
+        try:
+            is_taken = not bool(_run(net, torch.stack(rows), self.mask).isnan().any())
+        except ModelError:
+            return self
+        return both if is_taken else self
+
+    def _draw(self) -> Tensor:
+        rng, shape = make_torch_rng("derive"), (_SAMPLES, *self.shape)
+        if self.vocabulary:
+            return torch.randint(self.vocabulary, shape, generator=rng)
+        return torch.randn(shape, generator=rng)
+
+
+def find_facts(net: nn.Module, shape: Sequence[int], classes: int | None = None) -> SampleFacts:
+    """Return what a module computes for samples of a shape: tokens where it looks them up first.
+
+    Args:
+        net: The module.
+        shape: The shape of one sample.
+        classes: The number of classes; its own by default.
+
+    Raises:
+        ModelError: It does not accept samples of this shape.
+    """
+    tables = [part.num_embeddings for part in net.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)]
+    for vocabulary in (*tables[:1], 0):
+        facts = SampleFacts(shape, vocabulary, 0)
+        try:
+            logits = _run(prepare_instance(net, facts.make_example()), facts.make_example())
+        except ModelError:
+            if not vocabulary:
+                raise
+        else:
+            break
+    return SampleFacts(shape, vocabulary, classes or logits.shape[-1], next_tokens=logits.dim() == 3)
+
+
+def prepare_instance(net: nn.Module, example: Tensor, seed: int = 0) -> nn.Module:
+    """Return a module whose lazy layers have sizes, as a batch gives them; for a compiled module the one inside.
+
+    Args:
+        net: The module, whose lazy layers are made.
+        example: Samples [batch, ...].
+        seed: Of the weights that lazy layers draw.
+
+    Raises:
+        ModelError: It does not accept the samples, or a part of it is compiled.
+    """
+    net = getattr(net, "_orig_mod", net)
+    for name, part in net.named_modules():
+        if hasattr(part, "_orig_mod"):
+            raise ModelError(
+                f'"{name}" is compiled, and its operations cannot be followed. Pass the module without torch.compile; '
+                "FleetFit compiles levels where it pays.",
+                key="model",
+            )
+    if any(nn.parameter.is_lazy(x) for x in (*net.parameters(), *net.buffers())):
+        modes = [(part, part.training) for part in net.modules()]
+        with isolate_rng(torch.device("cpu"), seed):
+            _call(net.eval(), example)
+        for part, mode in modes:
+            part.training = mode
+    return net
+
+
+def fit_instance(net: nn.Module, facts: SampleFacts, head: str, weights: str, seed: int) -> nn.Module:
+    """Return a copy of an instance that fits the data.
+
+    Args:
+        net: The instance.
+        facts: The data's shape, vocabulary and classes.
+        head: "new" for a new classifier, "keep" for its own.
+        weights: "new" for weights drawn anew, "instance" for its own.
+        seed: Of what is drawn.
+
+    Raises:
+        ModelError: It does not accept the samples, or has other logits than the data have classes.
+    """
+    net, example = copy_instance(net), facts.make_example()
+    with isolate_rng(torch.device("cpu"), seed):
+        if weights == "new":
+            _redraw(net)
+        logits = _run(net, example, facts.mask)
+        if head == "new":
+            _replace_classifier(net, example, facts.classes, facts.mask)
+            logits = _run(net, example, facts.mask)
+    if bool(logits.isnan().any()):
+        what = "noise, since there are no data here" if facts.samples is None else "samples of the training data"
+        raise ModelError(
+            f"{type(net).__name__} gives logits that are no numbers (NaN) for {what}. A logarithm or a root may get "
+            "negative numbers: numbers in memory are standardized unless [data] has standardize = false.",
+            key="model.name",
+        )
+    expected = (_SAMPLES, *([facts.shape[0]] if facts.next_tokens else []), facts.classes)
+    if tuple(logits.shape) != expected:
+        classes = logits.shape[-1]
+        if logits.dim() == len(expected) and tuple(logits.shape[:-1]) == expected[:-1]:
+            raise ModelError(
+                f"{type(net).__name__} has {classes} logits, and the data have {facts.classes} classes. Make a module "
+                f'with {facts.classes}, or set head = "new" in [model] derive for a new classifier.',
+                key="model.derive.head",
+            )
+        raise ModelError(
+            f"{type(net).__name__} gives outputs of shape {tuple(logits.shape)} for {_SAMPLES} samples of shape "
+            f"{tuple(facts.shape)}; the task needs {expected}. Let forward return such logits.",
+            key="model.name",
+        )
+    return net
+
+
+def _run(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> Tensor:
+    """Return the logits of a copy, so that the module stays as it is.
+
+    Raises:
+        ModelError: It does not accept the samples.
+    """
+    check_types(net)
+    return _call(copy_instance(net).eval(), example, mask)
+
+
+def _call(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> Tensor:
+    try:
+        with torch.no_grad():
+            out = call_instance(net, example, mask)
+        check_outputs(out)
+        return get_logits(out)
+    except ModelError:
+        raise
+    except Exception as error:
+        known = next((part for part in net.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)), None)
+        hint = ""
+        if known is not None and not example.is_floating_point() and int(example.max()) >= known.num_embeddings:
+            hint = f" Its table has {known.num_embeddings} rows, and the data have tokens up to {int(example.max())}."
+        elif known is not None and example.is_floating_point():
+            hint = (
+                ' It takes tokens, and these data are numbers. Set [data] vocabulary, as in data={"name": (x, y), '
+                f'"vocabulary": {known.num_embeddings}}}.'
+            )
+        elif example.dim() == 3 and any(isinstance(part, nn.Conv2d) for part in net.modules()):
+            hint = " Its images have channels: add their axis to the data, such as x[:, None]."
+        raise ModelError(
+            f"{type(net).__name__} does not accept samples of shape {tuple(example.shape[1:])} ({example.dtype}): "
+            f"{format_cause(error)}.{hint} Give it samples of its own shape (`--input-shape` of plan and "
+            "check-model), or change the module.",
+            key="model.name",
+        ) from error
+
+
+def _replace_classifier(net: nn.Module, example: Tensor, classes: int, mask: InputMask | None) -> None:
+    """Replace the linear layer that gives the logits.
+
+    Raises:
+        ModelError: The logits do not come from one linear layer.
+    """
+    units = observe(net, example, mask).units
+    owners = {name.rpartition(".")[0] for name, _ in units.homes.get(CLASSES, ())}
+    owner = owners.pop() if len(owners) == 1 else ""
+    part = net.get_submodule(owner) if owner else None
+    if not isinstance(part, nn.Linear):
+        raise ModelError(
+            f"the logits of {type(net).__name__} do not come from a single nn.Linear, so there is no "
+            "classifier to replace. Replace it before you pass the module, and leave head out.",
+            key="model.derive.head",
+        )
+    parent, _, leaf = owner.rpartition(".")
+    new = nn.Linear(part.in_features, classes, part.bias is not None)
+    setattr(net.get_submodule(parent), leaf, new.to(part.weight.dtype))
+
+
+def _redraw(net: nn.Module) -> None:
+    """Draw all weights anew, by each module's own rule.
+
+    Raises:
+        ModelError: Parameters belong to a module that has no rule.
+    """
+    rule = getattr(net, "_init_weights", None)  # of transformers' models
+    without = []
+    for name, part in net.named_modules():
+        reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
+        if callable(rule):
+            rule(part)
+        elif callable(reset):
+            reset()
+        elif any(True for _ in part.parameters(recurse=False)):
+            without.append(name or type(net).__name__)
+    if without:
+        raise ModelError(
+            f'weights = "new": {", ".join(without[:3])} has parameters and no reset_parameters(). Write one, or name a '
+            "class or function in [model] name, which draws them for each run.",
+            key="model.derive.weights",
+        )

@@ -1,0 +1,328 @@
+"""The full model in float64 with redrawn parameters, and the places of it that a choice of channels keeps.
+
+The places of a dimension are found once, however many tensors have a dimension like it; a state is then cut or masked
+by one vector per dimension. `fleetfit.submodel` does the same, but many times slower where channels are drawn.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fleetfit.anatomy import (
+    Architecture,
+    HasSegments,
+    Layout,
+    Segment,
+    State,
+    VisitsExits,
+    build_module,
+    explain_errors,
+    get_length,
+    named_tensors,
+    outputs,
+    settle_norms,
+)
+from fleetfit.anatomy.meta import Operations
+from fleetfit.errors import ModelError, join_some
+from fleetfit.machine import tensor_defaults
+from fleetfit.submodel import Channels, Submodel, find_spans
+
+# ---- the full model ------------------------------------------------------------------------------------------------
+
+TOLERANCE = 1e-9
+"""Largest difference of outputs, relative to the largest output, that counts as equal."""
+_ROUGH = 1e-5  # the same where an operation of the model gives less than float64
+_MOST_NUMBERS = 2**20  # of the logits of an exit that are compared: next tokens of a large vocabulary have more
+
+
+class FullModel:
+    """A full model, its state, an input, and what it makes of it.
+
+    Attributes:
+        state: The layout's tensors, in fp32 so that cutting keeps them exactly.
+        base: Tensors that are not in the layout (never trained).
+        seed: Of what is drawn later.
+        expected: Logits of every exit.
+        tolerance: Largest difference that counts as equal: more where the model itself rounds to fp32 or less.
+    """
+
+    def __init__(self, architecture: Architecture, layout: Layout, x: Tensor, rng: torch.Generator, seed: int) -> None:
+        self.architecture, self.layout, self.seed = architecture, layout, seed
+        self.x = x.double() if x.is_floating_point() else x
+        self.module = build_module(architecture, layout.full_sizes, layout.exits).eval()
+        tensors: dict[str, Tensor] = {}
+        for name, tensor, is_parameter in named_tensors(self.module):
+            tensors[name] = _redraw(tensor, rng) if is_parameter else tensor.detach().clone().float()
+        for name, shape in layout.shapes({}, layout.exits).items():
+            built = tuple(tensors[name].shape) if name in tensors else "nothing"
+            if built != shape:
+                raise ModelError(f'the layout says {shape} for "{name}" in the full model, the builder makes {built}.')
+        self.state: State = {name: tensors[name] for name in layout.tensors}
+        self.base = {n: t for n, t in tensors.items() if n not in layout.tensors and n not in layout.aliases}
+        self.module.double()
+        self.tolerance = TOLERANCE
+        self.load(self.state)
+        with _Precision() as precision:
+            self.expected = self.run()
+        if precision.is_rounded:
+            self.tolerance = _ROUGH
+        check_exits(architecture, self.module, self.x, self.expected, layout.exits, self.tolerance)
+        if not all(bool(torch.isfinite(out).all()) for out in self.expected):
+            raise ModelError(
+                f"{format_architecture(architecture)}: random parameters give outputs that are not finite, so that "
+                "the layout cannot be checked."
+            )
+
+    def outputs(self, state: State) -> list[Tensor]:
+        """Return the logits of every exit under a full state."""
+        self.load(state)
+        return self.run()
+
+    def load(self, state: State) -> None:
+        """Load a full state."""
+        load(self.module, overlay(self.base, state))
+
+    def release(self) -> None:
+        """Let go of the parameters' numbers until the next `load`, while another model of this size is there."""
+        for parameter in self.module.parameters():
+            if (storage := parameter.untyped_storage()).resizable():
+                storage.resize_(0)
+
+    def run(self) -> list[Tensor]:
+        """Return the logits of every exit under the state that is loaded."""
+        with torch.no_grad(), explain_errors(self.architecture, self.x.shape[1:], "cpu", torch.float64):
+            return read_outputs(self.module, self.x)
+
+
+def read_outputs(module: nn.Module, x: Tensor) -> list[Tensor]:
+    """Return the logits of every exit; where they are many numbers, those of places that are evenly spread.
+
+    Of a module that visits its exits, no two are whole at the same time.
+    """
+    if not isinstance(module, VisitsExits):
+        return [_thin_out(logits) for logits in outputs(module, x)]
+    kept: list[Tensor] = []
+
+    def keep(i: int, logits: Tensor) -> bool:
+        kept.append(_thin_out(logits))
+        return False
+
+    module.visit_exits(x, keep)
+    return kept
+
+
+def _thin_out(logits: Tensor) -> Tensor:
+    """Return logits [..., classes], or [places, classes] of fewer places if they are many."""
+    if logits.numel() <= _MOST_NUMBERS or logits.dim() < 2:
+        return logits
+    rows = logits.reshape(-1, logits.shape[-1])
+    n = max(1, _MOST_NUMBERS // rows.shape[1])
+    return rows[torch.arange(n) * len(rows) // n]
+
+
+class _Computed(Mapping[str, Tensor]):
+    """A state whose tensors are computed when they are read, so that only one is there at a time."""
+
+    def __init__(self, names: Iterable[str], compute: Callable[[str], Tensor]) -> None:
+        self._names, self._compute = dict.fromkeys(names), compute
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._compute(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def overlay(base: State, state: State) -> State:
+    """Return both states' tensors, the second's where both have one; none is read yet."""
+    return _Computed([*base, *state], lambda name: state[name] if name in state else base[name])
+
+
+def _redraw(parameter: Tensor, rng: torch.Generator) -> Tensor:
+    """Return a parameter drawn anew: vectors in 0.5..1.5, matrices normal by fan-in."""
+    if parameter.dim() < 2:
+        return 0.5 + torch.rand(parameter.shape, generator=rng)
+    return torch.randn(parameter.shape, generator=rng) / (parameter.numel() / parameter.shape[0]) ** 0.5
+
+
+def use_float64() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which modules make their own tensors like their inputs: float64, on the host."""
+    return tensor_defaults("cpu", torch.float64)
+
+
+class _Precision(Operations):
+    """Sees whether an operation makes numbers of less precision of float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_rounded = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not self.is_rounded and isinstance(out, Tensor) and out.is_floating_point() and out.dtype != torch.float64:
+            self.is_rounded = any(isinstance(a, Tensor) and a.dtype == torch.float64 for a in args)
+        return out
+
+
+def check_exits(
+    architecture: Architecture,
+    module: nn.Module,
+    x: Tensor,
+    logits: Sequence[Tensor],
+    exits: tuple[int, ...],
+    tolerance: float,
+) -> None:
+    """Check that every exit gives logits, and that segments and heads, where the module has them, give the same.
+
+    Raises:
+        ModelError: They do not.
+    """
+    name = format_architecture(architecture)
+    if len(logits) != len(exits):
+        raise ModelError(
+            f"{name} gives {len(logits)} outputs when it is built with {len(exits)} exits, after blocks "
+            f"{', '.join(map(str, exits))}. Its forward must return a list with the logits of each, shallow to deep. "
+            "For a model with one exit only, set positions = (blocks,)."
+        )
+    if not isinstance(module, HasSegments):
+        return
+    with torch.no_grad(), use_float64():
+        carry = module.start(x)
+        for i, expected in enumerate(logits):
+            carry = module.segment(i, carry)
+            error = difference([module.head(i, carry)], [expected])
+            if error > tolerance:
+                raise ModelError(
+                    f"{name}: forward gives other logits for exit {i + 1} than start, segment and head; they differ by "
+                    f"{error:.2g} of the outputs' size. Inherit from fleetfit.architecture.ExitModel and "
+                    "leave forward to it."
+                )
+
+
+def load(module: nn.Module, state: State) -> None:
+    """Copy a state into a module whose tensors have exactly these names; second names of tensors may be absent.
+
+    Raises:
+        ModelError: A tensor is missing, unexpected, or of another shape.
+    """
+    tensors = {name: tensor for name, tensor, _ in named_tensors(module)}
+    filled = {id(tensors[name]) for name in state if name in tensors}
+    missing = [name for name, tensor in tensors.items() if id(tensor) not in filled]
+    unexpected = sorted(state.keys() - tensors.keys())
+    if missing or unexpected:
+        raise ModelError(f"a state does not load: missing {missing[:3]}, unexpected {unexpected[:3]}.")
+    with torch.no_grad():
+        for name, tensor in state.items():
+            own = tensors[name]
+            if own.shape != tensor.shape:
+                shapes = f"{tuple(tensor.shape)}, not {tuple(own.shape)}"
+                raise ModelError(f'a state does not load: "{name}" is {shapes}.')
+            if own.numel() and not (storage := own.untyped_storage()).nbytes():  # released
+                storage.resize_(own.numel() * own.element_size())
+            own.copy_(tensor)
+    settle_norms(module)
+
+
+def difference(logits: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Return the largest difference over all exits, each relative to its largest expected output."""
+    pairs = list(zip(logits, expected, strict=True))
+    if any(a.shape != b.shape for a, b in pairs):
+        return float("inf")
+    errors = torch.stack([(a - b).abs().max() / b.abs().max().clamp_min(1e-30) for a, b in pairs])
+    return float(errors.nan_to_num(float("inf")).max())
+
+
+def format_architecture(architecture: Architecture) -> str:
+    """Return an architecture as one line: its own, or the name of its class where it has none."""
+    return type(architecture).__name__ if type(architecture).__repr__ is object.__repr__ else repr(architecture)
+
+
+def describe_level(level: Submodel) -> str:
+    """Return a level as text: its exits and sizes."""
+    sizes = ", ".join(f"{axis} {n}" for axis, n in level.sizes.items())
+    return f"exits {', '.join(map(str, level.exits))}" + (f" and {sizes}" if sizes else "")
+
+
+def list_names(names: Sequence[str]) -> str:
+    """Return the first names in quotes, and how many more there are."""
+    return join_some([f'"{name}"' for name in names], 4)
+
+
+# ---- the places of each dimension that a choice of channels keeps, and full states cut or masked by them -----------
+
+Dimension = tuple[Segment, ...]
+
+
+class KeptPlaces:
+    """The places that a choice of channels keeps.
+
+    Attributes:
+        channels: Kept channels by axis; axes that are not named are whole.
+        sizes: The number of kept channels by axis.
+        kept: Of each kind of dimension the kept places, in the order of the channels.
+        full: Of each kind of dimension the number of its places in the full model.
+    """
+
+    def __init__(self, layout: Layout, channels: Mapping[str, Channels]) -> None:
+        """Find the places.
+
+        Raises:
+            ModelError: The channels do not fit the layout.
+        """
+        self.channels = dict(channels)
+        self.sizes = {axis: len(kept) for axis, kept in channels.items()}
+        self._tensors = layout.tensors
+        kinds = dict.fromkeys(dim for tensor in layout.tensors.values() for dim in tensor.dims)
+        self.full = {dim: get_length(dim, layout.full_sizes, layout.axes) for dim in kinds}
+        self.kept = {
+            dim: torch.tensor([start + i for start, n in spans for i in range(n)], dtype=torch.int64)
+            for dim, spans in find_spans(layout, kinds, Submodel(self.channels, layout.exits)).items()
+        }
+        self._cut_dims = {
+            dim: kept
+            for dim, kept in self.kept.items()
+            if len(kept) != self.full[dim] or bool((kept != torch.arange(len(kept))).any())
+        }
+
+    def cut(self, state: State) -> State:
+        """Return the kept elements of a full state, each tensor's when it is read."""
+        return _Computed(state, lambda name: self._cut(state[name], self._tensors[name].dims))
+
+    def find_shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a tensor's kept elements."""
+        return tuple(len(self.kept[dim]) for dim in self._tensors[name].dims)
+
+    def _cut(self, tensor: Tensor, dims: Sequence[Dimension]) -> Tensor:
+        for d, dim in enumerate(dims):
+            if dim in self._cut_dims:
+                tensor = tensor.index_select(d, self._cut_dims[dim])
+        return tensor
+
+    def mask(self, state: State, faint: float = 0.0) -> State:
+        """Return a full state whose other elements are zero, or a faint share of what they are, as `cut` does."""
+        masks = {
+            dim: torch.full((self.full[dim],), faint).index_fill(0, kept, 1.0)
+            for dim, kept in self._cut_dims.items()
+            if len(kept) != self.full[dim]
+        }
+        return _Computed(state, lambda name: _mask(state[name], self._tensors[name].dims, masks))
+
+
+def _mask(tensor: Tensor, dims: Sequence[Dimension], masks: Mapping[Dimension, Tensor]) -> Tensor:
+    factor: Tensor | None = None
+    for d, dim in enumerate(dims):
+        if dim in masks:
+            shaped = masks[dim].reshape([-1 if i == d else 1 for i in range(len(dims))])
+            factor = shaped if factor is None else torch.minimum(factor, shaped)
+    return tensor if factor is None else tensor * factor

@@ -1,0 +1,422 @@
+"""Part 3 of the proof: a small model equals the full model whose other channels are zero.
+
+All axes are cut at once, in four ways: all but one granule of each; one granule of each; a size between, as a prefix
+and at random. The first two find errors that sizes between miss (an even size may keep whole heads by luck). The small
+model is built, loaded with its part of the state, and compared with the full one. Where they differ, it runs again
+with the size-dependent numbers of the full model's run (`fleetfit.anatomy.proof.replay`).
+
+Where they still differ, the axes that fail alone and the first module that differs are named.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from fleetfit.anatomy import Axis, Layout, State, build_module, find_fixed_groups, named_tensors
+from fleetfit.anatomy.kernels import use_plain_attention
+from fleetfit.anatomy.proof.full import (
+    FullModel,
+    KeptPlaces,
+    describe_level,
+    difference,
+    load,
+    overlay,
+    read_outputs,
+    use_float64,
+)
+from fleetfit.anatomy.proof.replay import Trace, record_operations, replay_operations
+from fleetfit.errors import ModelError
+from fleetfit.seeds import make_numpy_rng, make_torch_rng
+from fleetfit.submodel import Channels, Submodel, random
+
+# ---- a small model beside the masked full one ----------------------------------------------------------------------
+
+_FAINT = 1e-12  # what is left of masked channels where zeros give no numbers (a weight norm divides by them)
+WAYS = ("as it is", "with the full model's numbers", "with the full model's numbers and statistics")
+"""How a small model may equal the masked full one."""
+
+
+@dataclass
+class MaskedCut:
+    """A cut of all axes, or of one.
+
+    Attributes:
+        how: Which channels are kept, in words.
+        channels: Kept channels by axis.
+        error: How far the small model is from the masked full one.
+        way: With which of the full model's numbers.
+    """
+
+    how: str
+    channels: Mapping[str, Channels]
+    error: float = float("inf")
+    way: str = WAYS[0]
+
+
+@dataclass
+class MaskedRun:
+    """The masked full model's run, and the small model beside it.
+
+    Attributes:
+        places: The kept places.
+        module: The small model, loaded.
+        expected: The full model's outputs.
+        trace: The full model's size-dependent numbers.
+        faint: The factor of the masked channels.
+    """
+
+    places: KeptPlaces
+    module: nn.Module
+    expected: list[Tensor]
+    trace: Trace
+    faint: float
+
+
+class CannotRun(Exception):
+    """A model of these sizes cannot be built or run, which says nothing of the layout."""
+
+
+def compare_cuts(full: FullModel, levels: Sequence[Submodel], now: Callable[[str], None]) -> list[MaskedCut]:
+    """Compare the four cuts of all axes; where one does not run, the levels' sizes with random channels.
+
+    Raises:
+        ModelError: A level's sizes do not run.
+    """
+    cuts, all_run = [], True
+    way = WAYS[0]
+    for cut in make_cuts(full.layout, full.seed):
+        now(f"a small model beside the full one, with {cut.how}")
+        try:
+            compare(full, cut, way)
+        except CannotRun:
+            all_run = False
+            continue
+        way = cut.way
+        cuts.append(cut)
+    for cut in () if all_run else _make_level_cuts(full.layout, full.seed, levels):
+        try:
+            compare(full, cut, way)
+        except CannotRun as error:
+            raise ModelError(f"a model of a level's sizes, {cut.how}, does not run: {error}") from error
+        way = cut.way
+        cuts.append(cut)
+    return cuts
+
+
+def compare(full: FullModel, cut: MaskedCut, first: str = WAYS[0]) -> None:
+    """Compare a cut's small model with the masked full one; note how far they are apart.
+
+    Args:
+        full: The full model.
+        cut: The cut.
+        first: The way to try first, that of another cut.
+
+    Raises:
+        CannotRun: The small model cannot be built or run.
+    """
+    run = run_masked(full, cut.channels)
+    for way in sorted(WAYS, key=lambda w: w != first):
+        error = difference(run_small(full, run, way), run.expected)
+        if error < cut.error:
+            cut.error, cut.way = error, way
+        if error <= full.tolerance:
+            return
+
+
+def run_masked(full: FullModel, channels: Mapping[str, Channels]) -> MaskedRun:
+    """Run the masked full model, then build and load the small one of some channels in its place.
+
+    Raises:
+        CannotRun: The small model cannot be built.
+    """
+    places = KeptPlaces(full.layout, channels)
+    with use_plain_attention():
+        for faint in (0.0, _FAINT):
+            expected: list[Tensor] = []
+            full.load(places.mask(full.state, faint))
+            trace = record_operations(full.module, lambda: expected.extend(full.run()))  # noqa: B023 called at once
+            if all(bool(torch.isfinite(out).all()) for out in expected):
+                break
+    return MaskedRun(places, build_small(full, places), expected, trace, faint)
+
+
+def run_small(full: FullModel, run: MaskedRun, way: str) -> list[Tensor]:
+    """Return the small model's outputs, computed in one of the ways.
+
+    Raises:
+        CannotRun: It does not run.
+    """
+    replay: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if way != WAYS[0]:
+        replay = replay_operations(run.module, run.trace, statistics=way == WAYS[2])
+    with torch.no_grad(), use_plain_attention(), use_float64(), replay:
+        try:
+            return read_outputs(run.module, full.x)
+        except Exception as error:
+            raise CannotRun(str(error)) from error
+
+
+def build_small(full: FullModel, places: KeptPlaces) -> nn.Module:
+    """Build the small model of some channels, and load its part of the state.
+
+    Raises:
+        CannotRun: It cannot be built, or the state does not fit.
+    """
+    layout = full.layout
+    full.release()
+    try:
+        module = build_module(full.architecture, {**layout.full_sizes, **places.sizes}, layout.exits).eval().double()
+    except ModelError as error:
+        raise CannotRun(str(error)) from error
+    built = {name: tuple(t.shape) for name, t, _ in named_tensors(module) if name not in full.base}
+    for name in full.state:
+        if built.get(name) != (shape := places.find_shape(name)):
+            raise CannotRun(f'"{name}" is {built.get(name)}, not {shape}')
+    load_small(full, module, places.cut(full.state))
+    return module
+
+
+def load_small(full: FullModel, module: nn.Module, state: State) -> None:
+    """Load a state into a small model, and what is never trained."""
+    own = module.state_dict()
+    load(module, overlay({name: tensor for name, tensor in full.base.items() if name in own}, state))
+
+
+# ---- which channels ------------------------------------------------------------------------------------------------
+
+
+def make_cuts(layout: Layout, seed: int, only: str = "") -> Iterator[MaskedCut]:
+    """Yield the four cuts, of all axes at once or of one."""
+    scaled = {name: axis for name, axis in layout.axes.items() if axis.scaled and only in ("", name)}
+    granules = {name: axis.size // axis.granule for name, axis in scaled.items()}
+    between = {name: _draw_count(name, n, seed) for name, n in granules.items()}
+    for how, counts, is_prefix in (
+        ("all but a granule of each axis", {name: max(1, n - 1) for name, n in granules.items()}, False),
+        ("one granule of each axis", dict.fromkeys(granules, 1), False),
+        ("the first channels of each axis", between, True),
+        ("some channels of each axis", between, False),
+    ):
+        sizes = {name: counts[name] * axis.granule for name, axis in scaled.items()}
+        yield MaskedCut(how, {name: _choose(name, axis, sizes[name], is_prefix, how, seed)
+                              for name, axis in scaled.items()})  # fmt: skip
+
+
+def _make_level_cuts(layout: Layout, seed: int, levels: Sequence[Submodel]) -> Iterator[MaskedCut]:
+    """Yield the levels' sizes with random channels."""
+    seen = []
+    for level in levels:
+        sizes = {axis: n for axis, n in level.sizes.items() if layout.axes[axis].scaled}
+        if sizes not in seen and any(n < layout.axes[axis].size for axis, n in sizes.items()):
+            seen.append(sizes)
+            channels = {name: _choose(name, layout.axes[name], n, False, "level", seed) for name, n in sizes.items()}
+            yield MaskedCut(f"random channels of the level with {describe_level(level)}", channels)
+
+
+def _draw_count(name: str, granules: int, seed: int) -> int:
+    """Return a number of granules between two and two less than all, where there are that many."""
+    least, most = min(2, granules), max(1, granules - 2)
+    return int(make_numpy_rng("check_layout", seed, "between", name).integers(min(least, most), max(least, most) + 1))
+
+
+def _choose(name: str, axis: Axis, n: int, is_prefix: bool, how: str, seed: int) -> Channels:
+    if is_prefix or axis.ordered or not axis.scaled:
+        return range(n)
+    return random(axis, n, 0, 0, make_numpy_rng("check_layout", seed, how, name))
+
+
+# ---- tensors that move no output -----------------------------------------------------------------------------------
+
+_NEGLIGIBLE = 1e-12  # of the largest effect of an element
+
+
+def find_unused_tensors(full: FullModel) -> tuple[str, ...]:
+    """Return the cut tensors, or stretches of them, without effect on any output, such as the biases of keys."""
+    layout = full.layout
+    full.load(full.state)
+    own = {name: tensor for name, tensor, is_parameter in named_tensors(full.module) if is_parameter}
+    cut = {
+        name: own[name]
+        for name, tensor in layout.tensors.items()
+        if name in own and any(layout.axes[axis].scaled for dim in tensor.dims for s in dim for axis in s.axes)
+    }
+    if not cut:
+        return ()
+    rng = make_torch_rng("check_layout", full.seed, "inert")
+    effects = {name: [0.0] * (1 + len(_list_stretches(layout, name))) for name in cut}
+
+    def measure(name: str, parameter: Tensor) -> None:
+        """Keep the largest effect of an element, of all and of each stretch, and let the gradient go."""
+        assert parameter.grad is not None
+        effect = parameter.grad.mul_(parameter.detach()).abs_()
+        parts = [effect, *(effect[place] for place in _list_stretches(layout, name))]
+        effects[name], parameter.grad = [float(part.max()) if part.numel() else 0.0 for part in parts], None
+
+    before = [parameter.requires_grad for parameter in cut.values()]
+    with contextlib.ExitStack() as hooks:
+        try:
+            for name, parameter in cut.items():
+                parameter.requires_grad_(True)
+                hooks.callback(parameter.register_post_accumulate_grad_hook(partial(measure, name)).remove)
+            with torch.enable_grad(), use_plain_attention(), use_float64():
+                logits = read_outputs(full.module, full.x)
+                weights = [torch.randn(out.shape, generator=rng).to(out) for out in logits]
+                reached = [i for i, out in enumerate(logits) if out.requires_grad]
+                torch.autograd.backward(
+                    [logits[i] for i in reached], [weights[i] for i in reached], inputs=[*cut.values()]
+                )
+        except (RuntimeError, NotImplementedError):  # a model without gradients has nothing to train
+            return ()
+        finally:
+            for parameter, requires_grad in zip(cut.values(), before, strict=True):
+                parameter.requires_grad_(requires_grad)
+    least = _NEGLIGIBLE * max(most for most, *_ in effects.values())
+    return tuple(text for name, most in effects.items() for text in _list_unused(layout, name, most, least))
+
+
+def _list_stretches(layout: Layout, name: str) -> list[slice]:
+    """Return the stretches of a stacked or concatenated first dimension."""
+    first, start = layout.tensors[name].dims[0], 0
+    stretches = []
+    for segment in first if len(first) > 1 else ():
+        length = segment.length(layout.axes, layout.full_sizes)
+        stretches.append(slice(start, start + length))
+        start += length
+    return stretches
+
+
+def _list_unused(layout: Layout, name: str, most: Sequence[float], least: float) -> Iterator[str]:
+    """Yield a tensor without an effect, or its stretches that have none."""
+    if most[0] <= least:
+        yield name
+        return
+    for stretch, effect in zip(_list_stretches(layout, name), most[1:], strict=True):
+        if effect <= least:
+            yield f"{name}[{stretch.start}:{stretch.stop}]"
+
+
+# ---- where a layout is not proved: the axes that fail alone, and the first module that differs ---------------------
+
+_MAX_TRIED = 4096  # ways to find a small output in the full one
+
+
+def find_failing_axes(full: FullModel) -> list[str]:
+    """Return the axes that fail when they alone are cut."""
+
+    def fails(cut: MaskedCut) -> bool:
+        try:
+            compare(full, cut)
+        except CannotRun:
+            return False
+        return cut.error > full.tolerance
+
+    axes = full.layout.axes.items()
+    return [name for name, axis in axes if axis.scaled and any(map(fails, make_cuts(full.layout, full.seed, name)))]
+
+
+def describe_failure(full: FullModel, cut: MaskedCut, axes: Sequence[str]) -> str:
+    """Say how far a cut's small model is from the full one, which axes fail, and where the two begin to differ."""
+    names = ", ".join(f'"{axis}"' for axis in axes)
+    failing = f"{'axis' if len(axes) == 1 else 'axes'} {names} {'fails' if len(axes) == 1 else 'fail'} alone"
+    failing = failing if axes else "no axis fails alone, only several together"
+    place = _find_divergence(full, cut)
+    return (
+        f"with {cut.how} kept, the small model and the full one with its other channels at zero differ by "
+        f"{cut.error:.2g} of the outputs' size, with the full model's size-dependent numbers too: {failing}"
+        + (f"; the two part {place}" if place else "")
+    )
+
+
+def suggest_group_axis(full: FullModel, cut: MaskedCut, axes: Sequence[str]) -> str:
+    """Return which module keeps its number of groups or heads when the axes are cut, and what to do; or ""."""
+    try:
+        small = build_small(full, KeptPlaces(full.layout, cut.channels))
+    except CannotRun:
+        return ""
+    return find_fixed_groups(full.layout, full.module, small, axes or list(full.layout.axes))
+
+
+def _find_divergence(full: FullModel, cut: MaskedCut) -> str:
+    """Return the first module whose output the small model does not have, and the last one before it, in words.
+
+    An output counts as equal if it is equal in one of the ways, with or without the full model's numbers.
+    """
+    try:
+        run = run_masked(full, cut.channels)
+        small_runs = []
+        for way in WAYS:
+            with _record_outputs(run.module) as small_outputs:
+                run_small(full, run, way)
+            small_runs.append(small_outputs)
+    except CannotRun:
+        return ""
+    full.load(run.places.mask(full.state, run.faint))
+    with use_plain_attention(), _record_outputs(full.module) as full_outputs:
+        full.run()
+    return max(_compare_outputs(full, run.places, small_outputs, full_outputs) for small_outputs in small_runs)[1]
+
+
+@contextlib.contextmanager
+def _record_outputs(module: nn.Module) -> Iterator[list[tuple[str, Tensor]]]:
+    """Record the output of each module that has parameters of its own or no children."""
+    recorded: list[tuple[str, Tensor]] = []
+
+    def record(name: str, output: object) -> None:
+        tensor = output[0] if isinstance(output, tuple | list) and output else output
+        if isinstance(tensor, Tensor) and tensor.is_floating_point():
+            recorded.append((name, tensor.detach().clone()))
+
+    with contextlib.ExitStack() as hooks:
+        for name, part in module.named_modules():
+            if name and (next(part.parameters(recurse=False), None) is not None or next(part.children(), None) is None):
+                hooks.enter_context(part.register_forward_hook(lambda _, __, out, name=name: record(name, out)))
+        yield recorded
+
+
+def _compare_outputs(
+    full: FullModel,
+    places: KeptPlaces,
+    small_outputs: Sequence[tuple[str, Tensor]],
+    full_outputs: Sequence[tuple[str, Tensor]],
+) -> tuple[int, str]:
+    """Return how many outputs are equal, and which is the first that differs."""
+    before = ""
+    for i, ((name, small), (other, large)) in enumerate(zip(small_outputs, full_outputs, strict=False)):
+        if name != other:
+            break
+        if not _is_part(small, large, full.layout, places, full.tolerance):
+            return i, f'first at "{name}"' + (f' (equal up to "{before}")' if before else "")
+        before = name
+    return min(len(small_outputs), len(full_outputs)), f'after "{before}"' if before else ""
+
+
+def _is_part(small: Tensor, large: Tensor, layout: Layout, places: KeptPlaces, tolerance: float) -> bool:
+    """Return whether a small output is the kept part of a large one, whichever axes its dimensions follow."""
+    if small.dim() != large.dim():
+        return False
+    candidates: list[list[Tensor | None]] = []
+    for size, full_size in zip(small.shape, large.shape, strict=True):
+        candidates.append([None] if size == full_size else _list_candidates(size, full_size, layout, places))
+    for choice in itertools.islice(itertools.product(*candidates), _MAX_TRIED):
+        part = large
+        for d, kept in enumerate(choice):
+            part = part if kept is None else part.index_select(d, kept)
+        if difference([small], [part]) <= max(tolerance, 1e-9):
+            return True
+    return False
+
+
+def _list_candidates(size: int, full_size: int, layout: Layout, places: KeptPlaces) -> list[Tensor | None]:
+    """Return the ways in which tensors and axes keep `size` of `full_size` places."""
+    candidates = [kept for dim, kept in places.kept.items() if (len(kept), places.full[dim]) == (size, full_size)]
+    for name, kept in places.channels.items():
+        axis, channels = layout.axes[name], torch.tensor(list(kept))
+        if (len(channels), axis.size) == (size, full_size):
+            candidates.append(channels)
+        if (len(channels) // axis.granule, axis.size // axis.granule) == (size, full_size):
+            candidates.append(channels[:: axis.granule] // axis.granule)
+    return list({tuple(candidate.tolist()): candidate for candidate in candidates}.values())
