@@ -3,7 +3,7 @@
 1. `observe` runs the instance once, with labels on all parameters (`labels`), and finds units and axes (`units`).
 2. `numbers` finds which numbers in its modules depend on sizes, by trials; what does not run stays whole.
 3. `exits` finds a chain of blocks, and puts classifiers after them.
-4. `plan` is what came out, as plain values; `copies` builds a level from it, `architecture` makes it an `Architecture`.
+4. `plan` is what came out, as plain values; `copies` builds a level from it, `derived` makes it an `Architecture`.
 5. The full model must equal the instance bit for bit, and the layout is proved as any other (`fleetfit.anatomy.proof`).
 """
 
