@@ -13,6 +13,8 @@ from fleetfit.errors import ModelError, truncate
 
 State = Mapping[str, Tensor]
 """Tensors by name."""
+Dimension = tuple[str, int]
+"""A tensor's name, and one of its dimensions."""
 T = TypeVar("T")
 _MOST = 2**40  # numbers of a tensor
 

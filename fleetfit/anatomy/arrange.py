@@ -16,49 +16,18 @@ from torch import nn
 from fleetfit.anatomy.architecture import Architecture, make_input
 from fleetfit.anatomy.guided import NotRead, on_host, run_guided, run_labeled
 from fleetfit.anatomy.hints import explain_errors, find_fixed_groups
-from fleetfit.anatomy.labels import Dimension, LabeledPass
+from fleetfit.anatomy.infer import Growing, Growth, fits
+from fleetfit.anatomy.labels import LabeledPass
 from fleetfit.anatomy.weight_norms import settle_norms
 from fleetfit.errors import ModelError, format_cause
-from fleetfit.layout import Axis, Layout, Segment, Segments, TensorLayout, get_length
+from fleetfit.layout import Dimension, Layout, Segment, Segments, TensorLayout
 from fleetfit.machine import isolate_torch_state
 from fleetfit.seeds import isolate_rng, make_torch_rng
 
 _GRANULES = 3
 _BATCH = 2
 Sizes = Mapping[str, int]
-Growth = Mapping[str, int]
-"""By axis how much a dimension grows when that axis grows by one granule."""
 Build = Callable[[Sizes], nn.Module]
-
-
-@dataclass(frozen=True)
-class Growing:
-    """What growth tells of a model.
-
-    Attributes:
-        axes: The architecture's axes.
-        sizes: The size in the full model of each dimension that grows.
-        growth: How each of them grows.
-        known: The segments of those that growth explains.
-    """
-
-    axes: Mapping[str, Axis]
-    sizes: Mapping[Dimension, int]
-    growth: Mapping[Dimension, Growth]
-    known: Mapping[Dimension, Segments]
-
-    @property
-    def open(self) -> list[Dimension]:
-        """The dimensions that growth does not explain."""
-        return [dim for dim in self.growth if dim not in self.known]
-
-
-def fits(segments: Segments, axes: Mapping[str, Axis], size: int, growth: Growth) -> bool:
-    """Return whether segments have a dimension's size and growth in the full model."""
-    full = {name: axis.size for name, axis in axes.items()}
-    moving = {axis for s in segments for axis in s.axes}
-    larger = {a: get_length(segments, {**full, a: full[a] + axes[a].granule}, axes) - size for a in moving}
-    return get_length(segments, full, axes) == size and larger == dict(growth)
 
 
 @isolate_torch_state()

@@ -12,19 +12,50 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fleetfit.anatomy.architecture import Architecture, ExitModel, validate_architecture
-from fleetfit.anatomy.arrange import Growing, Growth, arrange, fits
 from fleetfit.anatomy.depth import Depth, find_depths
 from fleetfit.anatomy.hints import count_groups, explain_division_error, explain_fixed_groups
-from fleetfit.anatomy.labels import Dimension
 from fleetfit.anatomy.meta import on_meta
 from fleetfit.anatomy.weight_norms import forget_vectors
 from fleetfit.errors import ModelError
-from fleetfit.layout import Axis, Layout, Segment, Segments, TensorLayout
+from fleetfit.layout import Axis, Dimension, Layout, Segment, Segments, TensorLayout, get_length
 
 _KEEPS = "_keeps_statistics"
 """An attribute of norms that keep their statistics."""
 
+Growth = Mapping[str, int]
+"""By axis how much a dimension grows when that axis grows by one granule."""
+
 # ---- one dimension of a tensor, explained by its growth --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Growing:
+    """What growth tells of a model.
+
+    Attributes:
+        axes: The architecture's axes.
+        sizes: The size in the full model of each dimension that grows.
+        growth: How each of them grows.
+        known: The segments of those that growth explains.
+    """
+
+    axes: Mapping[str, Axis]
+    sizes: Mapping[Dimension, int]
+    growth: Mapping[Dimension, Growth]
+    known: Mapping[Dimension, Segments]
+
+    @property
+    def open(self) -> list[Dimension]:
+        """The dimensions that growth does not explain."""
+        return [dim for dim in self.growth if dim not in self.known]
+
+
+def fits(segments: Segments, axes: Mapping[str, Axis], size: int, growth: Growth) -> bool:
+    """Return whether segments have a dimension's size and growth in the full model."""
+    full = {name: axis.size for name, axis in axes.items()}
+    moving = {axis for s in segments for axis in s.axes}
+    larger = {a: get_length(segments, {**full, a: full[a] + axes[a].granule}, axes) - size for a in moving}
+    return get_length(segments, full, axes) == size and larger == dict(growth)
 
 
 def explain_by_growth(axes: Mapping[str, Axis], where: str, size: int, growth: Growth) -> Segments | None:
@@ -198,6 +229,8 @@ def _infer(
     sizes = {(name, d): n for name, (shape, _) in whole.tensors.items() for d, n in enumerate(shape)}
     growing = Growing(axes, sizes, slopes, {dim: one for dim, one in segments.items() if dim in slopes})
     if growing.open:
+        from fleetfit.anatomy.arrange import arrange  # models without such dimensions start without it
+
         segments |= arrange(architecture, lambda s: build_module(architecture, s, chosen), input_shape, growing)
     dims = {name: tuple(segments[name, d] for d in range(len(shape))) for name, (shape, _) in whole.tensors.items()}
     # 4. find the block or exit of each tensor

@@ -23,11 +23,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fleetfit.anatomy.known_values import iter_tensors
 from fleetfit.anatomy.meta import Operations
+from fleetfit.layout import Dimension
 
 Labels = Tensor
 """Integers of size 1 along dimensions in which they do not vary."""
-Dimension = tuple[str, int]
-"""A tensor's name, and one of its dimensions."""
 _HIDDEN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
 _STANDARD, _PACKAGES = sysconfig.get_paths()["stdlib"], ("site-packages", "dist-packages")
 _OBSERVERS = tuple(str(Path(__file__).with_name(name)) for name in ("observe.py", "guided.py"))

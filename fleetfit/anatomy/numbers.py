@@ -19,13 +19,13 @@ from torch import nn
 
 from fleetfit.anatomy.copies import copy_level
 from fleetfit.anatomy.kernels import plain_kernels
-from fleetfit.anatomy.labels import FLATTENED, OF_SAMPLES, Dimension, Labels, Reason, is_hidden, list_tensors, vary
+from fleetfit.anatomy.labels import FLATTENED, OF_SAMPLES, Labels, Reason, is_hidden, list_tensors, vary
 from fleetfit.anatomy.logits import get_logits
 from fleetfit.anatomy.masks import call_instance
 from fleetfit.anatomy.observe import Observation
 from fleetfit.anatomy.plan import DerivedPlan, Segments, SizeNumber
 from fleetfit.anatomy.units import CLASSES
-from fleetfit.layout import Segment, get_length
+from fleetfit.layout import Dimension, Segment, get_length
 from fleetfit.seeds import isolate_rng
 
 _RARELY_A_SIZE = re.compile(

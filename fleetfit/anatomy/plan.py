@@ -5,10 +5,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from fleetfit.anatomy.labels import Dimension
 from fleetfit.anatomy.masks import InputMask
 from fleetfit.errors import ModelError, truncate
 from fleetfit.layout import (
+    Dimension,
     Segment,
     Segments as Segments,
     dump_segments,

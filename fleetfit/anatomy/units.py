@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from fleetfit.anatomy.labels import Dimension, LabeledPass, Labels, Reason
-from fleetfit.layout import Segment
+from fleetfit.anatomy.labels import LabeledPass, Labels, Reason
+from fleetfit.layout import Dimension, Segment
 
 CLASSES = "classes"
 """The axis of the logits, which is never cut."""
