@@ -265,10 +265,9 @@ def find_unused_tensors(full: FullModel) -> tuple[str, ...]:
             with torch.enable_grad(), use_plain_attention(), use_float64():
                 logits = read_outputs(full.module, full.x)
                 weights = [torch.randn(out.shape, generator=rng).to(out) for out in logits]
-                reached = [i for i, out in enumerate(logits) if out.requires_grad]
-                torch.autograd.backward(
-                    [logits[i] for i in reached], [weights[i] for i in reached], inputs=[*cut.values()]
-                )
+                sums = [(out * weight).sum() for out, weight in zip(logits, weights, strict=True) if out.requires_grad]
+                # of one number: gradients that are given import sympy
+                torch.autograd.backward(torch.stack(sums).sum(), inputs=[*cut.values()])
         except (RuntimeError, NotImplementedError):  # a model without gradients has nothing to train
             return ()
         finally:
