@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from zoo import CLASSES, Made, flattened
 
 from fleetfit.anatomy import Axis, Segment as S, infer_layout
-from fleetfit.anatomy.infer import explain_by_growth
+from fleetfit.anatomy.growth import explain_by_growth
 from fleetfit.anatomy.proof import check_layout
 from fleetfit.errors import ModelError
 

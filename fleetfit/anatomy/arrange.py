@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from fleetfit.anatomy.architecture import Architecture, make_input
+from fleetfit.anatomy.growth import Growing, Growth, fits
 from fleetfit.anatomy.guided import NotRead, on_host, run_guided, run_labeled
 from fleetfit.anatomy.hints import explain_errors, find_fixed_groups
-from fleetfit.anatomy.infer import Growing, Growth, fits
 from fleetfit.anatomy.labels import LabeledPass
 from fleetfit.anatomy.weight_norms import settle_norms
 from fleetfit.errors import ModelError, format_cause
