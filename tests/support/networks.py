@@ -12,7 +12,7 @@ import torch
 from bed.networks import NETWORKS, Network
 
 import fleetfit as ff
-from fleetfit.derivation import DerivedArchitecture
+from fleetfit.anatomy.derive import DerivedArchitecture
 from fleetfit.errors import ModelError
 
 RECORD = Path(__file__).parents[1] / "bed" / "networks.json"
