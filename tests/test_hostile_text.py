@@ -50,7 +50,8 @@ from fleetfit.api import profiling
 from fleetfit.api.progress import RoundFacts, RoundProgress, format_html
 from fleetfit.cli import main, output
 from fleetfit.errors import FleetFitError, escape_controls, make_printable
-from fleetfit.fleet import launcher, logs
+from fleetfit.fleet import logs
+from fleetfit.fleet.worker import NodeWorker
 from fleetfit.inference.export import to_transformers
 from fleetfit.markup import html_table
 from fleetfit.report import drawing
@@ -582,13 +583,10 @@ def test_a_record_is_printable(text: str, caplog: pytest.LogCaptureFixture) -> N
     check_text(caplog.messages[0])
 
 
-def test_what_flower_logs_keeps_its_colors_alone() -> None:
-    ours = "\x1b[92mINFO \x1b[0m:      \tRound 1 of 3: é │\n".encode()
-    assert launcher._make_printable(ours) == ours
-    for text in TEXTS:
-        line = launcher._make_printable(ours + text.encode() + b"\xff").decode()
-        assert line.encode().startswith(ours)
-        check_text(re.sub(r"\x1b\[\d*m|\t", "", line))
+@pytest.mark.parametrize("text", TEXTS, ids=lambda text: repr(text[:9]))
+def test_what_a_worker_prints_is_printable(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    NodeWorker("node.toml")._forward(io.BytesIO(text.encode(errors="replace") + b"\xff\n"))
+    check_text(capsys.readouterr().err)
 
 
 def test_nothing_is_printed_past_what_makes_it_printable() -> None:
@@ -617,7 +615,6 @@ KNOWN = (
     "cli/output.py: print(line,",
     "cli/main.py: typer.echo(__version__)",
     "cli/main.py: typer.echo(context.get_help())",
-    "fleet/launcher.py: sys.stderr.buffer.write(_make_printable(line))",
     "fleet/logs.py: sys.stderr.write(line)",
     "inference/export/on_device.py: print(",  # numbers
     "training/profiling/process.py: print(json.dumps(",  # to another process

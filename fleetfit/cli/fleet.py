@@ -91,12 +91,6 @@ def node(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Do not use TLS; only for trials on one machine.")
     ] = False,
-    listen: Annotated[
-        str, typer.Option(help="Address of the node's own API; port 0 takes a free port.")
-    ] = "127.0.0.1:0",
-    cold: Annotated[
-        bool, typer.Option("--cold", help="Start processes as Flower does, without FleetFit's warm start.")
-    ] = False,
     check: Annotated[bool, typer.Option("--check", help="Load the data, print the node's report, and exit.")] = False,
 ) -> None:
     """Run a node on this device until Ctrl-C. It trains the server's jobs, within its configuration."""
@@ -116,7 +110,7 @@ def node(
     check_process = subprocess.run([sys.executable, "-c", code, "flower", "node", str(file), "--check"], check=False)
     if check_process.returncode:
         raise typer.Exit(check_process.returncode)
-    raise typer.Exit(run_node(file.resolve(), Connection(superlink, ca, key, insecure, listen), warm=not cold))
+    raise typer.Exit(run_node(file.resolve(), Connection(superlink, ca, key, insecure)))
 
 
 @app.command()

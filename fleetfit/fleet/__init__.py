@@ -4,14 +4,13 @@
 The server sends each node the sub-model that fits it, as `fleetfit.messages` messages.
 
 - The server's side: `server_app` (what Flower starts: the run), `engine` (jobs out, updates in), `client_manager` (the
-  nodes of a run), `transport` (messages, replies, lost jobs).
-- The device's side: `launcher` (a node's processes), `connection` (to the SuperLink), `client_app` (what Flower starts
-  for each message), `worker` (the process that keeps torch, data and models), `node` (its answers and its memory),
-  `settings` (its configuration file).
+  nodes of a run), `transport` (messages, replies, lost jobs), `server_watch` (reports a server app that was killed).
+- The device's side: `launcher` (joins and leaves), `connection` (why the SuperLink cannot be reached), `superlink`
+  (Flower's Fleet API), `node_loop` (message, worker, reply), `worker` (the process that keeps torch, data and models),
+  `node` (its answers and its memory), `settings` (its configuration file), `client_app` (for Flower's own node).
 - Both: `protocol` (the messages' contents), `secure_aggregation` (the messages of secure rounds), `logs`.
 - Beforehand: `app_folder` (what `flwr run` takes), `certificates`.
-- `warm`, behind the switch `warm_start`: reduces the cost of a message from five seconds to half a second. It alone
-  uses names inside Flower, and everything works without it.
 
-Nothing here imports torch or Flower: the process that Flower starts for each message reads this module first.
+Names inside Flower are in `superlink` and `server_watch` alone, one more in `server_app`; `tests/fleet/test_fence.py`
+lists them. Nothing here imports torch or Flower: a node's two processes do with one of them each.
 """

@@ -11,7 +11,7 @@ from fleetfit import files
 from fleetfit.config.toml import parse_toml
 from fleetfit.errors import ConfigError
 
-FLOWER = "flwr>=1.41,<1.42"
+FLOWER = "flwr>=1.41,<1.43"
 """The versions of Flower that FleetFit is tested with."""
 _TARGET = "1.41.0"
 _LAST = "pyproject.toml"  # written last: a folder with it is complete

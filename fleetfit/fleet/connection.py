@@ -1,16 +1,14 @@
 """The connection of a node to its SuperLink, and the causes why it fails.
 
-Flower's SuperNode tries again and again to reach a server, and does not report the cause. `find_fault` makes the same
-connection (httpx, the same certificates, the same proxies) and explains its error.
+A request that fails does not say why. `find_fault` makes the same connection (httpx, the same certificates, the same
+proxies) and explains its error.
 """
 
-import contextlib
 import datetime
 import email.utils
 import os
 import socket
 import ssl
-import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -19,10 +17,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from fleetfit.errors import ConfigError, join_some, one_line
+from fleetfit.errors import ConfigError, format_exception, join_some, one_line
 
 _TIMEOUT_S = 10.0
-_GATEWAY = range(502, 505)  # HTTP status of a gateway that cannot reach the SuperLink
+GATEWAY = range(502, 505)
+"""HTTP status of a gateway that cannot reach the SuperLink."""
 _WRONG_HOST = (62, 64)  # codes of OpenSSL's X509_V_ERR_...: a name, an address
 _NOT_YET, _EXPIRED = 9, 10
 _NO_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE")
@@ -38,15 +37,12 @@ class Connection:
         root_certificates: The authority of its certificate, a PEM file; None for those that the system trusts.
         key: The node's private key, an OpenSSH file; None if the SuperLink does not authenticate nodes.
         insecure: No TLS; for trials on one machine.
-        listen: Address of the node's own Runtime API, which only its own processes use: "127.0.0.1:0", where 0 means
-            any free port.
     """
 
     superlink: str
     root_certificates: Path | None = None
     key: Path | None = None
     insecure: bool = False
-    listen: str = "127.0.0.1:0"
 
 
 @dataclass(frozen=True)
@@ -147,7 +143,7 @@ def find_fault(connection: Connection) -> Fault | None:
             hint = f" If the node should connect without the proxy, unset {proxy[0]} or add {host} to no_proxy."
             return Fault(fault.cause + hint)
         return fault
-    if response.status_code in _GATEWAY:
+    if response.status_code in GATEWAY:
         return Fault(f"{where} answers with HTTP {response.status_code}: the gateway in front of the SuperLink cannot "
                      "reach it. Start the SuperLink.")  # fmt: skip
     if response.status_code != httpx.codes.OK:
@@ -256,9 +252,6 @@ def _find_proxy(connection: Connection) -> tuple[str, str] | None:
 
 # ---- clocks ----------------------------------------------------------------------------------------------------------
 
-CLOCK_REFUSED = "This device's clock "
-SIGNATURE_REFUSED = "The SuperLink does not accept this node's signature"
-
 
 def find_clock_fault(headers: Mapping[str, str], ahead_s: float, behind_s: float) -> str:
     """Return how this device's clock differs from that of a server that refused a signed time; "" within its tolerance.
@@ -285,40 +278,29 @@ def find_clock_fault(headers: Mapping[str, str], ahead_s: float, behind_s: float
 
 
 class FaultReporter:
-    """Reports why connections fail: at once, then at intervals that double. It runs in a thread of its own."""
+    """Reports why requests fail: at once, then at intervals that double."""
 
     _MIN_S, _MAX_S = 10.0, 600.0
+    _UNEXPLAINED = 5  # failures in a row without a fault, until the error itself is reported
 
     def __init__(self, find: Callable[[], Fault | None], report: Callable[[str], None]) -> None:
         self._find, self._report = find, report
-        self._due, self._pause_s = 0.0, self._MIN_S
-        self._busy = threading.Lock()
+        self._due, self._pause_s, self._unexplained = 0.0, self._MIN_S, 0
 
-    def note_failure(self) -> None:
-        """Report the cause, unless the last report was a short while ago."""
-        if time.monotonic() >= self._due and self._busy.acquire(blocking=False):
-            threading.Thread(target=self._explain, daemon=True).start()
+    def note_failure(self, error: Exception) -> Fault | None:
+        """Find the fault behind an error, report it and return it, unless the last report was a short while ago."""
+        if time.monotonic() < self._due:
+            return None
+        fault = self._find()
+        self._unexplained += fault is None
+        if fault is not None or self._unexplained >= self._UNEXPLAINED:
+            self._due = time.monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, self._MAX_S)
+            self._report(
+                f"A request to the SuperLink fails ({format_exception(error)})." if fault is None else fault.cause
+            )
+        return fault
 
     def note_success(self) -> None:
         """Report the next failure at once."""
-        self._due, self._pause_s = 0.0, self._MIN_S
-
-    def _explain(self) -> None:
-        try:
-            fault = self._find()
-            if fault is not None:
-                self._due = time.monotonic() + self._pause_s
-                self._pause_s = min(2 * self._pause_s, self._MAX_S)
-                with contextlib.suppress(Exception):
-                    self._report(fault.cause)
-        finally:
-            self._busy.release()
-
-
-def find_in_thread(find: Callable[[], Fault | None]) -> Fault | None:
-    """Return the result of a function. A signal can end the wait for it, which a look-up of a name would delay."""
-    results: list[Fault | None] = []
-    thread = threading.Thread(target=lambda: results.append(find()), daemon=True)
-    thread.start()
-    thread.join()
-    return results[0] if results else None
+        self._due, self._pause_s, self._unexplained = 0.0, self._MIN_S, 0

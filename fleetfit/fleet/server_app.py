@@ -48,8 +48,8 @@ from fleetfit.fleet.client_manager import ClientManager, Setup
 from fleetfit.fleet.engine import FleetEngine
 from fleetfit.fleet.protocol import compute_digest, make_model_key, pack_transform
 from fleetfit.fleet.secure_aggregation import NodeParties
+from fleetfit.fleet.server_watch import poll_often, report_server_death
 from fleetfit.fleet.transport import Transport
-from fleetfit.fleet.warm_start import speed_up
 from fleetfit.hooks import build, dump_problem
 from fleetfit.messages import pack
 from fleetfit.planner import find_budget_error
@@ -223,7 +223,8 @@ def main(grid: Grid, context: Context) -> None:
     logs.log_to_stderr()
     folder = Path(get_project_dir(grid.run.fab_id, grid.run.fab_version, grid.run.fab_hash))
     try:
-        with speed_up(grid):
+        poll_often()
+        with report_server_death(grid):
             serve(grid, ServerAppConfig.from_run_config(context.run_config, folder), _print_line)
     except FleetFitError as error:
         _print_line(f"fleetfit: {error}")

@@ -1,84 +1,140 @@
-"""The worker of a node: a process that keeps torch, data and models, does the jobs, and lives as long as the node.
+"""The worker of a node: a process that keeps torch, data and models, and does the jobs.
 
-Flower starts a process for each message, in which importing torch takes seconds, and a minute on a Raspberry Pi. So the
-client app, in that process, asks the worker (`ask_worker`), over a Unix socket in a folder that only this user can
-enter. The worker (`main`) is started with the first message and ends with the node: it watches the process that starts
-Flower's client apps. It does not use Flower, and works under any node, Flower's own too.
+The node has no torch. It starts the worker with the first message, over a pipe of their own (`NodeWorker`), and alone
+asks it, one message after the other. The worker (`main`) ends when the node does, also in the middle of a job. The node
+ends it when the answer is not wanted any more: nothing else stops a training step at once. The node's memory is in
+files that are complete at any time.
 
-It does one message after the other. If the client app ends before it has its answer (a run was stopped in the middle of
-a long job), the worker ends too, since nothing else stops a job at once; the next message starts another one. The
-node's memory is in files that are complete at any time.
-
-Only `main` imports torch: the client app imports this module in a process without it.
+Only `main` imports torch, and nothing here imports Flower.
 """
 
 import contextlib
-import hashlib
 import os
-import select
-import shutil
+import queue
+import signal
 import socket
-import stat
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from multiprocessing.connection import Client, Connection, Listener
-from pathlib import Path
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import IO
 
-from fleetfit.errors import refuse_on_windows
+from fleetfit.errors import make_printable, one_line
 from fleetfit.fleet.logs import log_to_stderr, trace
+
+Parts = Mapping[str, bytes | bytearray]
 
 # ---- asking the worker ---------------------------------------------------------------------------------------------
 
-_START_S = 180.0  # a Raspberry Pi takes a minute to import torch
-_TRIES = 5  # workers that end before they begin
-_HOLD_S = 5.0  # that a message waits for a later one
-BEGUN = b"begun"
-"""A worker's first message on a connection, when it begins to work for it."""
+_ASK_S = 15.0  # between two questions whether an answer is still wanted: many nodes ask the SuperLink
+_STUCK_S = 60  # that a worker may take no byte of a message
+_END_S = 10.0
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # a job sets its own
 
 
-def ask_worker(parts: Mapping[str, bytes | bytearray], config: str) -> bytes:
-    """Return the answer of this node's worker to a message; start the worker if there is none.
+class WorkerDeath(Exception):
+    """The worker ended without an answer; the message says why. `code` is its exit code, or minus the signal."""
 
-    Args:
-        parts: The message.
-        config: The node's configuration file.
-
-    Raises:
-        RuntimeError: The worker cannot be started, or ended while it worked.
-    """
-    folder = _find_folder(config, os.getppid())
-    for _ in range(_TRIES):
-        with _connect(folder, config, os.getppid()) as connection:
-            try:
-                connection.recv_bytes(len(BEGUN))
-            except (EOFError, OSError):  # it worked for a client app that had ended, and ended too
-                continue
-            try:
-                send_parts(connection, parts)
-                return connection.recv_bytes()
-            except (EOFError, OSError):
-                break
-    raise RuntimeError(
-        f"the node's worker ended while it worked: it was killed, or had no memory left. {_read_last_line(folder)}"
-    )
+    def __init__(self, reason: str, code: int | None = None) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
-def note_arrival(config: str, is_held: bool) -> None:
-    """Note that a message has come; one that is held waits for a later one, a few seconds at most."""
-    latest, own = _find_folder(config, os.getppid()) / "latest", str(os.getpid())
-    latest.write_text(own)
-    until = time.monotonic() + _HOLD_S
-    while is_held and time.monotonic() < until and latest.read_text() == own:
-        time.sleep(0.02)
+class NodeWorker:
+    """The worker as its node sees it."""
+
+    def __init__(self, config: str) -> None:
+        """Start nothing yet.
+
+        Args:
+            config: The node's configuration file.
+        """
+        self._config = config
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection
+        self._output: threading.Thread
+        self._last_line = ""
+
+    def ask(self, parts: dict[str, bytearray], is_wanted: Callable[[], bool]) -> bytes | None:
+        """Return the answer to a message; None if it is not wanted any more, and the worker is ended.
+
+        Args:
+            parts: The message; emptied once the worker has it, since a device may lack the memory for both.
+            is_wanted: Called every 15 s until the answer is there.
+
+        Raises:
+            WorkerDeath: It ended while it worked.
+        """
+        if self._process is None or self._process.poll() is not None:
+            self.end()
+            self._start()
+        try:
+            send_parts(self._pipe, parts)
+            parts.clear()
+            while not self._pipe.poll(_ASK_S):
+                if not is_wanted():
+                    self.end()
+                    return None
+            return self._pipe.recv_bytes()
+        except (EOFError, OSError):
+            if self._process is None:
+                return None
+            death = self._explain_death(self._process)
+            self.end()
+            raise death from None
+
+    def end(self) -> None:
+        """End the process, if there is one; another thread that waits for an answer gets None."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            self._pipe.close()
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _STUCK_S, 0))
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "fleetfit.fleet.worker", str(theirs.fileno()), self._config],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **_ONE_THREAD},
+                umask=0o077,
+                process_group=0,  # Ctrl-C is for the node, which says that it leaves
+            )
+        self._pipe, self._last_line = Connection(ours.detach()), ""
+        assert self._process.stdout is not None
+        self._output = threading.Thread(target=self._forward, args=(self._process.stdout,), daemon=True)
+        self._output.start()
+
+    def _forward(self, output: IO[bytes]) -> None:
+        """Print what the worker prints, and keep its last line."""
+        with output:
+            for line in output:
+                text = line.decode(errors="backslashreplace")
+                self._last_line = text.strip() or self._last_line
+                with contextlib.suppress(OSError, ValueError):
+                    sys.stderr.write(make_printable(text))
+                    sys.stderr.flush()
+
+    def _explain_death(self, process: "subprocess.Popen[bytes]") -> WorkerDeath:
+        try:
+            code = process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            return WorkerDeath("the node's worker takes no message.")
+        self._output.join(_END_S)
+        how = f"signal {-code}: it was killed, or had no memory left." if code < 0 else f"exit code {code}."
+        last = f" Its last line: {one_line(self._last_line, 500)}" if self._last_line else ""
+        return WorkerDeath(f"the node's worker ended while it worked: {how}{last}", code)
 
 
-def send_parts(connection: Connection, parts: Mapping[str, bytes | bytearray]) -> None:
+def send_parts(connection: Connection, parts: Parts) -> None:
     """Send a message's parts over a connection."""
     connection.send_bytes(str(len(parts)).encode())
     for name, content in parts.items():
@@ -92,166 +148,41 @@ def receive_parts(connection: Connection) -> dict[str, bytes]:
     return {connection.recv_bytes(200).decode(): connection.recv_bytes() for _ in range(count)}
 
 
-def _find_folder(config: str, watched: int) -> Path:
-    """Return the folder of the worker that belongs to a configuration and a process.
-
-    Raises:
-        ConfigError: This is Windows.
-        RuntimeError: Another user owns it, or can enter it.
-    """
-    refuse_on_windows("A fleet's node", "Under Windows, run it in WSL 2, which is Linux.")
-    root = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"fleetfit-{os.getuid()}"
-    key = f"{Path(config).resolve()} {watched} {_find_start_time(watched)}"
-    own = root / hashlib.sha256(key.encode()).hexdigest()[:16]
-    for folder in (root, own):
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-        status = folder.lstat()
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
-            raise RuntimeError(f"{folder} must be a folder that only this user can enter; remove it.")
-    return own
-
-
-def _find_start_time(process: int) -> str:
-    """Return when a process was started: its number alone may be used again."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
-
-
-@contextlib.contextmanager
-def _connect(folder: Path, config: str, watched: int) -> Iterator[Connection]:
-    """Connect to the worker; one process at a time starts it if there is none."""
-    connection = _try_to_connect(folder)
-    if connection is None:
-        import fcntl
-
-        with (folder / "lock").open("w") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            connection = _try_to_connect(folder) or _start(folder, config, watched)
-    try:
-        yield connection
-    finally:
-        connection.close()
-
-
-def _try_to_connect(folder: Path) -> Connection | None:
-    try:
-        return Client(str(folder / "socket"), "AF_UNIX")
-    except OSError:
-        return None
-
-
-def _start(folder: Path, config: str, watched: int) -> Connection:
-    with contextlib.suppress(OSError):
-        (folder / "socket").unlink()
-    command = [sys.executable, "-m", "fleetfit.fleet.worker", str(folder / "socket"), config, str(watched)]
-    with (folder / "log").open("ab") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    until = time.monotonic() + _START_S
-    while time.monotonic() < until and process.poll() is None:
-        connection = _try_to_connect(folder)
-        if connection is not None:
-            return connection
-        time.sleep(0.02)
-    if process.poll() is None:
-        process.kill()
-        raise RuntimeError(f"the node's worker was not ready within {_START_S:.0f} s. {_read_last_line(folder)}")
-    raise RuntimeError(f"the node's worker could not start. {_read_last_line(folder)}")
-
-
-def _read_last_line(folder: Path) -> str:
-    try:
-        text = (folder / "log").read_text(errors="replace").strip()
-    except OSError:
-        return ""
-    return f"Its last line: {text.splitlines()[-1][:500]}" if text else ""
-
-
 # ---- being the worker -----------------------------------------------------------------------------------------------
 
-_POLL_S = 0.5  # between two looks whether the client app is still connected
 
-
-def main(path: str, config: str, watched: str) -> None:
-    """Answer messages until the watched process ends.
+def main(descriptor: str, config: str) -> None:
+    """Answer messages until the node closes the pipe.
 
     Args:
-        path: Of the socket.
+        descriptor: Of the pipe.
         config: The node's configuration file.
-        watched: Number of the process.
     """
+    pipe, inbox = Connection(int(descriptor)), queue.SimpleQueue[dict[str, bytes]]()
+    threading.Thread(target=_read, args=(pipe, inbox), daemon=True).start()
+    log_to_stderr()
     from fleetfit.fleet.node import answer
 
-    os.umask(0o077)
-    log_to_stderr()
-    threading.Thread(target=_end_with, args=(int(watched), Path(path).parent), daemon=True).start()
+    while True:
+        parts = inbox.get()
+        trace("working", details="on a job" if "state" in parts else "")
+        content = answer(config, parts)
+        del parts
+        pipe.send_bytes(content)
 
-    with Listener(path, "AF_UNIX") as listener:
+
+def _read(pipe: Connection, inbox: "queue.SimpleQueue[dict[str, bytes]]") -> None:
+    """Read messages; end this process, also within a job, when the node has ended."""
+    try:
         while True:
-            with contextlib.suppress(OSError, EOFError), listener.accept() as connection:
-                _serve(connection, partial(answer, config))
-
-
-def _serve(connection: Connection, answer: Callable[[Mapping[str, bytes]], bytes]) -> None:
-    if _find_user(connection) != os.getuid():
-        return
-    connection.send_bytes(BEGUN)
-    parts, answered = receive_parts(connection), threading.Event()
-    trace("working", details="on a job" if "state" in parts else "")
-    threading.Thread(target=_end_when_abandoned, args=(connection, answered), daemon=True).start()
-    try:
-        content = answer(parts)
-    finally:
-        answered.set()
-    connection.send_bytes(content)
-
-
-def _end_when_abandoned(connection: Connection, answered: threading.Event) -> None:
-    """End this process when the other end is closed before it has its answer."""
-    while not answered.is_set():
-        with contextlib.suppress(OSError):
-            is_closed = connection.poll(_POLL_S)  # the client app sends nothing more
-            if is_closed and not answered.is_set():
-                trace("abandoned")
-                os._exit(1)
-
-
-def _find_user(connection: Connection) -> int:
-    """Return the user of the process at the other end."""
-    if not hasattr(socket, "SO_PEERCRED"):  # the folder's permissions must do
-        return os.getuid()
-    with socket.socket(fileno=os.dup(connection.fileno())) as peer:
-        credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", credentials)[1])
-
-
-def _end_with(watched: int, folder: Path) -> None:
-    """End this process, and remove its folder, as soon as another process has ended."""
-    try:
-        handle = os.pidfd_open(watched)
-        select.select([handle], [], [])
-    except ProcessLookupError:
-        pass
-    except (AttributeError, OSError):  # no such call on this system
-        while _is_alive(watched):
-            time.sleep(1)
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(0)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+            inbox.put(receive_parts(pipe))
+    except (EOFError, OSError):
+        os._exit(0)
+    except BaseException:  # no memory was left
+        traceback.print_exc()
+        os._exit(1)
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     main(*sys.argv[1:])

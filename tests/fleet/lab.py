@@ -39,27 +39,26 @@ flwr-version-target = "1.41.0"
 
 [tool.flwr.app.components]
 serverapp = "toy_server:app"
-clientapp = "{client}"
+clientapp = "toy_client:app"
 
 [tool.flwr.app.config]
 out = ""
 node = ""
-messages = 1
-kind = "evaluate"
+kind = "hello"
 """
 
 SERVER = """
-import functools
 import json
 import time
 from pathlib import Path
 
-import flwr.superlink.grid.http_grid as grids
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import ServerApp
 
-# A reply is there before its content, and Flower asks for that again after 1 s only.
-grids.pull_objects = functools.partial(grids.pull_objects, initial_backoff=0.05)
+from fleetfit.fleet import transport
+from fleetfit.fleet.protocol import pack_message
+
+HELLO = {"what": "hello", "asks_budget": True, "asks_labels": False, "transform": ""}
 app = ServerApp()
 
 
@@ -67,69 +66,39 @@ app = ServerApp()
 def main(grid, context):
     config = context.run_config
     node = int(config["node"])
-    found = []
-    for number in range(config["messages"]):
-        message = Message(RecordDict({"job": ConfigRecord({"number": number})}), node, config["kind"])
-        began = time.monotonic()
-        [name] = grid.push_messages([message])
-        while not (replies := list(grid.pull_messages([name]))):
-            time.sleep(1.0 if config["kind"] == "query" else 0.02)
-        [reply] = replies
-        row = {"wall_s": time.monotonic() - began}
-        if reply.has_error():
-            row.update(code=reply.error.code, reason=reply.error.reason)
-        else:
-            row.update(reply.content["said"])
-        found.append(row)
+    if config["kind"] == "hello":
+        message = transport.make_request(node, "query", {"header": pack_message(HELLO)}, 1800.0, 0)
+    else:
+        message = Message(RecordDict({"job": ConfigRecord({"number": 1})}), node, "query")
+    [name] = grid.push_messages([message])
+    while not (replies := list(grid.pull_messages([name]))):
+        time.sleep(0.1)
+    [reply] = replies
+    error = {"code": reply.error.code, "reason": reply.error.reason} if reply.has_error() else {}
     part = Path(config["out"] + ".part")
-    part.write_text(json.dumps(found))
+    part.write_text(json.dumps(error))
     part.rename(config["out"])
 """
 
 CLIENT = """
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+"""
+
+DATA = """
 import os
 import time
 from pathlib import Path
 
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.clientapp import ClientApp
-
-app = ClientApp()
-other = app
+from fleetfit.data.sets.digits import digits
 
 
-def answer(message, said):
-    return Message(RecordDict({"said": ConfigRecord(said)}), reply_to=message)
-
-
-def told(message, context):
-    return {
-        "number": message.content["job"]["number"],
-        "config": str(context.node_config.get("config", "")),
-        "zygote": "1" if b"warm.zygote" in (Path("/proc") / str(os.getppid()) / "cmdline").read_bytes() else "",
-        "parent_threads": len(list((Path("/proc") / str(os.getppid()) / "task").iterdir())),
-        "umask": os.umask(0o077),
-        "home": Path(__file__).parent.name,
-    }
-
-
-@app.train()
-def train(message, context):
-    import numpy as np
-
-    return answer(message, {**told(message, context), "sum": float(np.ones(3).sum())})
-
-
-@app.evaluate()
-def evaluate(message, context):
-    return answer(message, told(message, context))
-
-
-@app.query()
-def query(message, context):
-    Path(context.node_config["config"] + ".started").write_text(str(os.getpid()))
-    time.sleep(600)
-    return answer(message, told(message, context))
+def load():
+    if place := os.environ.get("SLEEPS"):
+        Path(place).write_text(str(os.getpid()))
+        time.sleep(600)
+    return digits()
 """
 
 NODE = """
@@ -143,10 +112,10 @@ from fleetfit.errors import FleetFitError
 logs.log_to_stderr()
 given = json.loads(sys.argv[1])
 launcher._RETRY_S = given.pop("retry_s", launcher._RETRY_S)
+config = Path(given.pop("config"))
 paths = {name: Path(given.pop(name)) for name in ("root_certificates", "key") if given.get(name)}
-reached = connection.Connection(given.pop("superlink"), **paths)
 try:
-    sys.exit(launcher.run_node(Path(given.pop("config")), reached, **given))
+    sys.exit(launcher.run_node(config, connection.Connection(**paths, **given)))
 except FleetFitError as error:
     sys.exit(f"{type(error).__name__}: {error}")
 """
@@ -173,13 +142,12 @@ class Lab:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": os.pathsep.join([str(folder / "lib"), str(PACKAGE)]),
+            "PYTHONPATH": str(PACKAGE),
             "FLEETFIT_LAB": str(folder),
         }
         (folder / "home").mkdir()
-        (folder / "lib").mkdir()
-        (folder / "lib" / "toy_client.py").write_text(CLIENT)
         (folder / "node.py").write_text(NODE)
+        (folder / "data.py").write_text(DATA)
         for name in ("server", "stranger"):
             make_certificates(folder / name, ["127.0.0.1"])
         self._started: list[subprocess.Popen] = []
@@ -240,12 +208,11 @@ class Lab:
     def node(
         self, name: str, key: Path | None, environment: dict[str, str] | None = None, **options
     ) -> subprocess.Popen:
-        """Start the launcher; its output goes to `NAME.log`."""
+        """Start a node; its output goes to `NAME.log`."""
         config = self.folder / f"{name} node.toml"
-        config.write_text("")
+        config.write_text(f'name = "{name.replace(" ", "-")}"\nbudget = 1.0\n[data]\nname = "data.py:load"\n')
         settings = {"superlink": f"127.0.0.1:{self.port}", "root_certificates": str(self.folder / "server" / "ca.crt")}
-        settings |= {"config": str(config), "app": "toy_client:app"} | ({"key": str(key)} if key else {})
-        settings |= {"preload": ["numpy", "flwr.supernode.runtime.run_clientapp"], **options}
+        settings |= {"config": str(config)} | ({"key": str(key)} if key else {}) | options
         return self._start(name, [sys.executable, "node.py", json.dumps(settings)], **(environment or {}))
 
     def log(self, name: str) -> str:
@@ -254,24 +221,24 @@ class Lab:
     def accepted(self, name: str, seconds: float = 300) -> None:
         wait_for(lambda: "SuperNode ID:" in self.log(name), seconds, f"{name} is accepted:\n{self.log(name)}")
 
-    def submit(self, name: str, node: str, client: str = "toy_client:app", **config) -> Path:
-        """Start a run of the toy app with one node; return where its server will write what it found."""
+    def submit(self, name: str, node: str, kind: str = "hello") -> Path:
+        """Start a run that sends one node one message; return where its server will write the error, if any."""
         app = self.folder / f"app-{name}"
         app.mkdir()
-        (app / "pyproject.toml").write_text(PYPROJECT.format(client=client, version=f"1.0.{len(self._started)}"))
+        (app / "pyproject.toml").write_text(PYPROJECT.format(version=f"1.0.{len(self._started)}"))
         (app / "LICENSE").write_text("none\n")
         (app / "toy_server.py").write_text(SERVER)
         (app / "toy_client.py").write_text(CLIENT)
         out = self.folder / f"{name}.json"
         numbers = re.findall(r"SuperNode ID: (\d+)", self.log(node))
-        values = {"out": str(out), "node": numbers[-1], **config}
+        values = {"out": str(out), "node": numbers[-1], "kind": kind}
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
         self._done(["flwr", "run", str(app), "lab", "--run-config", text])
         return out
 
-    def run_app(self, name: str, node: str, seconds: float = 400, **options) -> list[dict]:
-        """Run the toy app with one node and return what its server found."""
-        out = self.submit(name, node, **options)
+    def run_app(self, name: str, node: str, kind: str = "hello", seconds: float = 400) -> dict:
+        """Send one node one message, and return the error in place of its answer, if any."""
+        out = self.submit(name, node, kind)
         wait_for(out.exists, seconds, f"the run ends; the SuperLink says:\n{self.log('superlink')[-3000:]}")
         return json.loads(out.read_text())
 
@@ -306,12 +273,3 @@ def alive(processes: list[psutil.Process]) -> list[str]:
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                 lines.append(f"{process.pid} {' '.join(process.cmdline())[:150]}")
     return lines
-
-
-def cpu_s(process: subprocess.Popen) -> float:
-    """Return the CPU seconds of a process and all below it, those that have ended included."""
-    total = 0.0
-    for each in descendants(process):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            total += sum(each.cpu_times()[:4])
-    return total

@@ -19,11 +19,9 @@ from deployment import free_port
 from tls_servers import DAY, Authority, serving
 
 from fleetfit.errors import ConfigError
-from fleetfit.fleet import connection as module, launcher
+from fleetfit.fleet import connection as module, launcher, superlink
 from fleetfit.fleet.certificates import load_node_key, make_certificates, make_node_key
 from fleetfit.fleet.connection import (
-    CLOCK_REFUSED,
-    SIGNATURE_REFUSED,
     Connection,
     Fault,
     FaultReporter,
@@ -32,6 +30,7 @@ from fleetfit.fleet.connection import (
     find_clock_fault,
     find_fault,
 )
+from fleetfit.fleet.superlink import Refusal, Trouble
 
 HOUR = datetime.timedelta(hours=1)
 
@@ -247,9 +246,7 @@ def test_a_cause_is_reported_at_growing_intervals(monkeypatch: pytest.MonkeyPatc
 
     def at(second: float) -> None:
         now[0] = 1000 + second
-        reporter.note_failure()
-        while reporter._busy.locked():
-            time.sleep(0.001)
+        reporter.note_failure(OSError())
 
     for second in range(2000):
         at(second)
@@ -260,38 +257,70 @@ def test_a_cause_is_reported_at_growing_intervals(monkeypatch: pytest.MonkeyPatc
     assert times == [2001]
 
 
+def test_an_error_without_a_fault_is_reported_when_it_stays() -> None:
+    """As where requests fail and the SuperLink says that it is healthy."""
+    causes: list[str] = []
+    reporter = FaultReporter(lambda: None, causes.append)
+    for _ in range(4):
+        reporter.note_failure(OSError("too large"))
+    reporter.note_success()
+    for _ in range(4):
+        reporter.note_failure(OSError("too large"))
+    assert not causes
+    reporter.note_failure(OSError("too large"))
+    assert len(causes) == 1 and "too large" in causes[0]
+
+
 # ---- the launcher ---------------------------------------------------------------------------------
 
-NO = "Failed to initialize the connection to the SuperLink.\n"
 GONE, WRONG = Fault("nobody listens"), Fault("another authority", lasting=True)
+KEY, SIGNATURE = Refusal(Fault("the key")), Refusal(Fault("the signature"))
+AT_A_SIGNAL = SystemExit
 
 
 @pytest.mark.parametrize(
     ("ends", "faults", "code"),
     [
-        ([(0, f"{CLOCK_REFUSED}is 20 s ahead. SuperNode terminated gracefully.")], [], 2),
-        ([(0, "SuperNode terminated gracefully.")], [], 0),
-        ([(0, "ERROR: Server error '500'"), (0, "SuperNode terminated gracefully.")], [], 0),
-        ([(0, f"{SIGNATURE_REFUSED}. SuperNode terminated gracefully."), (0, "terminated gracefully")], [], 0),
-        ([(1, NO + "[code: 2001]")], [], 2),
-        ([(1, NO)], [WRONG], 2),
-        ([(1, NO)] * 5 + [(0, "terminated gracefully")], [GONE] * 5, 0),
-        ([(1, NO)] * 3, [GONE, GONE, WRONG], 2),
-        ([(1, NO), (0, "terminated gracefully")], [None], 0),
-        ([(1, NO), (1, NO)], [None, None], 1),
-        ([(1, "Exit Code: 606")], [], 1),
-        ([(-9, "")], [], 137),
+        ([Refusal(Fault("20 s ahead", lasting=True))], [], 2),
+        ([None], [], None),
+        ([Trouble("500"), None], [GONE], None),
+        ([Trouble("404")], [WRONG], 2),
+        ([ValueError("a bug"), None], [None], None),
+        ([SIGNATURE, None], [], None),
+        ([KEY] * 5 + [None], [], None),
+        ([KEY] * 25, [], 2),
     ],
 )
 def test_lasting_faults_end_a_node(
-    ends: list[tuple[int, str]], faults: list[Fault | None], code: int, monkeypatch: pytest.MonkeyPatch
+    ends: list[Exception | None], faults: list[Fault | None], code: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr(launcher.time, "sleep", pauses.append)
-    left, causes = list(ends), list(faults)
-    assert launcher._keep_running(lambda: left.pop(0), lambda: causes.pop(0)) == code
+    """A node that is not refused (None) is ended by a signal."""
+    now, left, causes, links = [1000.0], list(ends), list(faults), []
+
+    class Link:
+        def __init__(self, *_: object) -> None:
+            links.append("made")
+
+        def join(self) -> int:
+            if (end := left.pop(0)) is not None:
+                raise end
+            raise AT_A_SIGNAL
+
+        def leave(self) -> None:
+            links.append("left")
+
+    monkeypatch.setattr(superlink, "SuperLink", Link)
+    monkeypatch.setattr(launcher.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(launcher.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(launcher, "find_fault", lambda _: causes.pop(0))
+    node = launcher._Node("node.toml", Connection("127.0.0.1:1", insecure=True))
+    if code is None:
+        with pytest.raises(AT_A_SIGNAL):
+            node.run()
+    else:
+        assert node.run() == code
     assert not left and not causes
-    assert pauses == sorted(pauses) and len(pauses) == len(ends) - 1
+    assert links == ["made", *["left", "made"] * (len(ends) - 1)]
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], Expected]] = {
@@ -299,7 +328,6 @@ REFUSED: dict[str, tuple[str, dict[str, Any], Expected]] = {
     "no key": ("127.0.0.1:1", {"key": "key"}, Expected(path="key")),
     "a URL": ("https://127.0.0.1:1", {}, Expected("https://127.0.0.1:1", key="superlink")),
     "no port": ("127.0.0.1", {}, Expected("127.0.0.1", key="superlink")),
-    "a public address": ("127.0.0.1:1", {"listen": "0.0.0.0:0"}, Expected("0.0.0.0:0", key="listen")),
     "a key without TLS": ("127.0.0.1:1", {"key": "node.toml", "insecure": True}, Expected(key="insecure")),
 }
 
@@ -314,20 +342,6 @@ def test_wrong_arguments_are_refused(case: str, tmp_path: Path, monkeypatch: pyt
         launcher._check_arguments(Path("node.toml"), Connection(superlink, **options))
 
 
-@pytest.mark.parametrize("name", ["none.toml", 'a "b".toml'])
-def test_a_missing_file_and_a_quoted_path_are_refused(name: str, tmp_path: Path) -> None:
-    if name != "none.toml":
-        (tmp_path / name).write_text("")
-    with raises(ConfigError, path=tmp_path / name):
-        launcher._check_arguments(tmp_path / name, Connection("127.0.0.1:1"))
-
-
-def test_a_taken_port_is_refused(tmp_path: Path) -> None:
-    config = tmp_path / "node.toml"
-    config.write_text("")
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        with raises(ConfigError, port, key="listen"):
-            launcher._check_arguments(config, Connection("127.0.0.1:1", listen=f"127.0.0.1:{port}"))
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with raises(ConfigError, path=tmp_path / "none.toml"):
+        launcher._check_arguments(tmp_path / "none.toml", Connection("127.0.0.1:1"))

@@ -59,48 +59,43 @@ def deployed(
 
 LINK = """
 import os, sys
-if "fleetfit.fleet.warm.supernode" in sys.orig_argv:
+if "--superlink" in sys.orig_argv:
     import contextlib, random, time
-    import flwr.supernode.start_client_internal as inside
-    whole, before, name = inside.http_request_response, [], os.environ["NODE"]
+    from fleetfit.fleet.superlink import SuperLink
+    receive, send, before, name = SuperLink.receive, SuperLink.send, [], os.environ["NODE"]
+    coin = random.Random(name)
     on = lambda: os.path.exists(os.path.join(os.environ["LINKS"], "on"))
     def noted(what, message):
         with open(os.path.join(os.environ["LINKS"], name), "a") as file:
             file.write(f"{what} {message.metadata.group_id}\\n")
-    @contextlib.contextmanager
-    def unreliable(*given, **named):
-        with whole(*given, **named) as (node, receive, send, *rest):
-            coin = random.Random(name)
-            def receiving():
-                found = receive()
-                if on() and found is not None and found[0].metadata.message_type == "train":
-                    noted("asked", found[0])
-                return found
-            def sending(message, tree, runtime):
-                if message.metadata.message_type != "train":
-                    return send(message, tree, runtime)
-                once = os.path.join(os.environ["LINKS"], "once-" + name)
-                if os.path.exists(once):
-                    os.remove(once)
-                    return set(), ""
-                if not on():
-                    return send(message, tree, runtime)
-                time.sleep(1)  # the app's tensors are all here then: a second sending drops those still to come
-                for old in before:  # an answer of an earlier round comes again
-                    noted("again", old[0])
-                    send(*old)
-                before.clear()
-                if coin.random() < 0.5:
-                    noted("lost", message)
-                    return set(), ""
-                if coin.random() < 0.7:  # as after an answer to it that was lost: what it says the second time holds
-                    noted("twice", message)
-                    send(message, tree, runtime)
-                    before.append((message, tree, runtime))
-                noted("sent", message)
-                return send(message, tree, runtime)
-            yield (node, receiving, sending, *rest)
-    inside.http_request_response = unreliable
+    def receiving(self):
+        found = receive(self)
+        if on() and found is not None and found[0].metadata.message_type == "train":
+            noted("asked", found[0])
+        return found
+    def sending(self, message, seconds):
+        if message.metadata.message_type != "train":
+            return send(self, message, seconds)
+        once = os.path.join(os.environ["LINKS"], "once-" + name)
+        if os.path.exists(once):
+            os.remove(once)
+            return
+        if not on():
+            return send(self, message, seconds)
+        for old in before:  # an answer of an earlier round comes again
+            noted("again", old)
+            send(self, old, seconds)
+        before.clear()
+        if coin.random() < 0.5:
+            noted("lost", message)
+            return
+        if coin.random() < 0.7:  # as after an answer to it that was lost: what it says the second time holds
+            noted("twice", message)
+            send(self, message, seconds)
+            before.append(message)
+        noted("sent", message)
+        send(self, message, seconds)
+    SuperLink.receive, SuperLink.send = receiving, sending
 """
 
 
@@ -238,7 +233,7 @@ def test_a_dead_worker_is_replaced_and_late_answers_are_not_used(lab: Deployment
 
 
 def test_a_node_dead_in_its_upload_delays_nothing(lab: Deployment, tmp_path: Path) -> None:
-    """Its SuperNode hangs in the middle of sending, and is then killed: Flower's pull would wait for three minutes."""
+    """It hangs in the middle of sending, and is then killed: Flower's pull would wait for three minutes."""
     evil = tmp_path / "path"
     evil.mkdir()
     (evil / "sitecustomize.py").write_text(STALLS)
@@ -260,22 +255,21 @@ def test_a_node_dead_in_its_upload_delays_nothing(lab: Deployment, tmp_path: Pat
 
 STALLS = """
 import os, sys, time
-if "fleetfit.fleet.warm.supernode" in sys.orig_argv:
-    import flwr.supernode.start_client_internal as inside
-    push = inside.push_object_contents_from_iterable
-    def stalling(contents, *given, **named):
+if "--superlink" in sys.orig_argv:
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    push = FleetHttpClient.PushObject
+    def stalling(self, request):
+        answer = push(self, request)
         if os.path.exists(os.environ["STALL"]):
-            contents = list(contents)
-            push(contents[:1], *given, **named)
             open(os.environ["STALL"] + ".now", "w").close()
             time.sleep(600)
-        return push(contents, *given, **named)
-    inside.push_object_contents_from_iterable = stalling
+        return answer
+    FleetHttpClient.PushObject = stalling
 """
 
 LIES = """
 import itertools, os, sys
-if "fleetfit.fleet.warm.zygote" in sys.orig_argv:
+if "--superlink" in sys.orig_argv:
     import fleetfit.fleet.transport as transport
     told, count = transport.make_reply, os.environ["COUNT"]
     def lying(message, parts):

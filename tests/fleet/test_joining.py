@@ -23,7 +23,7 @@ CLOCK = """
 import datetime, os, time
 off, truth = float(os.environ.get("CLOCK_OFF", 0)), time.time
 time.time = lambda: truth() + off
-if "fleetfit.fleet.warm.supernode" in __import__("sys").orig_argv:
+if "node.py" in __import__("sys").orig_argv:
     import flwr.supercore.date as dates
     now = dates.now
     dates.now = lambda: now() + datetime.timedelta(seconds=off)
@@ -47,13 +47,13 @@ def clocked(lab, seconds):
 
 
 def own_lines(lab, name):
-    """Return what the launcher and its SuperNode said of their own."""
+    """Return what the node has logged."""
     return [line for line in lab.log(name).splitlines() if line.startswith("fleetfit: ")]
 
 
 def test_wrong_clocks_end_the_node(lab):
     """All amounts and directions are in test_connection.py; an hour and more is told in minutes."""
-    nodes = {seconds: lab.node(f"clock{seconds}", lab.key(), clocked(lab, seconds), warm=seconds > 0)
+    nodes = {seconds: lab.node(f"clock{seconds}", lab.key(), clocked(lab, seconds))
              for seconds in (20, -86400)}  # fmt: skip
     for seconds, node in nodes.items():
         assert node.wait(LIMIT_S) == 2, lab.log(f"clock{seconds}")
@@ -89,7 +89,7 @@ def test_wrong_servers_end_the_node(lab):
 def test_a_proxy_that_refuses_is_tried_again(lab):
     with serving(status=403) as proxy:
         environment = {"https_proxy": f"http://127.0.0.1:{proxy}"}
-        node = lab.node("forbidden", lab.new_key(), environment, warm=False)
+        node = lab.node("forbidden", lab.new_key(), environment)
         wait_for(lambda: len(own_lines(lab, "forbidden")) > 1, LIMIT_S, f"it tries again:\n{lab.log('forbidden')}")
         assert node.poll() is None
         node.terminate()
@@ -125,7 +125,7 @@ def test_a_node_joins_when_its_server_comes(lab, tmp_path):
 def test_a_key_that_the_superlink_forgets_ends_the_node(lab):
     """It is unregistered while the node is there."""
     key = lab.key()
-    node = lab.node("forgotten", key, retry_s=1)
+    node = lab.node("forgotten", key, retry_s=8)
     lab.accepted("forgotten")
     number = lab.log("forgotten").split("SuperNode ID: ")[1].split()[0]
     lab._done(["flwr", "supernode", "unregister", number, "lab"])

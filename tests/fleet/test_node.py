@@ -2,15 +2,20 @@
 
 import dataclasses
 import mmap
+import signal
 import stat
+import sys
+import threading
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import tomli_w
 import torch
+import waiting
 from hypothesis import given, settings, strategies as st
 from support import Expected, check_error, raises, run_verb
 from tiny import plain, tiny_federation
@@ -31,6 +36,7 @@ from fleetfit.fleet.certificates import make_certificates, make_node_key
 from fleetfit.fleet.node import MemoryLimit, NodeFiles, answer, get_node
 from fleetfit.fleet.protocol import check_header, compute_digest, pack_message, read_answer
 from fleetfit.fleet.settings import read_settings
+from fleetfit.fleet.worker import NodeWorker, WorkerDeath
 from fleetfit.messages import dump_job, dump_state, pack, unpack
 from fleetfit.rounds import start
 from fleetfit.submodel import dump_prefixes
@@ -380,30 +386,31 @@ def test_untrained_tensors_match_their_digest(tmp_path: Path) -> None:
 # ---- the worker --------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_answers_twice_and_ends_with_its_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import subprocess
-    import sys
-    import time
+@pytest.fixture
+def node_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeWorker]:
+    monkeypatch.setenv("PYTHONPATH", f"{Path.cwd()}:{Path.cwd() / 'tests'}")
+    monkeypatch.setattr(worker, "_ASK_S", 0.1)
+    node_worker = NodeWorker(str(tmp_path / "node.toml"))
+    yield node_worker
+    node_worker.end()
 
-    import psutil
 
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    path = config(tmp_path)
-    asking = "import sys, time; from pathlib import Path; time.sleep(600)"
-    with subprocess.Popen([sys.executable, "-c", asking]) as node:
-        monkeypatch.setattr("os.getppid", lambda: node.pid)
-        monkeypatch.setenv("PYTHONPATH", f"{Path.cwd()}:{Path.cwd() / 'tests'}")
-        first = worker.ask_worker({"header": pack_message(HELLO)}, str(path))
-        began = time.monotonic()
-        assert worker.ask_worker({"header": pack_message(HELLO)}, str(path)) == first and time.monotonic() - began < 2
-        assert read_answer(first)["hello"]["name"] == "pi"
-        places = [p for p in tmp_path.rglob("*") if p.name in ("socket", "log")]
-        assert {stat.S_IMODE(p.parent.stat().st_mode) for p in places} == {0o700}
-        [process] = [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
-        node.kill()
-        node.wait()
-        process.wait(10)
-    assert not [p for p in tmp_path.rglob("*") if p.name == "socket"]
+def hello() -> dict[str, bytearray]:
+    return {"header": bytearray(pack_message(HELLO))}
+
+
+def is_wanted() -> bool:
+    return True
+
+
+def test_a_worker_answers_twice_in_one_process(node_worker: NodeWorker, tmp_path: Path) -> None:
+    config(tmp_path)
+    parts = hello()
+    first = node_worker.ask(parts, is_wanted)
+    assert not parts, "a device may lack the memory for two"
+    process = node_worker._process
+    assert node_worker.ask(hello(), is_wanted) == first and node_worker._process is process
+    assert first is not None and read_answer(first)["hello"]["name"] == "pi"
 
 
 NEVER_THE_FIRST_TIME = """
@@ -420,52 +427,72 @@ def load():
         time.sleep(600)
     return tiny_data()
 """
-ASKING = """
-import os, sys
 
-os.getppid = lambda: int(sys.argv[2])
-from fleetfit.fleet import worker
+
+def test_a_worker_ends_where_its_answer_is_not_wanted(node_worker: NodeWorker, tmp_path: Path) -> None:
+    """As when a run is stopped in the middle of a long job: the next message does not wait for that job."""
+    (tmp_path / "slow.py").write_text(NEVER_THE_FIRST_TIME)
+    config(tmp_path, data={"name": "slow.py:load"})
+    assert node_worker.ask(hello(), lambda: not (tmp_path / "begun").exists()) is None
+    answer = node_worker.ask(hello(), is_wanted)
+    assert answer is not None and read_answer(answer)["hello"]["name"] == "pi"
+
+
+def test_a_worker_that_is_killed_is_replaced(node_worker: NodeWorker, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(NEVER_THE_FIRST_TIME)
+    config(tmp_path, data={"name": "slow.py:load"})
+
+    def kill() -> bool:
+        if (tmp_path / "begun").exists() and node_worker._process is not None:
+            node_worker._process.kill()
+        return True
+
+    with pytest.raises(WorkerDeath) as death:
+        node_worker.ask(hello(), kill)
+    assert death.value.code == -signal.SIGKILL
+    assert node_worker.ask(hello(), is_wanted) is not None
+
+
+def test_a_worker_that_the_node_ends_has_no_answer(node_worker: NodeWorker, tmp_path: Path) -> None:
+    """As at SIGTERM, in another thread."""
+    (tmp_path / "slow.py").write_text(NEVER_THE_FIRST_TIME)
+    config(tmp_path, data={"name": "slow.py:load"})
+    end = threading.Thread(target=lambda: (waiting.wait_until((tmp_path / "begun").exists), node_worker.end()))
+    end.start()
+    assert node_worker.ask(hello(), is_wanted) is None
+    end.join()
+
+
+def test_the_last_line_of_a_worker_that_cannot_start_is_the_reason(
+    node_worker: NodeWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('no such wheel')")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
+    with pytest.raises(WorkerDeath) as death:
+        node_worker.ask(hello(), is_wanted)
+    assert death.value.code == 1 and "no such wheel" in str(death.value)
+    assert "no such wheel" in capfd.readouterr().err, "the node's own log has it, too"
+
+
+NODE = """
+import sys
 from fleetfit.fleet.protocol import pack_message
+from fleetfit.fleet.worker import NodeWorker
 
-header = pack_message({"what": "hello", "asks_budget": 1 > 0, "asks_labels": 1 > 0, "transform": ""})
-sys.stdout.buffer.write(worker.ask_worker({"header": header},
-                                   sys.argv[1]))
+header = pack_message({"what": "hello", "asks_budget": True, "asks_labels": True, "transform": ""})
+NodeWorker(sys.argv[1]).ask({"header": bytearray(header)}, lambda: True)
 """
 
 
-def test_a_worker_stops_when_its_client_app_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when a run is stopped in the middle of a long job: the next message does not wait for that job."""
-    import subprocess
-    import sys
-    import time
-
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+def test_a_worker_ends_with_its_node_in_the_middle_of_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", f"{Path.cwd()}:{Path.cwd() / 'tests'}")
     (tmp_path / "slow.py").write_text(NEVER_THE_FIRST_TIME)
     path = config(tmp_path, data={"name": "slow.py:load"})
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as node:
-        command = [sys.executable, "-c", ASKING, str(path), str(node.pid)]
-        try:
-            with subprocess.Popen(command) as first:
-                while not (tmp_path / "begun").exists():
-                    assert first.poll() is None
-                    time.sleep(0.05)
-                second = subprocess.Popen(command, stdout=subprocess.PIPE)  # waits, since the worker is at work
-                first.kill()
-            output, _ = second.communicate(timeout=240)
-            assert read_answer(output)["hello"]["name"] == "pi"
-        finally:
-            node.kill()
-
-
-def test_a_folder_that_others_can_enter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    (tmp_path / f"fleetfit-{os.getuid()}").mkdir()
-    (tmp_path / f"fleetfit-{os.getuid()}").chmod(0o755)
-    with pytest.raises(RuntimeError, match=f"fleetfit-{os.getuid()}"):
-        worker.ask_worker({}, str(config(tmp_path)))
+    with waiting.running([sys.executable, "-c", NODE, path]) as node:
+        waiting.wait_until((tmp_path / "begun").exists, node)
+        [process] = psutil.Process(node.pid).children()
+        node.kill()
+        process.wait(waiting.LIMIT_S)
 
 
 # ---- the app, keys and certificates ------------------------------------------------------------------------------

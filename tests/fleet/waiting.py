@@ -39,7 +39,7 @@ def stop_run(lab: Deployment, name: str) -> None:
 
 
 def worker_of(lab: Deployment, name: str) -> psutil.Process:
-    """The warm worker of a node: the process that has torch, data and models."""
+    """The worker of a node: the process that has torch, data and models."""
     config = str(lab.folder / name / "node.toml")
     for process in psutil.process_iter(["cmdline"]):
         line = process.info["cmdline"] or []

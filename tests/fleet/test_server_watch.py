@@ -17,7 +17,7 @@ from flwr.proto.runtime_pb2 import PushTaskOutputRequest
 APP = """
 import os, signal, sys
 from types import SimpleNamespace
-from fleetfit.fleet.warm.server_app import report_server_death
+from fleetfit.fleet.server_watch import report_server_death
 
 grid = SimpleNamespace(_addr=sys.argv[1], _token="secret", _insecure=True, _cert=None)
 with report_server_death(grid):

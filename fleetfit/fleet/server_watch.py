@@ -1,8 +1,8 @@
-"""The server app polls often for replies, and a process beside it reports at once if it was killed.
+"""The server app gets its replies soon, and a process beside it reports at once if it was killed.
 
 A server app reports its task's result when it ends. If it is killed (no memory was left, say), Flower notices after a
 minute, for which all nodes work for a server app that has ended. So `report_server_death` starts a small process beside
-it: `python -m fleetfit.fleet.warm.server_app`.
+it: `python -m fleetfit.fleet.server_watch`. Both use names inside Flower, and do nothing where these have changed.
 """
 
 import contextlib
@@ -16,32 +16,18 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from fleetfit.fleet.warm.private_names import GRID, report_failed_task
-
 _TRY_S = 60.0  # to reach a SuperLink that is away; by then Flower has noticed
 _PAUSE_S = 2.0
 _OVER = b"over\n"
 
 
-@contextlib.contextmanager
-def run_warm(grid: Any) -> Iterator[None]:
-    """Run a block of the server app with faster replies, where the installed Flower allows it.
-
-    Args:
-        grid: Flower's grid of the server app.
-    """
-    _poll_often()
-    with report_server_death(grid):
-        yield
-
-
-def _poll_often() -> None:
+def poll_often() -> None:
     """Have Flower poll often for a reply's content, which comes after the reply, if it has that setting.
 
     Flower waits 1 s after the first failed poll, and longer each time: most of the time of a small model's round.
     """
     try:
-        module = importlib.import_module(GRID)
+        module = importlib.import_module("flwr.superlink.grid.http_grid")
     except ImportError:
         return
     pull = getattr(module, "pull_objects", None)
@@ -62,7 +48,7 @@ def report_server_death(grid: Any) -> Iterator[None]:
         return
     task = {"address": address, "token": token, "insecure": bool(getattr(grid, "_insecure", False)),
             "certificates": certificates and certificates.decode("ascii", "replace")}  # fmt: skip
-    command = [sys.executable, "-P", "-m", "fleetfit.fleet.warm.server_app"]
+    command = [sys.executable, "-P", "-m", "fleetfit.fleet.server_watch"]
     quiet = subprocess.DEVNULL
     # A session of its own: a signal to the server app's group must not end this process first.
     reporter = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True)
@@ -80,6 +66,27 @@ def report_server_death(grid: Any) -> Iterator[None]:
         reporter.wait()
 
 
+def _report_failed_task(address: str, token: str, insecure: bool, certificates: str | None) -> None:
+    """Report that a task has failed. The token of a task that has ended is not valid any more: nothing happens.
+
+    Raises:
+        httpx.HTTPError: The report did not arrive.
+    """
+    from flwr.common.constant import SubStatus
+    from flwr.proto.runtime_pb2 import PushTaskOutputRequest
+    from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+    from flwr.supercore.runtime import RuntimeHttpClient
+
+    details = "The server app's process was killed."
+    with RuntimeHttpClient.from_server_address(
+        server_address=address,
+        insecure=insecure,
+        root_certificates=None if certificates is None else certificates.encode(),
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="fleetfit"), RuntimeTokenHttpInterceptor(token)],
+    ) as client:
+        client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=details))
+
+
 def _main() -> None:
     """Read a task from stdin; report that it has failed if stdin is closed without another line."""
     line = sys.stdin.buffer.readline()
@@ -90,7 +97,7 @@ def _main() -> None:
     until = time.monotonic() + _TRY_S
     while time.monotonic() < until:
         try:
-            report_failed_task(**json.loads(line), details="The server app's process was killed.")
+            _report_failed_task(**json.loads(line))
         except httpx.HTTPStatusError:  # the SuperLink knows already
             return
         except httpx.HTTPError:

@@ -1,0 +1,290 @@
+"""A SuperLink as a node sees it: Flower's Fleet API, one call for each step of a message.
+
+A node uses names inside Flower in this module alone, and replaces none of them; `tests/fleet/test_fence.py` lists them.
+A request is repeated while the SuperLink is away. Its other answers are exceptions: `Refusal`, `RunOver`, `Trouble`.
+"""
+
+import contextlib
+import json
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    RegisterNodeFleetRequest,
+    UnregisterNodeFleetRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
+from flwr.proto.node_pb2 import Node
+from flwr.proto.run_pb2 import GetRunRequest
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from fleetfit.errors import format_exception, one_line
+from fleetfit.fleet import transport
+from fleetfit.fleet.certificates import load_node_key
+from fleetfit.fleet.connection import GATEWAY, Connection, Fault, FaultReporter, find_clock_fault
+
+_LEASE_S = 15.0  # the SuperLink counts a node as lost after two of them without a heartbeat
+_BEAT_S = 8.0
+_MISSING_S = 30.0  # that the node waits for the next part of a message
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.2, 5.0  # between two tries to reach the SuperLink
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 0.5  # between two looks for a part that is still being sent
+_NO_KEY, _NOT_ACTIVATED, _RUN_OVER = 2001, 2004, (2007, 2008)  # Flower's codes of errors
+
+
+class Refusal(Exception):
+    """The SuperLink does not admit this node; `fault` says why, and whether waiting cannot help."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.cause)
+        self.fault = fault
+
+
+class RunOver(Exception):
+    """The run of a message has ended."""
+
+
+class Trouble(Exception):
+    """The SuperLink has an error of its own, such as a locked database."""
+
+
+class Incomplete(Exception):
+    """A message did not come whole, or cannot be read."""
+
+
+class _Left(BaseException):
+    """The node has left: no handler of errors keeps its loop alive."""
+
+
+class SuperLink:
+    """The connection to a SuperLink, from `join` to `leave`. `leave` may be called from another thread."""
+
+    def __init__(self, connection: Connection, reporter: FaultReporter) -> None:
+        """Connect to nothing yet.
+
+        Raises:
+            ConfigError: The key cannot be read.
+        """
+        if connection.key is None:
+            private, _ = generate_key_pairs()
+        else:
+            private = load_node_key(connection.key.expanduser())
+        authority = connection.root_certificates
+        self._registers = connection.key is None
+        self._key = public_key_to_bytes(private.public_key())
+        self._reporter = reporter
+        self._client = FleetHttpClient.from_server_address(
+            connection.superlink,
+            connection.insecure,
+            None if authority is None else authority.expanduser().read_bytes(),
+            [RuntimeVersionHttpInterceptor("SuperNode"), NodeAuthHttpInterceptor(private, private.public_key())],
+        )
+        self._node = Node()
+        self._left = threading.Event()
+        self._jitter = random.Random()  # noqa: S311 - so that nodes do not come back all at once
+
+    # ---- from joining to leaving
+
+    def join(self) -> int:
+        """Have the SuperLink admit this node, send heartbeats from now on, and return the node's id.
+
+        Raises:
+            Refusal: It is not admitted.
+            Trouble: The SuperLink has an error.
+        """
+        if self._registers:
+            self._call(self._client.RegisterNode, RegisterNodeFleetRequest(public_key=self._key))
+        request = ActivateNodeRequest(public_key=self._key, heartbeat_interval=_LEASE_S)
+        node = int(self._call(self._client.ActivateNode, request).node_id)
+        self._node = Node(node_id=node)
+        threading.Thread(target=self._beat, daemon=True, name="fleetfit-heartbeat").start()
+        return node
+
+    def leave(self) -> None:
+        """Sign off, if the SuperLink can be reached, and end all requests."""
+        self._left.set()
+        with contextlib.suppress(httpx.HTTPError, ValueError, RuntimeError), self._client:
+            if self._node.node_id:
+                self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
+                if self._registers:
+                    self._client.UnregisterNode(UnregisterNodeFleetRequest(node_id=self._node.node_id))
+
+    def rest(self, seconds: float) -> None:
+        """Wait.
+
+        Raises:
+            _Left: The node has left meanwhile.
+        """
+        if self._left.wait(seconds):
+            raise _Left
+
+    def _beat(self) -> None:
+        """Send heartbeats; what goes wrong here, the next request of the loop meets too."""
+        request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=_LEASE_S)
+        while not self._left.wait(_BEAT_S):
+            with contextlib.suppress(httpx.HTTPError, ValueError, RuntimeError):
+                self._client.SendNodeHeartbeat(request)
+
+    # ---- messages
+
+    def receive(self) -> tuple[Message, Any] | None:
+        """Return the next message, without its content, and the tree of its objects; None if there is none."""
+        answer = self._call(self._client.PullMessages, PullMessagesRequest(node=self._node))
+        if not answer.messages_list:
+            return None
+        return message_from_proto(answer.messages_list[0]), answer.message_object_trees[0]
+
+    def fetch(self, message: Message, tree: Any) -> dict[str, bytearray]:
+        """Return the parts of a message.
+
+        Raises:
+            Incomplete: They did not come whole, or are not parts.
+            RunOver: Its run has ended.
+        """
+        run, contents = message.metadata.run_id, dict[str, bytes]()
+        for each in iterate_object_tree(tree):
+            if each.object_id not in contents:
+                contents[each.object_id] = self._pull(run, each.object_id)
+        # The SuperLink keeps the content of a message that is not confirmed until its run ends.
+        self._call(
+            self._client.ConfirmMessageReceived,
+            ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=tree.object_id),
+        )
+        try:
+            whole: Any = inflate_object_from_contents(tree.object_id, contents)
+            return transport.read_parts(whole)
+        except Exception as error:  # content of a foreign server, in any form
+            raise Incomplete(f"the message cannot be read: {format_exception(error)}") from error
+
+    def _pull(self, run: int, name: str) -> bytes:
+        """Return an object of a message, which the server may still be sending."""
+        began, pause = time.monotonic(), _FIRST_LOOK_S
+        while True:
+            answer = self._call(self._client.PullObject, PullObjectRequest(node=self._node, run_id=run, object_id=name))
+            if answer.object_available:
+                return bytes(answer.object_content)
+            if not answer.object_found or time.monotonic() - began > _MISSING_S:
+                raise Incomplete("the message did not come whole")
+            self.rest(pause)
+            pause = min(2 * pause, _LAST_LOOK_S)
+
+    def send(self, reply: Message, seconds: float) -> None:
+        """Send the reply to a message.
+
+        Args:
+            reply: With content or an error.
+            seconds: How long the node worked for it.
+
+        Raises:
+            RunOver: Its run has ended.
+            Trouble: The SuperLink does not take it.
+        """
+        run = reply.metadata.run_id
+        with no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            objects, announced = get_all_nested_objects(reply), remove_content_from_message(reply)
+            request = PushMessagesRequest(
+                node=self._node,
+                messages_list=[message_to_proto(announced)],
+                message_object_trees=[get_object_tree(reply)],
+                clientapp_runtime_list=[seconds],
+            )
+            answer = self._call(self._client.PushMessages, request)
+            for name in answer.objects_to_push:  # all of them: what is not whole in three minutes is deleted
+                content = PushObjectRequest(node=self._node, run_id=run, session_id=answer.session_id, object_id=name,
+                                            object_content=objects[name].deflate())  # fmt: skip
+                if not self._call(self._client.PushObject, content).stored:
+                    raise Trouble("it did not store a part of an answer")
+
+    def is_running(self, run: int) -> bool:
+        """Return whether a run continues: yes, if the SuperLink has an error."""
+        try:
+            self._call(self._client.GetRun, GetRunRequest(node=self._node, run_id=run))
+        except RunOver:
+            return False
+        except Trouble:
+            return True
+        return True
+
+    # ---- requests
+
+    def _call(self, method: Callable[[Any], Any], request: Any) -> Any:
+        """Send a request until it is answered.
+
+        Raises:
+            Refusal, RunOver, Trouble: By the answer.
+        """
+        pause = _FIRST_PAUSE_S
+        while not self._left.is_set():
+            try:
+                answer = method(request)
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code not in GATEWAY:
+                    raise _explain(error.response) from None
+                failure: Exception = error
+            except httpx.TransportError as error:
+                failure = error
+            except Exception as error:  # a proxy's page in place of an answer, or the client was closed by `leave`
+                failure = error
+                if not self._left.is_set():
+                    raise Trouble(format_exception(error)) from error
+            else:
+                self._reporter.note_success()
+                return answer
+            if self._left.is_set():
+                break
+            fault = self._reporter.note_failure(failure)
+            if fault is not None and fault.lasting and not self._node.node_id:
+                raise Refusal(fault)
+            self.rest(pause * self._jitter.uniform(0.8, 1.2))
+            pause = min(2 * pause, _LAST_PAUSE_S)
+        raise _Left
+
+
+def _explain(response: httpx.Response) -> Exception:
+    """Return what an answer with an error means."""
+    try:
+        code = json.loads(response.text)["code"]
+    except (ValueError, TypeError, KeyError):
+        code = None
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        ahead_s = SYSTEM_TIME_TOLERANCE
+        clock = find_clock_fault(response.headers, ahead_s, TIMESTAMP_TOLERANCE + ahead_s)
+        if clock:
+            return Refusal(Fault(f"This device's clock {clock}", lasting=True))
+        return Refusal(Fault("The SuperLink does not accept this node's signature. Is its key registered?"))
+    if code == _NO_KEY:
+        cause = "The SuperLink admits registered nodes only: give the private key of one, --key FILE."
+        return Refusal(Fault(cause, lasting=True))
+    if code == _NOT_ACTIVATED:
+        return Refusal(
+            Fault(
+                "The SuperLink refuses the key: it is not registered, or its node counts as online, as one that was "
+                "killed does for half a minute. Register it: flwr supernode register KEY.pub SUPERLINK."
+            )
+        )
+    if code in _RUN_OVER:
+        return RunOver()
+    return Trouble(f"HTTP {response.status_code}: {one_line(response.text, 300)}")

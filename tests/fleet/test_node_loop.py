@@ -1,0 +1,328 @@
+"""A node's loop with a fake SuperLink: whatever happens to a message, the next one gets its own reply."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+import httpx
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, no_object_id_recompute
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.task_identity import TaskIdentity
+
+from fleetfit.fleet import node_loop, superlink, transport
+from fleetfit.fleet.connection import Connection, Fault, FaultReporter
+from fleetfit.fleet.superlink import Refusal, SuperLink, Trouble
+from fleetfit.fleet.worker import WorkerDeath
+
+NODE, OLD, NEW = 7, 1, 2  # the node, a run that is stopped, and the next one
+
+
+def error(status: int, code: int = 0, headers: Any = None) -> httpx.HTTPStatusError:
+    request = httpx.Request("POST", "https://superlink")
+    text = json.dumps({"code": code, "detail": "public"}) if code else "locked"
+    return httpx.HTTPStatusError("", request=request, response=httpx.Response(status, text=text, headers=headers))
+
+
+class Server:
+    """What a node asks of a SuperLink, in this process: the methods of Flower's `FleetHttpClient`."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.contents: dict[str, bytes] = {}
+        self.stopped: set[int] = set()
+        self.replies: list[tuple[str, str]] = []  # what was answered, and with what
+        self.on: dict[str, Callable[[], None]] = {}  # called before a method
+        self.pushed: dict[str, bytes] = {}
+        self.announced: Message | None = None
+        self.link: SuperLink
+
+    def put(self, run: int, text: str, whole: bool = True) -> Message:
+        """Have a message for the node."""
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, 1, 1
+        message = transport.make_request(NODE, "query", {"text": text.encode()}, 60.0, 0)
+        return self.put_message(message, whole)
+
+    def put_message(self, message: Message, whole: bool = True) -> Message:
+        message.metadata.__dict__["_message_id"] = message.object_id
+        with no_object_id_recompute():
+            objects = get_all_nested_objects(message)
+            self.contents |= {name: part.deflate() if whole else b"" for name, part in objects.items()}
+        self.messages.append(message)
+        return message
+
+    def __getattr__(self, name: str) -> Any:
+        def call(request: Any) -> Any:
+            self.on.get(name, lambda: None)()
+            if getattr(request, "run_id", None) in self.stopped:
+                raise error(403, 2007)
+            return getattr(self, f"_{name}")(request)
+
+        return call
+
+    def _ActivateNode(self, request: Any) -> Any:
+        return SimpleNamespace(node_id=NODE)
+
+    _RegisterNode = _SendNodeHeartbeat = _GetRun = _DeactivateNode = _UnregisterNode = _ActivateNode
+
+    def _PullMessages(self, request: Any) -> Any:
+        assert request.node.node_id == NODE
+        if not self.messages:
+            self.link._left.set()
+            return SimpleNamespace(messages_list=[])
+        message = self.messages.pop(0)
+        bare = superlink.remove_content_from_message(message)
+        return SimpleNamespace(messages_list=[message_to_proto(bare)], message_object_trees=[get_object_tree(message)])
+
+    def _PullObject(self, request: Any) -> Any:
+        content = self.contents.get(request.object_id)
+        return SimpleNamespace(object_found=content is not None, object_available=bool(content), object_content=content)
+
+    def _ConfirmMessageReceived(self, request: Any) -> None:
+        del self.contents[request.message_object_id]
+
+    def _PushMessages(self, request: Any) -> Any:
+        [tree], [proto] = request.message_object_trees, request.messages_list
+        if proto.metadata.run_id in self.stopped:
+            raise error(403, 2007)
+        self.announced = message_from_proto(proto)
+        names = [each.object_id for each in superlink.iterate_object_tree(tree)]
+        self.missing, self.root = set(names), tree.object_id
+        return SimpleNamespace(objects_to_push=names, session_id="session")
+
+    def _PushObject(self, request: Any) -> Any:
+        self.pushed[request.object_id] = request.object_content
+        self.missing.discard(request.object_id)
+        if not self.missing:
+            whole: Any = inflate_object_from_contents(self.root, dict(self.pushed))
+            text = whole.error.reason if whole.has_error() else bytes(transport.read_parts(whole)["answer"]).decode()
+            self.replies.append((whole.metadata.reply_to_message_id, text))
+        return SimpleNamespace(stored=True)
+
+    def __enter__(self) -> "Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close nothing."""
+
+
+class FakeWorker:
+    """Answers a text with itself; `on` has what happens to some texts."""
+
+    def __init__(self) -> None:
+        self.on: dict[str, Callable[[], None]] = {}
+        self.asked: list[str] = []
+
+    def ask(self, parts: dict[str, bytearray], is_wanted: Callable[[], bool]) -> bytes | None:
+        text = bytes(parts["text"]).decode()
+        self.asked.append(text)
+        self.on.get(text, lambda: None)()
+        return text.encode() if is_wanted() else None
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Server:
+    monkeypatch.setattr(node_loop, "_TROUBLE_S", 0.0)
+    monkeypatch.setattr(superlink, "_FIRST_PAUSE_S", 0.001)
+    server = Server()
+    server.link = SuperLink(Connection("127.0.0.1:1", insecure=True), FaultReporter(lambda: None, lambda _: None))
+    server.link._client = server  # type: ignore[assignment]
+    return server
+
+
+def live(server: Server, worker: Any = None) -> FakeWorker:
+    """Answer all messages that there are."""
+    worker = worker or FakeWorker()
+    server.link.join()
+    with pytest.raises(superlink._Left):
+        node_loop.answer_messages(server.link, worker)
+    return worker
+
+
+def test_each_message_has_its_own_reply(server: Server) -> None:
+    first, second = server.put(OLD, "one"), server.put(NEW, "two")
+    live(server)
+    assert server.replies == [(first.object_id, "one"), (second.object_id, "two")]
+    assert first.object_id not in server.contents, "the SuperLink keeps what is not confirmed"
+    assert server.announced is not None
+    assert server.announced.metadata.src_node_id == NODE and server.announced.metadata.dst_node_id == 1
+
+
+def test_a_run_that_stops_during_a_confirmation(server: Server) -> None:
+    server.put(OLD, "old")
+    new = server.put(NEW, "new")
+    server.on["ConfirmMessageReceived"] = lambda: server.stopped.add(OLD)
+    assert live(server).asked == ["new"]
+    assert server.replies == [(new.object_id, "new")]
+
+
+def test_a_run_that_stops_during_a_job(server: Server) -> None:
+    server.put(OLD, "old")
+    new = server.put(NEW, "new")
+    worker = FakeWorker()
+    worker.on["old"] = lambda: server.stopped.add(OLD)
+    live(server, worker)
+    assert server.replies == [(new.object_id, "new")]
+
+
+def test_a_run_that_stops_before_its_answer_is_sent(server: Server) -> None:
+    server.put(OLD, "old")
+    new = server.put(NEW, "new")
+    server.on["PushMessages"] = lambda: server.stopped.add(OLD)
+    live(server)
+    assert server.replies == [(new.object_id, "new")]
+
+
+def test_a_worker_that_ends_is_an_error_of_its_message(server: Server) -> None:
+    def end() -> None:
+        raise WorkerDeath("signal 9")
+
+    old, new = server.put(OLD, "old"), server.put(OLD, "new")
+    worker = FakeWorker()
+    worker.on["old"] = end
+    live(server, worker)
+    assert server.replies == [(old.object_id, "signal 9"), (new.object_id, "new")]
+
+
+def test_a_message_that_does_not_come_whole(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(superlink, "_MISSING_S", 0.1)
+    partial, new = server.put(OLD, "partial", whole=False), server.put(OLD, "new")
+    gone = server.put(NEW, "gone")
+    del server.contents[gone.object_id]
+    assert live(server).asked == ["new"]
+    assert [name for name, _ in server.replies] == [partial.object_id, new.object_id, gone.object_id]
+    assert "whole" in server.replies[0][1] and "whole" in server.replies[2][1]
+
+
+def test_a_part_that_comes_late_is_waited_for(server: Server) -> None:
+    late = server.put(OLD, "late", whole=False)
+    with no_object_id_recompute():
+        whole = {name: part.deflate() for name, part in get_all_nested_objects(late).items()}
+    timer = threading.Timer(0.2, lambda: server.contents.update(whole))
+    timer.start()
+    live(server)
+    assert server.replies == [(late.object_id, "late")]
+
+
+def test_a_foreign_message_gets_an_error_and_no_worker(server: Server) -> None:
+    server.put(OLD, "text")  # sets the task's identity
+    server.messages.clear()
+    foreign = server.put_message(Message(RecordDict({"job": ConfigRecord({"number": 1})}), NODE, "query"))
+    assert live(server).asked == []
+    [(name, reason)] = server.replies
+    assert name == foreign.object_id and "job" in reason
+
+
+@pytest.mark.parametrize("method", ["PullMessages", "PullObject", "ConfirmMessageReceived"])
+def test_an_error_of_the_superlink_costs_one_message_at_most(method: str, server: Server) -> None:
+    server.put(OLD, "old")
+    new = server.put(OLD, "new")
+
+    def fail() -> None:
+        del server.on[method]
+        raise error(500)
+
+    server.on[method] = fail
+    live(server)
+    assert server.replies[-1] == (new.object_id, "new")
+
+
+def test_an_answer_that_is_not_taken_is_an_error_of_its_message(server: Server) -> None:
+    old, new = server.put(OLD, "old"), server.put(OLD, "new")
+
+    def fail() -> None:
+        del server.on["PushMessages"]
+        raise error(500)
+
+    server.on["PushMessages"] = fail
+    live(server)
+    assert [name for name, _ in server.replies] == [old.object_id, new.object_id]
+    assert "500" in server.replies[0][1] and server.replies[1][1] == "new"
+
+
+def test_a_superlink_that_is_away_is_asked_again(server: Server) -> None:
+    message, failures = server.put(OLD, "text"), [error(503), httpx.ConnectError(""), httpx.ReadTimeout("")]
+
+    def fail() -> None:
+        if failures:
+            raise failures.pop()
+
+    server.on["PushObject"] = fail
+    live(server)
+    assert server.replies == [(message.object_id, "text")] and not failures
+
+
+@pytest.mark.parametrize(("status", "code", "lasting"), [(401, 0, False), (403, 2004, False), (403, 2001, True)])
+def test_refusals_end_the_loop(status: int, code: int, lasting: bool, server: Server) -> None:
+    def fail() -> None:
+        raise error(status, code)
+
+    server.link.join()
+    server.on["PullMessages"] = fail
+    with pytest.raises(Refusal) as refused:
+        node_loop.answer_messages(server.link, FakeWorker())  # type: ignore[arg-type]
+    assert refused.value.fault.lasting is lasting
+
+
+def test_a_wrong_clock_is_a_lasting_fault(server: Server) -> None:
+    import email.utils
+
+    def fail() -> None:
+        raise error(401, headers={"date": email.utils.formatdate(time.time() - 60, usegmt=True)})
+
+    server.on["ActivateNode"] = fail
+    with pytest.raises(Refusal) as refused:
+        server.link.join()
+    assert refused.value.fault.lasting and "60 s" in refused.value.fault.cause
+
+
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_a_lasting_fault_ends_a_node_that_has_not_joined(is_joined: bool, server: Server) -> None:
+    """A certificate that expires is renewed: a node that was admitted waits for that."""
+    left = 3
+
+    def fail() -> None:
+        nonlocal left
+        left -= 1
+        if left > 0:
+            raise httpx.ConnectError("")
+
+    server.link._reporter = FaultReporter(lambda: Fault("expired", lasting=True), lambda _: None)
+    if is_joined:
+        server.link.join()
+        server.on["PullMessages"] = fail
+        assert server.link.receive() is None
+    else:
+        server.on["ActivateNode"] = fail
+        with pytest.raises(Refusal):
+            server.link.join()
+
+
+def test_a_page_in_place_of_an_answer_is_trouble(server: Server) -> None:
+    def fail() -> None:
+        raise ValueError("Invalid protobuf response payload")
+
+    server.on["ActivateNode"] = fail
+    with pytest.raises(Trouble):
+        server.link.join()
+
+
+def test_a_node_that_leaves_signs_off(server: Server) -> None:
+    called = []
+    server.on["DeactivateNode"] = lambda: called.append("deactivated")
+    server.link.leave()
+    assert not called, "it has never joined"
+    server.link._left.clear()
+    server.link.join()
+    server.link.leave()
+    assert called == ["deactivated"]
+    with pytest.raises(superlink._Left):
+        server.link.receive()
