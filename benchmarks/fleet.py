@@ -1,4 +1,4 @@
-"""What a message to a node of a real fleet costs, in three ways of running its work: wall and CPU seconds.
+"""What a message to a node of a real fleet costs, with our node and with Flower's: wall and CPU seconds.
 
 One SuperLink, one node at a time, FedAvg on the digits with a job of a few milliseconds: a round is one message.
 """
@@ -27,29 +27,24 @@ RUN = {
 }  # fmt: skip
 NODE = {"data": {"name": "digits"}, "budget": 1.0}
 WAYS = {
-    "a process for each message imports torch": (True, True),
-    "a process for each message asks a warm worker (Flower's own node)": (True, False),
-    "a fork for each message asks a warm worker (`fleetfit flower node`)": (False, False),
+    "a process for each message imports torch (Flower's own node)": True,
+    "one worker answers all messages (`fleetfit flower node`)": False,
 }
-# Our client app does the work itself where torch is there: so each of Flower's processes pays for it.
-_IMPORTS = "import sys\nif any('flwr-clientapp' in part for part in sys.orig_argv):\n    import torch\n"
 
 
 def figures(options: Options) -> Iterator[Figure]:
     """Measure each way in turn, once; the figures are medians over the messages after the first two."""
-    for name, (plain, alone) in WAYS.items():
+    for name, plain in WAYS.items():
         with tempfile.TemporaryDirectory(prefix="fleet-") as place:
-            wall, cpu = measured(Path(place), plain, alone)
+            wall, cpu = measured(Path(place), plain)
         yield amount(f"{name}, from sending to the reply", wall, "s", detail=f"{cpu:.2f} CPU s on the node")
 
 
-def measured(place: Path, plain: bool, alone: bool) -> tuple[float, float]:
+def measured(place: Path, plain: bool) -> tuple[float, float]:
     """Return median wall seconds of a message, and mean CPU seconds of the node's processes."""
-    (place / "path").mkdir()
-    (place / "path" / "sitecustomize.py").write_text(_IMPORTS if alone else "")
     with Deployment(place / "lab", {"node": NODE}) as lab:
         lab.register("node")
-        node = lab.start_node("node", plain, {"PYTHONPATH": str(place / "path")})
+        node = lab.start_node("node", plain)
         run = lab.start_run("app", RUN, out=str(place / "run"))
         spent = []
         for wanted in (2, ROUNDS - 1):
@@ -65,15 +60,10 @@ def measured(place: Path, plain: bool, alone: bool) -> tuple[float, float]:
 def _cpu_s(process: psutil.Process) -> float:
     """Return the CPU seconds of a process, of its descendants that live, and of those that it has seen end."""
     total = 0.0
-    for each in [process, *process.children(recursive=True), *_workers()]:
+    for each in [process, *process.children(recursive=True)]:
         try:
             times = each.cpu_times()
         except psutil.NoSuchProcess:
             continue
         total += times.user + times.system + times.children_user + times.children_system
     return total
-
-
-def _workers() -> list[psutil.Process]:
-    """Return warm workers, which are no descendants of the node."""
-    return [p for p in psutil.process_iter(["cmdline"]) if "fleetfit.fleet.worker" in (p.info["cmdline"] or [])]
