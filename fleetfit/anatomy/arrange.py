@@ -72,8 +72,8 @@ def _explain(growing: Growing, reason: NotRead, groups: str = "") -> ModelError:
     moving = " and ".join(f'"{axis}"' for axis in growing.growth[name, d])
     more = f" (and {len(growing.open) - 1} more)" if len(growing.open) > 1 else ""
     return ModelError(
-        f'"{name}", dimension {d} of size {growing.sizes[name, d]}{more} moves with {moving}, and a forward pass does '
-        f"not show the order of its places: {reason}.{groups or f' {reason.advice}'}",
+        f'"{name}", dimension {d} of size {growing.sizes[name, d]}{more} moves with {moving}, and '
+        f"a forward pass does not show the order of its places: {reason}.{groups or f' {reason.advice}'}",
         key="model",
     )
 
