@@ -169,7 +169,6 @@ def test_a_missing_extra_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Monke
     [
         ("pyarrow", ["data.path=rows.csv"]),
         ("pyarrow", ["data.path=rows.parquet"]),
-        ("scipy", ["model.name=net.py:Net"]),
         ("sklearn", ["fleet.groups=[" + ", ".join(f"{{budget = {i / 20}}}" for i in range(1, 21)) + "]"]),
     ],
 )
@@ -181,10 +180,6 @@ def test_a_core_package_that_the_demo_leaves_out_is_a_sentence(
         monkeypatch.setitem(sys.modules, name, None)
     Path("rows.csv").write_text("a,label\n" + "1,x\n2,y\n" * 40)
     Path("rows.parquet").write_bytes(b"PAR1")
-    Path("net.py").write_text(
-        "from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self):\n        super().__init__(\n"
-        "            nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))\n"
-    )
     result = run_verb("run", *(word for key in keys for word in ("--set", key)), code=2)
     assert module in result.err and 'pip install "fleetfit"' in result.err
     assert result.err.count("\n") == 1 and "internal error" not in result.err

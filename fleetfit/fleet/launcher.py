@@ -150,7 +150,7 @@ class _Node:
         self._reporter = FaultReporter(
             lambda: find_fault(connection), lambda cause: _LOG.warning("%s The node keeps trying.", cause)
         )
-        self._link = SuperLink(connection, self._reporter)
+        self._link: SuperLink | None = SuperLink(connection, self._reporter)
 
     def run(self) -> int:
         """Join and answer messages, again for a while where the SuperLink refuses the node; return the exit code."""
@@ -161,10 +161,13 @@ class _Node:
         while True:
             began = time.monotonic()
             try:
-                node = self._link.join()
-                sys.stderr.write(make_printable(f"Joined {self._connection.superlink}. SuperNode ID: {node}\n"))
-                sys.stderr.flush()
-                answer_messages(self._link, self.worker)
+                link = self._link = self._link or SuperLink(self._connection, self._reporter)
+                node = link.join()
+                until = 0.0
+                with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                    sys.stderr.write(make_printable(f"Joined {self._connection.superlink}. SuperNode ID: {node}\n"))
+                    sys.stderr.flush()
+                answer_messages(link, self.worker)
             except Refusal as refusal:
                 now = time.monotonic()
                 until = now + _RETRY_S if not until or now - began > _RETRY_S else until
@@ -178,11 +181,12 @@ class _Node:
                     _LOG.error("%s", fault.cause)
                     return _FAULT
                 _LOG.warning("The node fails (%s). Next try in %.0f s.", format_exception(error), _PAUSE_S)
-            self._link.leave()
+            self.leave()
+            self._link = None
             time.sleep(_PAUSE_S)
-            self._link = SuperLink(self._connection, self._reporter)
 
     def leave(self) -> int:
         """Sign off from the SuperLink."""
-        self._link.leave()
+        if (link := self._link) is not None:
+            link.leave()
         return 0

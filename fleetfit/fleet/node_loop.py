@@ -1,10 +1,12 @@
 """A node's life: receive a message, have the worker answer it, send the reply.
 
 One message at a time, so that no reply can belong to another message. Nothing of a message is left when its run has
-ended, and a message that cannot be answered gets an error as its reply.
+ended. A message that cannot be answered gets an error as its reply; one that the SuperLink has trouble to give
+is forgotten, and the server asks for it again.
 """
 
 import logging
+import math
 import time
 from typing import Any
 
@@ -18,7 +20,7 @@ from fleetfit.fleet.worker import NodeWorker, WorkerDeath
 _LOG = logging.getLogger("fleetfit")
 
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.1, 3.0  # between two looks for a message: a quarter of the time without one
-_TROUBLE_S = 1.0
+_TROUBLE_S, _MAX_TROUBLE_S = 1.0, 60.0  # pauses after errors of the SuperLink, which double
 _FAILED = 2  # Flower's code of an error of the client app
 
 
@@ -28,10 +30,11 @@ def answer_messages(link: SuperLink, worker: NodeWorker) -> None:
     Raises:
         Refusal: It does.
     """
-    idle_s = 0.0
+    idle_s, trouble_s = 0.0, _TROUBLE_S
     while True:
         try:
             received = link.receive()
+            trouble_s = _TROUBLE_S
             if received is None:
                 pause = min(max(_MIN_PAUSE_S, idle_s / 4), _MAX_PAUSE_S)
                 link.rest(pause)
@@ -40,8 +43,11 @@ def answer_messages(link: SuperLink, worker: NodeWorker) -> None:
             idle_s = 0.0
             _answer(*received, link, worker)
         except Trouble as trouble:
-            _LOG.warning("The SuperLink has an error (%s); the node continues.", trouble)
-            link.rest(_TROUBLE_S)
+            _LOG.warning(
+                "The SuperLink, or a proxy before it, has an error (%s); see its log. The node continues.", trouble
+            )
+            link.rest(trouble_s)
+            trouble_s = min(2 * trouble_s, _MAX_TROUBLE_S)
 
 
 def _answer(message: Message, tree: Any, link: SuperLink, worker: NodeWorker) -> None:
@@ -51,7 +57,9 @@ def _answer(message: Message, tree: Any, link: SuperLink, worker: NodeWorker) ->
         try:
             parts = link.fetch(message, tree)
             trace("whole", name)
-            content = worker.ask(parts, lambda: link.is_running(run))
+            # after its time a reply to a job is refused; a question may wait for data that are loaded
+            until = math.inf if message.metadata.message_type == "query" else began + message.metadata.ttl
+            content = worker.ask(parts, lambda: time.monotonic() < until and link.is_running(run))
             if content is None:
                 raise RunOver
             trace("answered", name)
@@ -66,7 +74,7 @@ def _answer(message: Message, tree: Any, link: SuperLink, worker: NodeWorker) ->
             link.send(_make_error(message, f"its answer could not be sent: {trouble}"), time.monotonic() - began)
         trace("sent", name)
     except RunOver:
-        trace("given up", name, "its run has ended")
+        trace("given up", name, "its run, or its time, has ended")
 
 
 def _make_error(message: Message, reason: str) -> Message:

@@ -41,7 +41,7 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fleetfit.errors import format_exception, one_line
+from fleetfit.errors import ConfigError, format_exception, one_line
 from fleetfit.fleet import transport
 from fleetfit.fleet.certificates import load_node_key
 from fleetfit.fleet.connection import GATEWAY, Connection, Fault, FaultReporter, find_clock_fault
@@ -50,6 +50,7 @@ _LEASE_S = 15.0  # the SuperLink counts a node as lost after two of them without
 _BEAT_S = 8.0
 _MISSING_S = 30.0  # that the node waits for the next part of a message
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.2, 5.0  # between two tries to reach the SuperLink
+_PUSHES = 3  # times that a reply is announced
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 0.5  # between two looks for a part that is still being sent
 _NO_KEY, _NOT_ACTIVATED, _RUN_OVER = 2001, 2004, (2007, 2008)  # Flower's codes of errors
 
@@ -85,7 +86,7 @@ class SuperLink:
         """Connect to nothing yet.
 
         Raises:
-            ConfigError: The key cannot be read.
+            ConfigError: The key cannot be read, or the proxy of the environment cannot be used.
         """
         if connection.key is None:
             private, _ = generate_key_pairs()
@@ -95,12 +96,19 @@ class SuperLink:
         self._registers = connection.key is None
         self._key = public_key_to_bytes(private.public_key())
         self._reporter = reporter
-        self._client = FleetHttpClient.from_server_address(
-            connection.superlink,
-            connection.insecure,
-            None if authority is None else authority.expanduser().read_bytes(),
-            [RuntimeVersionHttpInterceptor("SuperNode"), NodeAuthHttpInterceptor(private, private.public_key())],
-        )
+        root = None if authority is None else authority.expanduser().read_bytes()
+        try:
+            self._client = FleetHttpClient.from_server_address(
+                connection.superlink,
+                connection.insecure,
+                root,
+                [RuntimeVersionHttpInterceptor("SuperNode"), NodeAuthHttpInterceptor(private, private.public_key())],
+            )
+        except (ImportError, ValueError) as error:  # httpx's, of a proxy in the environment
+            raise ConfigError(
+                f"a proxy that the environment names cannot be used: {one_line(error, 300)} Unset it, or add the "
+                "SuperLink to no_proxy."
+            ) from None
         self._node = Node()
         self._left = threading.Event()
         self._jitter = random.Random()  # noqa: S311 - so that nodes do not come back all at once
@@ -144,7 +152,7 @@ class SuperLink:
         """Send heartbeats; what goes wrong here, the next request of the loop meets too."""
         request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=_LEASE_S)
         while not self._left.wait(_BEAT_S):
-            with contextlib.suppress(httpx.HTTPError, ValueError, RuntimeError):
+            with contextlib.suppress(Exception):
                 self._client.SendNodeHeartbeat(request)
 
     # ---- messages
@@ -168,10 +176,9 @@ class SuperLink:
             if each.object_id not in contents:
                 contents[each.object_id] = self._pull(run, each.object_id)
         # The SuperLink keeps the content of a message that is not confirmed until its run ends.
-        self._call(
-            self._client.ConfirmMessageReceived,
-            ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=tree.object_id),
-        )
+        confirmation = ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=tree.object_id)
+        with contextlib.suppress(Trouble):
+            self._call(self._client.ConfirmMessageReceived, confirmation)
         try:
             whole: Any = inflate_object_from_contents(tree.object_id, contents)
             return transport.read_parts(whole)
@@ -211,12 +218,24 @@ class SuperLink:
                 message_object_trees=[get_object_tree(reply)],
                 clientapp_runtime_list=[seconds],
             )
-            answer = self._call(self._client.PushMessages, request)
-            for name in answer.objects_to_push:  # all of them: what is not whole in three minutes is deleted
-                content = PushObjectRequest(node=self._node, run_id=run, session_id=answer.session_id, object_id=name,
-                                            object_content=objects[name].deflate())  # fmt: skip
-                if not self._call(self._client.PushObject, content).stored:
-                    raise Trouble("it did not store a part of an answer")
+            for _ in range(_PUSHES):
+                answer = self._call(self._client.PushMessages, request)
+                left = list(answer.objects_to_push)  # all of them: what is not whole in three minutes is deleted
+                while left and self._push(run, answer.session_id, left[-1], objects[left[-1]]):
+                    left.pop()
+                if not left:
+                    return
+        raise Trouble("it did not store a part of an answer")
+
+    def _push(self, run: int, session: str, name: str, part: Any) -> bool:
+        """Push an object of a reply; return whether it was stored now.
+
+        One whose confirmation was lost is not stored again: the reply, announced once more, says what is missing.
+        """
+        content = PushObjectRequest(
+            node=self._node, run_id=run, session_id=session, object_id=name, object_content=part.deflate()
+        )
+        return bool(self._call(self._client.PushObject, content).stored)
 
     def is_running(self, run: int) -> bool:
         """Return whether a run continues: yes, if the SuperLink has an error."""

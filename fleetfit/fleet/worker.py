@@ -66,11 +66,15 @@ class NodeWorker:
             is_wanted: Called every 15 s until the answer is there.
 
         Raises:
-            WorkerDeath: It ended while it worked.
+            WorkerDeath: It could not start, or ended while it worked.
         """
         if self._process is None or self._process.poll() is not None:
             self.end()
-            self._start()
+            try:
+                self._start()
+            except OSError as error:
+                raise WorkerDeath(f"the node's worker could not start: {error}") from None
+        process = self._process
         try:
             send_parts(self._pipe, parts)
             parts.clear()
@@ -78,6 +82,9 @@ class NodeWorker:
                 if not is_wanted():
                     self.end()
                     return None
+                # a process of the worker's own may keep the pipe open when it has died
+                if process is not None and process.poll() is not None and not self._pipe.poll(0):
+                    raise EOFError
             return self._pipe.recv_bytes()
         except (EOFError, OSError):
             if self._process is None:
@@ -85,13 +92,19 @@ class NodeWorker:
             death = self._explain_death(self._process)
             self.end()
             raise death from None
+        except BaseException:  # its answer would be read as that of the next message
+            self.end()
+            raise
 
     def end(self) -> None:
         """End the process, if there is one; another thread that waits for an answer gets None."""
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
-            process.wait()
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # with processes of its own
+            with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in a driver does not die at once
+                process.wait(_END_S)
             self._pipe.close()
 
     def _start(self) -> None:
@@ -127,7 +140,7 @@ class NodeWorker:
         try:
             code = process.wait(_END_S)
         except subprocess.TimeoutExpired:
-            return WorkerDeath("the node's worker takes no message.")
+            return WorkerDeath("the node's worker closed its pipe or takes no message, and was ended.")
         self._output.join(_END_S)
         how = f"signal {-code}: it was killed, or had no memory left." if code < 0 else f"exit code {code}."
         last = f" Its last line: {one_line(self._last_line, 500)}" if self._last_line else ""
@@ -169,6 +182,7 @@ def main(descriptor: str, config: str) -> None:
         content = answer(config, parts)
         del parts
         pipe.send_bytes(content)
+        del content  # the memory of the next job
 
 
 def _read(pipe: Connection, inbox: "queue.SimpleQueue[dict[str, bytes]]") -> None:

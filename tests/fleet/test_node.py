@@ -2,6 +2,7 @@
 
 import dataclasses
 import mmap
+import os
 import signal
 import stat
 import sys
@@ -451,6 +452,43 @@ def test_a_worker_that_is_killed_is_replaced(node_worker: NodeWorker, tmp_path: 
         node_worker.ask(hello(), kill)
     assert death.value.code == -signal.SIGKILL
     assert node_worker.ask(hello(), is_wanted) is not None
+
+
+def test_a_worker_that_is_not_heard_answers_no_later_message(node_worker: NodeWorker, tmp_path: Path) -> None:
+    """As when the SuperLink refuses the node in the middle of a job."""
+    (tmp_path / "slow.py").write_text(NEVER_THE_FIRST_TIME.replace("600", "2"))
+    config(tmp_path, data={"name": "slow.py:load"})
+
+    def refuse() -> bool:
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        node_worker.ask(hello(), refuse)
+    answer = node_worker.ask({"header": bytearray(b"not a header")}, is_wanted)
+    assert answer is not None and "refused" in read_answer(answer)
+
+
+def test_a_killed_worker_whose_process_keeps_the_pipe_is_noticed(node_worker: NodeWorker, tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    (tmp_path / "slow.py").write_text(
+        NEVER_THE_FIRST_TIME.replace("import time", "import os, time").replace(
+            "        time",
+            "        os.fork() or Path(__file__).with_name('child').write_text(str(os.getpid()))\n        time",
+        )
+    )
+    config(tmp_path, data={"name": "slow.py:load"})
+
+    def kill() -> bool:
+        if child.exists() and child.read_text() and node_worker._process is not None:
+            os.kill(node_worker._process.pid, signal.SIGKILL)
+        return True
+
+    try:
+        with pytest.raises(WorkerDeath) as death:
+            node_worker.ask(hello(), kill)
+        assert death.value.code == -signal.SIGKILL
+    finally:
+        os.kill(int(child.read_text()), signal.SIGKILL)
 
 
 def test_a_worker_that_the_node_ends_has_no_answer(node_worker: NodeWorker, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
+from fleetfit.errors import ConfigError
 from fleetfit.fleet import node_loop, superlink, transport
 from fleetfit.fleet.connection import Connection, Fault, FaultReporter
 from fleetfit.fleet.superlink import Refusal, SuperLink, Trouble
@@ -41,8 +42,12 @@ class Server:
         self.stopped: set[int] = set()
         self.replies: list[tuple[str, str]] = []  # what was answered, and with what
         self.on: dict[str, Callable[[], None]] = {}  # called before a method
+        self.after: dict[str, Callable[[], None]] = {}  # called when it is done, before its answer arrives
+        self.reply_of: dict[str, str] = {}  # the reply to a message: a second one is refused
         self.pushed: dict[str, bytes] = {}
         self.announced: Message | None = None
+        self.missing: set[str] = set()
+        self.root = ""
         self.link: SuperLink
 
     def put(self, run: int, text: str, whole: bool = True) -> Message:
@@ -64,7 +69,9 @@ class Server:
             self.on.get(name, lambda: None)()
             if getattr(request, "run_id", None) in self.stopped:
                 raise error(403, 2007)
-            return getattr(self, f"_{name}")(request)
+            answer = getattr(self, f"_{name}")(request)
+            self.after.get(name, lambda: None)()
+            return answer
 
         return call
 
@@ -95,10 +102,15 @@ class Server:
             raise error(403, 2007)
         self.announced = message_from_proto(proto)
         names = [each.object_id for each in superlink.iterate_object_tree(tree)]
-        self.missing, self.root = set(names), tree.object_id
-        return SimpleNamespace(objects_to_push=names, session_id="session")
+        if self.reply_of.setdefault(self.announced.metadata.reply_to_message_id, tree.object_id) != tree.object_id:
+            return SimpleNamespace(objects_to_push=[], session_id="session")
+        if tree.object_id != self.root:
+            self.missing, self.root = set(names), tree.object_id
+        return SimpleNamespace(objects_to_push=sorted(self.missing), session_id="session")
 
     def _PushObject(self, request: Any) -> Any:
+        if request.object_id not in self.missing:
+            return SimpleNamespace(stored=False)
         self.pushed[request.object_id] = request.object_content
         self.missing.discard(request.object_id)
         if not self.missing:
@@ -260,6 +272,30 @@ def test_a_superlink_that_is_away_is_asked_again(server: Server) -> None:
     assert server.replies == [(message.object_id, "text")] and not failures
 
 
+@pytest.mark.parametrize("method", ["PushMessages", "PushObject"])
+def test_an_answer_is_sent_once_where_a_confirmation_is_lost(method: str, server: Server) -> None:
+    message, new = server.put(OLD, "text"), server.put(OLD, "new")
+
+    def lose() -> None:
+        del server.after[method]
+        raise httpx.ReadTimeout("")
+
+    server.after[method] = lose
+    live(server)
+    assert server.replies == [(message.object_id, "text"), (new.object_id, "new")]
+
+
+def test_a_job_beyond_its_time_is_not_waited_for(server: Server) -> None:
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = OLD, 1, 1
+    job = transport.make_request(NODE, "train", {"text": b"job"}, 0.2, 0)
+    server.put_message(job)
+    new = server.put(OLD, "new")
+    worker = FakeWorker()
+    worker.on["job"] = lambda: time.sleep(0.3)
+    assert live(server, worker).asked == ["job", "new"]
+    assert server.replies == [(new.object_id, "new")]
+
+
 @pytest.mark.parametrize(("status", "code", "lasting"), [(401, 0, False), (403, 2004, False), (403, 2001, True)])
 def test_refusals_end_the_loop(status: int, code: int, lasting: bool, server: Server) -> None:
     def fail() -> None:
@@ -326,3 +362,12 @@ def test_a_node_that_leaves_signs_off(server: Server) -> None:
     assert called == ["deactivated"]
     with pytest.raises(superlink._Left):
         server.link.receive()
+
+
+@pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "socks://127.0.0.1:1"])
+def test_a_proxy_that_cannot_be_used_is_an_error(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("all_proxy", proxy)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError):
+        SuperLink(Connection("192.0.2.1:1", insecure=True), FaultReporter(lambda: None, lambda _: None))
