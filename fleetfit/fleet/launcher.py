@@ -164,7 +164,7 @@ class _Node:
                 link = self._link = self._link or SuperLink(self._connection, self._reporter)
                 node = link.join()
                 until = 0.0
-                with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                with contextlib.suppress(OSError, ValueError):  # the terminal is gone
                     sys.stderr.write(make_printable(f"Joined {self._connection.superlink}. SuperNode ID: {node}\n"))
                     sys.stderr.flush()
                 answer_messages(link, self.worker)
