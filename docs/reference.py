@@ -44,8 +44,8 @@ for a round at four levels without a failed job. {refused} refused, with the rea
 - **Exits** count the network's own classifier.
 - **Levels** are the shares of the parameters that four levels took for budgets of 1/8, 1/4, 1/2 and 1.
 - **CPU s** is the time to derive and prove on one core.
-- Most are small forms of what a package offers. HuBERT and Wav2Vec2 are without masks of time (`mask_time_prob=0.0`): HuBERT's
-  mask is a parameter that only training uses, and is refused.
+- HuBERT and Wav2Vec2 are without masks of time (`mask_time_prob=0.0`): HuBERT's mask is a parameter that only training
+  uses, and is refused.
 - `Encoder` and `Columns`, in `tests/bed/networks.py`, put a classifier on an encoder and pass numbers of a table on.
 """
 
