@@ -17,6 +17,7 @@ from sampling import one_of_each, some_quick
 from support import Expected, raises
 from tiny import spec_of
 from torch import Tensor, nn
+from zoo import CLASSES, Made
 
 import fleetfit as ff
 from fleetfit import names
@@ -193,6 +194,25 @@ def test_ssf_is_its_formula() -> None:
         0, 3, 1, 2
     )
     torch.testing.assert_close(module.get_submodule(name)(images), expected_pixels)
+
+
+class Normalized(nn.Module):
+    """A classifier of one exit that normalizes its samples by buffers of its own."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.body, self.fc = nn.Linear(6, hidden), nn.Linear(hidden, 3)
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("std", torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(torch.relu(self.body((x - self.mean) / self.std)))
+
+
+def test_a_classifier_before_buffers_is_trained() -> None:
+    architecture = frozen(Made({"hidden": Axis(8), "classes": CLASSES}, lambda s: Normalized(s["hidden"]), (6,)))
+    names_ = ("body.weight", "fc.weight", "fc.bias", "mean", "std")
+    assert [name for name in names_ if architecture.trains(name)] == ["fc.weight", "fc.bias"]
 
 
 # ---- cut by width and depth -------------------------------------------------

@@ -214,7 +214,7 @@ def find_classifiers(architecture: Architecture) -> frozenset[str]:
     classifiers = frozenset(name for name in whole.tensors if places[name][1] is not None)
     if classifiers or len(exits) > 1:
         return classifiers
-    names, prefix = list(whole.tensors), ""
+    names, prefix = [name for name, (_, is_parameter) in whole.tensors.items() if is_parameter], ""
     while len(parts := dict.fromkeys(name.removeprefix(prefix).partition(".")[0] for name in names)) == 1:
         prefix += f"{next(iter(parts))}."
     prefix += next(reversed(parts))
