@@ -114,6 +114,19 @@ def four_groups() -> Made:
     return family({"wide": Axis(4)}, forward, layers, (1, 6, 6))
 
 
+def fixed_groups() -> Made:
+    """Two groups of a convolution over channels of the sample; the axis is the outputs of one."""
+    return family(
+        {"wide": Axis(6)},
+        lambda net, x: net.fc(net.conv(x).relu().mean((2, 3))),
+        lambda s: {
+            "conv": nn.Conv2d(4, 2 * s["wide"], 3, padding=1, groups=2),
+            "fc": nn.Linear(2 * s["wide"], s["classes"]),
+        },
+        (4, 5, 5),
+    )
+
+
 def looped() -> Made:
     """Pairs of channels, one after the other in a loop, so that each one more takes more operations."""
 
@@ -141,6 +154,7 @@ BY_HAND = {
         ("attention.in_proj_weight", 0): (S("wide"),) * 12,
         ("attention.in_proj_weight", 1): (S("wide"),) * 4,
     }),
+    "fixed groups": (fixed_groups, {("conv.weight", 0): (S("wide"),) * 2, ("fc.weight", 1): (S("wide"),) * 2}),
     "looped": (looped, {("up.weight", 0): (S("pairs", per=2),), ("fc.weight", 1): (S("pairs", per=2),)}),
 }  # fmt: skip
 

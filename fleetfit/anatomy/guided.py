@@ -176,6 +176,10 @@ class GuidedPass(LabeledPass):
     def _connect_groups(
         self, channels: Sequence[Labels], inner: Sequence[Labels], outer: Sequence[Labels], groups: int
     ) -> None:
+        if not channels and not inner:  # the input is fixed: members come and go
+            for w in outer:
+                self.tie(w.reshape(groups, -1), 0)
+            return
         if not any(len(w) > 1 for w in inner):  # groups come and go
             super()._connect_groups(channels, inner, outer, groups)
             return
