@@ -130,7 +130,7 @@ def test_channel_norms_take_full_numbers() -> None:
 
 
 def test_a_wrong_layout_given_by_hand_is_refused() -> None:
-    """The layout is what is checked, not the declarations: take a right one and lie about one tensor."""
+    """The layout is what is checked: take a right one and lie about one tensor."""
     architecture = normed()
     layout = infer_layout(architecture)
     fixed = replace(layout.tensors["norm.bias"], dims=((type(layout.tensors["norm.bias"].dims[0][0])(None, 8),),))

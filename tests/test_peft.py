@@ -234,7 +234,7 @@ def test_the_layout_of_a_tuned_bert_is_proven(name: str) -> None:
     proven(mode(name, texts()), (7,), (1, 3))
 
 
-def test_lora_follows_declarations() -> None:
+def test_lora_follows_orders_that_a_pass_shows() -> None:
     """With fixed heads the output projection is stacked along its input: A's columns are."""
     architecture = lora(small("fixed"), rank=2, targets=("*.out", "*.in_proj", "*.fc2"))
     proven(architecture, (1, 8, 8), (1, 3))

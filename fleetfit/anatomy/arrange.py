@@ -150,7 +150,7 @@ class _Reader:
         """Run the passes that follow some axes, and tag the units of dimensions that growth explains."""
         axes = self.growing.axes
         rng = make_torch_rng("arrange")
-        with isolate_rng(torch.device("cpu")), torch.no_grad(), on_host():
+        with isolate_rng(torch.device("cpu"), 0), torch.no_grad(), on_host():
             x = make_input(self.architecture, self.input_shape, _BATCH, rng)
             module = self._build(self.sizes)
             if self.is_guided:

@@ -1,6 +1,6 @@
 """Layouts of models of many kinds, equal segment by segment to those that their authors once wrote down.
 
-`layouts.json` has a digest of each, make when dimensions and ties were declared in the models. Rewrite it with
+`layouts.json` has a digest of each, made when dimensions and ties were declared in the models. Rewrite it with
 `python tests/golden/test_layouts.py` after a deliberate change of a model.
 """
 
