@@ -127,6 +127,19 @@ def fixed_groups() -> Made:
     )
 
 
+def crossed() -> Made:
+    """An outer product, flattened: any order of the first layer's free places is right that the head has, too."""
+
+    def forward(net: nn.Module, x: Tensor) -> Tensor:
+        return net.head((net.la(x)[:, :, None] * net.lb(x)[:, None]).flatten(1))
+
+    def layers(s: Sizes) -> dict[str, nn.Module]:
+        a, b = s["a"], s["b"]
+        return {"la": nn.Linear(5, 2 * a), "lb": nn.Linear(5, b), "head": nn.Linear(2 * a * b, s["classes"])}
+
+    return family({"a": Axis(6), "b": Axis(4)}, forward, layers)
+
+
 def looped() -> Made:
     """Pairs of channels, one after the other in a loop, so that each one more takes more operations."""
 
@@ -155,6 +168,9 @@ BY_HAND = {
         ("attention.in_proj_weight", 1): (S("wide"),) * 4,
     }),
     "fixed groups": (fixed_groups, {("conv.weight", 0): (S("wide"),) * 2, ("fc.weight", 1): (S("wide"),) * 2}),
+    "crossed": (crossed, {
+        ("la.weight", 0): (S("a", per=2),), ("head.weight", 1): (S("a", within=(S("b"), S("b"))),)
+    }),
     "looped": (looped, {("up.weight", 0): (S("pairs", per=2),), ("fc.weight", 1): (S("pairs", per=2),)}),
 }  # fmt: skip
 

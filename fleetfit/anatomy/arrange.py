@@ -123,14 +123,14 @@ class _Reader:
         """
         growth = self.growing.growth
         result: dict[Dimension, Segments] = {}
-        view = self._run(self._list_axes(self.growing.open))
+        view = self._run(self._list_axes(self.growing.open), {})
         for dim in self.growing.open:
             try:
                 result[dim] = self._check(dim, list(self._parse(view, view.list_units(dim), growth[dim])))
             except NotRead:
                 continue
         left = [dim for dim in self.growing.open if dim not in result]
-        views = {axis: self._run([axis]) for axis in self._list_axes(left)}
+        views = {axis: self._run([axis], result) for axis in self._list_axes(left)}
         for dim in left:
             result[dim] = self._check(
                 dim, list(self._parse_stretches(dim, {axis: views[axis] for axis in growth[dim]}))
@@ -146,8 +146,8 @@ class _Reader:
             raise NotRead("what it shows of a smaller model has another size in the full one")
         return tuple(segments)
 
-    def _run(self, followed: Sequence[str]) -> _View:
-        """Run the passes that follow some axes, and tag the units of dimensions that growth explains."""
+    def _run(self, followed: Sequence[str], read: Mapping[Dimension, Segments]) -> _View:
+        """Run the passes that follow some axes, and tag units of dimensions that growth or another pass explains."""
         axes = self.growing.axes
         rng = make_torch_rng("arrange")
         with isolate_rng(torch.device("cpu"), 0), torch.no_grad(), on_host():
@@ -160,12 +160,15 @@ class _Reader:
                 labeled = LabeledPass(module, x)
                 run_labeled(module, x, labeled)
         view = _View(labeled)
-        for dim, segments in self.growing.known.items():
-            axis = segments[0].axis
-            if axis is not None and axis in followed:
-                members = 1 if segments[0].per_granule else axes[axis].granule
-                for place, unit in enumerate(view.list_units(dim)):
-                    view.tags.setdefault(unit, (axis, place // members))
+        for dim, segments in {**self.growing.known, **read}.items():
+            units, start = view.list_units(dim), 0
+            for segment in segments:
+                n = segment.length(axes, self.sizes)
+                if segment.axis in followed and not segment.within:
+                    members = 1 if segment.per_granule else axes[segment.axis].granule * segment.per
+                    for i, unit in enumerate(units[start : start + n]):
+                        view.tags.setdefault(unit, (segment.axis, i // members))
+                start += n
         return view
 
     def _build(self, sizes: Sizes) -> nn.Module:
