@@ -163,11 +163,11 @@ class _Reader:
         for dim, segments in {**self.growing.known, **read}.items():
             units, start = view.list_units(dim), 0
             for segment in segments:
-                n = segment.length(axes, self.sizes)
-                if segment.axis in followed and not segment.within:
-                    members = 1 if segment.per_granule else axes[segment.axis].granule * segment.per
+                n, axis = segment.length(axes, self.sizes), segment.axis
+                if axis is not None and axis in followed and not segment.within:
+                    members = 1 if segment.per_granule else axes[axis].granule * segment.per
                     for i, unit in enumerate(units[start : start + n]):
-                        view.tags.setdefault(unit, (segment.axis, i // members))
+                        view.tags.setdefault(unit, (axis, i // members))
                 start += n
         return view
 
