@@ -8,15 +8,16 @@ Products of axes are read from one pass for each axis.
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from fleetfit.anatomy.architecture import Architecture, make_input
 from fleetfit.anatomy.growth import Growing, Growth, fits
-from fleetfit.anatomy.guided import NotRead, on_host, run_guided, run_labeled
+from fleetfit.anatomy.guided import NotRead, run_guided, run_labeled
 from fleetfit.anatomy.hints import explain_errors, find_fixed_groups
+from fleetfit.anatomy.kernels import plain_kernels
 from fleetfit.anatomy.labels import LabeledPass
 from fleetfit.anatomy.weight_norms import settle_norms
 from fleetfit.errors import ModelError, format_cause
@@ -58,7 +59,7 @@ def arrange(
         except Exception as error:  # a forward that does not run at these sizes may fail in any way
             reason = NotRead(f"forward fails with {format_cause(error, typed=True).rstrip('.')}")
     module = build(full)
-    with on_host(), torch.no_grad(), explain_errors(architecture, input_shape):
+    with plain_kernels(), explain_errors(architecture, input_shape):
         module.eval()(make_input(architecture, input_shape, _BATCH, make_torch_rng("arrange")))
     dims: dict[str, list[Segments]] = {}
     for (name, _), segments in growing.known.items():
@@ -78,24 +79,17 @@ def _explain(growing: Growing, reason: NotRead, groups: str = "") -> ModelError:
     )
 
 
-@dataclass
 class _View:
-    """What one pass tells.
+    """The units of a pass: which are fixed, and by unit its axis and granule (`tags`)."""
 
-    Attributes:
-        labeled: The pass.
-        tags: By unit its axis and granule.
-    """
-
-    labeled: LabeledPass
-    tags: dict[int, tuple[str, int]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._units, self._fixed = self.labeled.find_units()
+    def __init__(self, labeled: LabeledPass) -> None:
+        self._ranges, (self._units, self._fixed) = labeled.ranges, labeled.find_units()
+        self.tags: dict[int, tuple[str, int]] = {}
+        labeled.release()
 
     def list_units(self, dim: Dimension) -> list[int]:
         """Return the unit of each place of a dimension."""
-        labels = self.labeled.ranges.get(dim, range(0))
+        labels = self._ranges.get(dim, range(0))
         units: list[int] = self._units[labels.start : labels.stop].tolist()
         return units
 
@@ -150,7 +144,7 @@ class _Reader:
         """Run the passes that follow some axes, and tag units of dimensions that growth or another pass explains."""
         axes = self.growing.axes
         rng = make_torch_rng("arrange")
-        with isolate_rng(torch.device("cpu"), 0), torch.no_grad(), on_host():
+        with isolate_rng(torch.device("cpu"), 0), plain_kernels():
             x = make_input(self.architecture, self.input_shape, _BATCH, rng)
             module = self._build(self.sizes)
             if self.is_guided:

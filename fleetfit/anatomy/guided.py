@@ -5,19 +5,16 @@ Labels are put only on dimensions of parameters that grow, and are kept only alo
 along others all places go together. So heads or groups of a fixed number keep what is inside of them apart.
 """
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from fleetfit.anatomy.kernels import plain_kernels, track_modules
+from fleetfit.anatomy.kernels import track_modules
 from fleetfit.anatomy.known_values import iter_tensors
 from fleetfit.anatomy.labels import CalledOperations, LabeledPass, Labels, Reason, list_tensors, vary
 from fleetfit.errors import format_cause
-from fleetfit.machine import tensor_defaults
 
 Shape = tuple[int, ...]
 
@@ -81,13 +78,6 @@ def run_labeled(module: nn.Module, x: Tensor, labeled: LabeledPass) -> None:
             module.eval()(x)
 
 
-@contextlib.contextmanager
-def on_host() -> Iterator[None]:
-    """Run modules on the host, by operations that a mode sees."""
-    with tensor_defaults("cpu", torch.float32), plain_kernels():
-        yield
-
-
 class _ShapeRecording(CalledOperations):
     """Records the operations of a run; `detach` is PyTorch's own, of what a factory made, and not in every run."""
 
@@ -115,6 +105,8 @@ class GuidedPass(LabeledPass):
     Attributes:
         at: The number of operations so far.
     """
+
+    _keeps_tables = False
 
     def __init__(self, module: nn.Module, x: Tensor, larger: Mapping[str, Shape], records: Sequence[_Record]) -> None:
         self._larger, self._records, self.at = larger, records, 0
@@ -156,18 +148,6 @@ class GuidedPass(LabeledPass):
                 self.tie(labels, d)
                 labels = labels.narrow(d, 0, 1)
         return labels
-
-    def _merge(self, operands: Iterable[Sequence[Labels]]) -> list[Labels]:
-        merged: list[Labels] = []
-        for one in (one for labels in operands for one in labels):
-            overlapping = [i for i, other in enumerate(merged) if vary(other) & vary(one)]
-            for i in overlapping:
-                self.unite(merged[i], one)
-            if not overlapping:
-                merged.append(one)
-            elif all(len(vary(one)) > len(vary(merged[i])) for i in overlapping):
-                merged[overlapping[0]] = one
-        return merged
 
     def _tie_groups(self, table: Labels) -> None:
         groups_grow = self._records[self.at - 1].shapes[1][1] != len(table)

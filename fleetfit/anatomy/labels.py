@@ -118,6 +118,8 @@ class LabeledPass(CalledOperations):
         vocabulary: Rows of the table in which the samples are looked up; 0 for other samples.
     """
 
+    _keeps_tables = True  # a table of inner places stays whole, see `_merge`
+
     def __init__(self, module: nn.Module, x: Tensor, choices: Sequence[int] | None = None) -> None:
         super().__init__()
         self.flattened: list[list[np.ndarray]] = []
@@ -265,7 +267,7 @@ class LabeledPass(CalledOperations):
                 overlapping = [i for i, other in enumerate(merged) if vary(other) & vary(one)]
                 for i in overlapping:
                     small, large = sorted((merged[i], one), key=lambda labels: len(vary(labels)))
-                    if vary(small) < vary(large) and min(vary(large)) not in vary(small):
+                    if self._keeps_tables and vary(small) < vary(large) and min(vary(large)) not in vary(small):
                         # a table of inner places, the same at each outer place (a norm per head): it stays whole
                         self.fix(small)
                         for d in vary(small):

@@ -309,7 +309,7 @@ class FleetSection(Section):
         availability: When clients are connected; always by default.
         links: Faults of links; none by default.
         reports_labels: Whether clients report to the server how many samples of each class they have.
-        groups: The budget classes. Of the default ones the smallest go that no level of a network of one's own fits.
+        groups: The budget classes. Default budgets below every sub-model of a plain module are dropped.
     """
 
     cost: str = "parameters"

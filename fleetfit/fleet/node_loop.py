@@ -1,8 +1,8 @@
 """A node's life: receive a message, have the worker answer it, send the reply.
 
 One message at a time, so that no reply can belong to another message. Nothing of a message is left when its run has
-ended. A message that cannot be answered gets an error as its reply; one that the SuperLink has trouble to give
-is forgotten, and the server asks for it again.
+ended. A message that cannot be answered gets an error as its reply. A message that the SuperLink fails to deliver is
+dropped, and the server asks for it again.
 """
 
 import logging

@@ -123,15 +123,13 @@ def plan_problem(
 def _plan_budgets(
     experiment: Experiment, population: Population, problem: Problem, method: Method
 ) -> tuple[Experiment, DeviceBudgets, Targets, tuple[Level, ...]]:
-    """Plan for the budgets of the fleet. Of the default ones those go that are below all sub-models of an own network.
+    """Plan levels for the fleet's budgets. Default budgets below every sub-model of a plain module are dropped.
 
     Raises:
         PlanError: No levels fit the budgets.
     """
 
-    def plan(
-        experiment: Experiment,
-    ) -> tuple[Experiment, DeviceBudgets, Targets, tuple[Level, ...]]:
+    def plan(experiment: Experiment) -> tuple[Experiment, DeviceBudgets, Targets, tuple[Level, ...]]:
         budgets = population.find_budgets(experiment.fleet, problem, make_conditions(experiment, population.largest))
         targets = (
             build_targets(experiment.fleet, budgets, problem.architecture.blocks)
@@ -323,7 +321,7 @@ def _count_clients(count: int) -> str:
 
 
 def describe_default_budgets(chosen: FleetSection, fleet: FleetSection) -> list[str]:
-    """Say which of the default budgets a run has left out, of which no sub-model is as small."""
+    """Return a note on the default budgets that `_plan_budgets` dropped."""
     absent = len(fleet.groups) - len(chosen.groups)
     if not absent:
         return []
