@@ -18,7 +18,7 @@ depends on, such as the biases of keys, are listed: their layout cannot be prove
 import contextlib
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +47,7 @@ from fleetfit.anatomy.proof.masked import (
 )
 from fleetfit.anatomy.proof.permutation import check_permutations
 from fleetfit.errors import ModelError, join_some
-from fleetfit.machine import isolate_torch_state
+from fleetfit.machine import isolate_torch_state, one_thread
 from fleetfit.seeds import isolate_rng, make_torch_rng
 from fleetfit.submodel import Submodel
 
@@ -239,16 +239,10 @@ def _compare_levels(full: FullModel, levels: Sequence[Submodel], now: Callable[[
         way = cut.way
 
 
-@contextlib.contextmanager
-def _limit_threads(layout: Layout) -> Iterator[None]:
+def _limit_threads(layout: Layout) -> contextlib.AbstractContextManager[None]:
     """Compute small models on one thread: more threads take longer, most so on a busy machine."""
-    before = torch.get_num_threads()
-    if sum(map(math.prod, layout.shapes({}, layout.exits).values())) < _SMALL:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    is_small = sum(map(math.prod, layout.shapes({}, layout.exits).values())) < _SMALL
+    return one_thread() if is_small else contextlib.nullcontext()
 
 
 def _make_key(architecture: Any, layout: Layout | None, levels: Sequence[Submodel], more: tuple[int, ...]) -> Any:
