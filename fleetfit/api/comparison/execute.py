@@ -323,7 +323,7 @@ class _Executor:
         """Report a run to the caller; return the function to call with its rounds."""
         changes = self.data.add(planned.title, run)
         self.data.add_resumed(planned.title, run)
-        if changes and not run.finished:
+        if changes:
             run._notes = (*run.notes, changes)
         on_round = None if self._on_run is None else self._on_run(planned.title, number, count, run)
 
