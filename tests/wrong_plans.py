@@ -1,7 +1,8 @@
 """A generator of wrong plans of derived models, which drive builder and layout alike, so that shapes still fit.
 
 Each is a right plan with a mistake: other segments of a dimension, of all dimensions like it, or of all with these
-segments; numbers that mean something else; units that are too fine; an axis under two names; tensors in a wrong block.
+segments; numbers that mean something else; units that are too fine; an axis under two names; tensors in a wrong block;
+exits that read other channels or sit elsewhere.
 """
 
 import itertools
@@ -43,7 +44,7 @@ def list_wrong_plans(right: DerivedPlan) -> Iterator[WrongPlan]:
     seen, axes = {str(right.to_payload())}, _list_used_axes(right)
     for wrong in itertools.chain(
         _misread_dimensions(right), _turn(right), _misread_numbers(right), _refine(right), _untie(right),
-        _misplace(right), _misread_exits(right), _forget_order(right),
+        list_wrong_depths(right), _forget_order(right),
     ):  # fmt: skip
         content, used = str(wrong.plan.to_payload()), _list_used_axes(wrong.plan)
         is_tie = used < axes  # an axis that is taken for another one everywhere: nothing is wrong with that
@@ -229,6 +230,16 @@ def _misread_exits(right: DerivedPlan) -> Iterator[WrongPlan]:
         for kind, segments in () if point.is_own else _misread(point.segments, right.axes):
             exits = (*right.exits[:i], replace(point, segments=segments), *right.exits[i + 1 :])
             yield WrongPlan("channels of an exit", f"{point.module}, {kind}: {segments}", replace(right, exits=exits))
+
+
+def list_wrong_depths(right: DerivedPlan) -> Iterator[WrongPlan]:
+    """Yield the plans with a tensor in a wrong block, or with one wrong exit."""
+    yield from _misplace(right)
+    yield from _misread_exits(right)
+    for one, other in itertools.pairwise(right.exits):
+        for a, b, kind in ((one, other, "an exit one block early"), (other, one, "an exit one block late")):
+            exits = tuple(replace(point, module=a.module) if point == b else point for point in right.exits)
+            yield WrongPlan(kind, f"{b.module}: {a.module}", replace(right, exits=exits))
 
 
 def _forget_order(right: DerivedPlan) -> Iterator[WrongPlan]:

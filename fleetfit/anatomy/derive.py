@@ -19,7 +19,7 @@ from fleetfit.anatomy import Architecture, Layout
 from fleetfit.anatomy.copies import build_without_numbers as build_without_numbers, copy_instance as copy_instance
 from fleetfit.anatomy.derived import (
     DerivedArchitecture as DerivedArchitecture,
-    check_same_as_instance,
+    check_full_model,
     find_mismatch,
 )
 from fleetfit.anatomy.exits import find_exits, find_tail
@@ -36,7 +36,7 @@ from fleetfit.anatomy.numbers import Trials
 from fleetfit.anatomy.observe import Observation, list_aliases, observe
 from fleetfit.anatomy.padding import list_masks as list_masks
 from fleetfit.anatomy.plan import DerivedPlan as DerivedPlan
-from fleetfit.anatomy.proof import LayoutReport, check_layout, check_levels, make_reporter
+from fleetfit.anatomy.proof import LayoutReport, check_layout, check_levels, make_reporter, make_sample_levels
 from fleetfit.anatomy.units import CLASSES, Units
 from fleetfit.errors import ModelError, did_you_mean, format_cause, quote_some
 from fleetfit.machine import isolate_torch_state
@@ -90,7 +90,7 @@ def derive_architecture(
         for plan in trials.list_plans(_MAX_CHOICES):  # each is found when the one before it fails
             now(f"the proof of plan {len(errors) + 1}")
             try:
-                derived = _prove(net, replace(plan, **depth).rename_axes(names), example, say, samples)
+                derived = prove_plan(net, replace(plan, **depth).rename_axes(names), example, say, samples)
             except ModelError as error:
                 errors.append(error)
             else:
@@ -161,21 +161,31 @@ def prove_layout(
     return check_layout(architecture, layout, levels, input_shape=input_shape, say=say)
 
 
-def _prove(
+def prove_plan(
     net: nn.Module,
     plan: DerivedPlan,
     example: Tensor,
-    say: Callable[[str], None] | None,
-    samples: Tensor | None,
+    say: Callable[[str], None] | None = None,
+    samples: Tensor | None = None,
 ) -> DerivedArchitecture:
-    """Return the architecture of a plan.
+    """Prove a plan with all its exits and depths; return its architecture.
+
+    Args:
+        net: The instance.
+        plan: Its plan.
+        example: At least two samples [batch, ...].
+        say: Called with each step of a long proof.
+        samples: Samples for the proof; by default noise is drawn.
 
     Raises:
         ModelError: Its full model is not the instance, or a level would compute something else.
     """
     architecture = DerivedArchitecture(net, plan, samples=samples)
-    check_same_as_instance(architecture, example)
-    architecture.report = check_layout(architecture, input_shape=tuple(example.shape[1:]), say=say)
+    check_full_model(architecture, example)
+    layout = architecture.find_layout(architecture.positions, frozenset())
+    levels = [Submodel(level.channels, layout.exits) for level in make_sample_levels(architecture, layout)]
+    shape = tuple(example.shape[1:])
+    architecture.report = check_layout(architecture, layout, levels, input_shape=shape, say=say)
     return architecture
 
 
@@ -213,7 +223,7 @@ def _fails_alone(
     net: nn.Module, plan: DerivedPlan, axes: Sequence[str], example: Tensor, samples: Tensor | None
 ) -> bool:
     try:
-        _prove(net, plan.keep_axes({*axes, CLASSES}), example, None, samples)
+        prove_plan(net, plan.keep_axes({*axes, CLASSES}), example, samples=samples)
     except ModelError:
         return True
     return False

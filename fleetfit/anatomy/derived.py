@@ -1,7 +1,8 @@
 """The architecture that is derived from an instance."""
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -17,6 +18,7 @@ from fleetfit.anatomy import (
     State,
     TensorLayout,
     batch_norms,
+    explain_errors,
     get_length,
     list_vectors,
     named_tensors,
@@ -32,6 +34,7 @@ from fleetfit.anatomy.plan import DerivedPlan, ExitPoint, Segments
 from fleetfit.anatomy.proof import LayoutReport
 from fleetfit.anatomy.units import CLASSES
 from fleetfit.errors import ModelError, join_some, quote_some, truncate
+from fleetfit.seeds import isolate_rng
 
 _NUMBER = re.compile(r"(?<![\w:])\d+(?![\w])")  # but lines of code, as in net.py:12
 _MAX_LISTED = 3
@@ -126,7 +129,7 @@ class DerivedArchitecture(Architecture):
         """Block counts after which a classifier may sit; the last is the instance's own classifier."""
         return tuple(range(1, self.blocks + 1))
 
-    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> nn.Module:
+    def build(self, axes: Mapping[str, int], exits: tuple[int, ...]) -> ModuleWithExits:
         """Return a level with these units of each axis and classifiers after these block counts.
 
         Raises:
@@ -137,7 +140,7 @@ class DerivedArchitecture(Architecture):
                 raise ModelError(
                     f'axis "{axis}" has {self.plan.axes[axis]} units in the instance, not {size}.', key=axis
                 )
-        net = copy_level(self.net, self.plan, axes, self._list_absent(exits[-1]))
+        net = copy_level(self.net, self.plan, axes, self.list_absent(exits[-1]))
         for name, parameter in net.named_parameters():
             if name in self.plan.unused:
                 parameter.requires_grad_(False)
@@ -171,7 +174,7 @@ class DerivedArchitecture(Architecture):
             base: Names of tensors that are never trained and are not sent.
         """
         norms, vectors = batch_norms(self.net).keys() - self.plan.kept, list_vectors(self.net)
-        absent, aliases = self._list_absent(exits[-1]), list_aliases(self.net)
+        absent, aliases = self.list_absent(exits[-1]), list_aliases(self.net)
         parts: dict[bool, dict[str, TensorLayout]] = {True: {}, False: {}}
         for name, tensor, is_parameter in named_tensors(self.net):
             owner, _, leaf = name.rpartition(".")
@@ -254,8 +257,8 @@ class DerivedArchitecture(Architecture):
         dims = {"norm.weight": (inner,), "norm.bias": (inner,), "fc.weight": (classes, inner), "fc.bias": (classes,)}
         return {f"heads.{e}.{name}": some for name, some in dims.items()}
 
-    def _list_absent(self, last: int) -> frozenset[str]:
-        """Return the tensors behind an exit."""
+    def list_absent(self, last: int) -> frozenset[str]:
+        """Return the instance's tensors that a level which ends at an exit lacks."""
         return frozenset(name for name, block in self.plan.blocks.items() if block >= last)
 
     @cached_property
@@ -279,23 +282,54 @@ def _generalize(name: str) -> str:
     return _NUMBER.sub("*", name)
 
 
-def check_same_as_instance(architecture: DerivedArchitecture, example: torch.Tensor) -> None:
-    """Compare the full model with the instance, bit for bit.
+def check_full_model(architecture: DerivedArchitecture, example: torch.Tensor) -> None:
+    """Compare the full model with the instance, bit for bit, and check that no exit reads what lies behind it.
+
+    Tensors that a level which ends at an exit lacks are not numbers until the exit has its logits: one pass for all.
 
     Raises:
-        ModelError: They differ.
+        ModelError: It computes other logits, or an exit reads such a tensor.
     """
-    net = copy_instance(architecture.net).eval()
-    full = architecture.build(architecture.plan.axes, (architecture.blocks,)).eval()
-    with torch.no_grad():
-        expected = get_logits(call_instance(net, example, architecture.plan.mask))
-        logits = full(example)[-1]
-    if not torch.equal(expected, logits):
-        raise ModelError(
-            f"a copy of the {type(net).__name__} computes other logits than the instance. Its forward depends on "
-            "something that is not copied, such as a random number or a global variable.",
-            key="model",
-        )
+    instance, plan = copy_instance(architecture.net).eval(), architecture.plan
+    with isolate_rng(example.device, 0):  # new classifiers are drawn
+        full = architecture.build(plan.axes, architecture.positions).eval()
+    net: nn.Module = full.net
+    tensors = dict(list_tensors(net))
+    behind = [architecture.list_absent(e) for e in architecture.positions]
+
+    def set_tensors(names: Iterable[str], make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        for name in names:
+            part, _, leaf = name.rpartition(".")
+            setattr(net.get_submodule(part), leaf, make(tensors[name]))
+
+    def compare(i: int, exit_logits: torch.Tensor) -> bool:
+        if not torch.equal(exit_logits, logits[i]):
+            where = plan.exits[i].module if i < len(plan.exits) else "the classifier"
+            raise ModelError(
+                f"the exit after {where} reads tensors that a level which ends there lacks. Name others in exits.",
+                key="derive.exits",
+            )
+        set_tensors(behind[i] - behind[min(i + 1, len(behind) - 1)], lambda tensor: tensor)
+        return False
+
+    with torch.no_grad(), explain_errors(architecture, example.shape[1:]):
+        out = call_instance(instance, example, plan.mask)
+        expected = out if plan.exits and plan.exits[0].is_own else [get_logits(out)]
+        logits = full(example)
+        if not all(map(torch.equal, expected, logits[-len(expected) :])):
+            raise ModelError(
+                f"a copy of the {type(instance).__name__} computes other logits than the instance. Its forward depends "
+                "on something that is not copied, such as a random number or a global variable.",
+                key="model",
+            )
+        set_tensors(behind[0], _make_unknown)
+        full.visit_exits(example, compare)
+
+
+def _make_unknown(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of this shape without numbers, or of zeros where these are whole."""
+    filled = torch.tensor(math.nan if tensor.is_floating_point() else 0).to(tensor).expand(tensor.shape)
+    return nn.Parameter(filled, requires_grad=False) if isinstance(tensor, nn.Parameter) else filled
 
 
 def find_mismatch(net: nn.Module, plan: DerivedPlan) -> str:

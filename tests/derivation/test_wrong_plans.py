@@ -1,5 +1,6 @@
 """No wrong plan of a derived model that computes something else passes the proof."""
 
+import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,12 +9,10 @@ import pytest
 import torch
 from bed import Entry
 from support.derivation import derive
-from torch import Tensor
-from wrong_plans import TWIN, draw_wrong_plans, list_wrong_plans, measure_harm
+from torch import Tensor, nn
+from wrong_plans import TWIN, WrongPlan, draw_wrong_plans, list_wrong_depths, list_wrong_plans, measure_harm
 
-from fleetfit.anatomy.derive import DerivedArchitecture
-from fleetfit.anatomy.derived import check_same_as_instance
-from fleetfit.anatomy.proof import check_layout
+from fleetfit.anatomy.derive import DerivedArchitecture, derive_architecture, prove_plan
 from fleetfit.errors import ModelError
 from fleetfit.layout import Segment
 
@@ -40,16 +39,18 @@ def try_wrong_plans(name: str, count: int, seed: int) -> Counter[str]:
     outcomes: Counter[str] = Counter()
     for i, wrong in enumerate(draw_wrong_plans(right.plan, count, seed)):
         outcomes["tried"] += 1
-        architecture = DerivedArchitecture(right.net, wrong.plan)
-        try:
-            check_same_as_instance(architecture, entry.example())
-            check_layout(architecture, input_shape=tuple(entry.example().shape[1:]))
-        except ModelError:
-            outcomes["refused"] += 1
-            continue
-        harm = measure_harm(wrong.plan, right.plan, right.net, make_samples(entry, i), i)
-        outcomes["accepted, and right" if harm < NEGLIGIBLE else f"HARM {wrong.kind}: {wrong.what}"] += 1
+        outcomes[try_plan(wrong, right, entry.example(), make_samples(entry, i), i)] += 1
     return outcomes
+
+
+def try_plan(wrong: WrongPlan, right: DerivedArchitecture, example: Tensor, samples: Tensor, seed: int) -> str:
+    """Return what becomes of a wrong plan in words, which begin with HARM if it passes and computes something else."""
+    try:
+        prove_plan(right.net, wrong.plan, example)
+    except ModelError:
+        return "refused"
+    harm = measure_harm(wrong.plan, right.plan, right.net, samples, seed)
+    return "accepted, and right" if harm < NEGLIGIBLE else f"HARM {wrong.kind}: {wrong.what}"
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -69,6 +70,69 @@ def test_no_harmful_plan_of_many_passes(name: str, record_property: Callable[[st
     print(dict(outcomes))
     assert outcomes["tried"] == COUNT
     assert outcomes["refused"] >= COUNT // 4
+    assert not [outcome for outcome in outcomes if outcome.startswith("HARM")]
+
+
+# ---- nets of nine exits --------------------------------------------------------------------------------------------
+
+
+class Chain(nn.Module):
+    """Nine layers of one size, each with an axis of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(5, 8), nn.Linear(8, 3)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(9))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Shuffled(nn.Module):
+    """A block as in ShuffleNet: one half passes, and the channels of both halves take turns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(4)
+        self.inner, self.outer = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, padding=1, groups=4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        passed, changed = self.stem(x).chunk(2, 1)
+        x = torch.cat((passed, self.norm(self.outer(torch.relu(self.inner(changed))))), 1)
+        return x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+
+
+class Shuffles(nn.Module):
+    """Nine of these blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(1, 8, 3), nn.Linear(8, 3)
+        self.blocks = nn.ModuleList(Shuffled() for _ in range(9))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("net", "shape"), [(Chain, (5,)), (Shuffles, (1, 6, 6))])
+def test_no_wrong_exit_or_depth_of_nine_passes(
+    net: Callable[[], nn.Module], shape: tuple[int, ...], count: int | None
+) -> None:
+    torch.manual_seed(0)
+    samples = torch.randn(4, *shape)
+    right = derive_architecture(net().eval(), samples)
+    assert right.blocks == 9
+    plans = list(list_wrong_depths(right.plan))
+    random.Random(0).shuffle(plans)
+    outcomes = Counter(try_plan(wrong, right, samples[:2], samples, i) for i, wrong in enumerate(plans[:count]))
+    assert outcomes["refused"] >= 2
     assert not [outcome for outcome in outcomes if outcome.startswith("HARM")]
 
 
@@ -114,7 +178,7 @@ def test_heads_in_the_wrong_order_are_refused() -> None:
     wrong = replace(right.plan, segments={**right.plan.segments, **dims})
     assert measure_harm(wrong, right.plan, right.net, make_samples(entry, 0), 0) > 1e-3
     with pytest.raises(ModelError):
-        check_layout(DerivedArchitecture(right.net, wrong), input_shape=tuple(entry.example().shape[1:]))
+        prove_plan(right.net, wrong, entry.example())
 
 
 def test_plans_are_wrong_in_many_ways() -> None:
