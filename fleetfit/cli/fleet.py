@@ -15,7 +15,7 @@ from fleetfit.cli.arguments import (
     path_argument,
     path_option,
 )
-from fleetfit.errors import ConfigError, MissingExtra
+from fleetfit.errors import ConfigError, MissingExtra, RunError
 
 app = typer.Typer(
     no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]},
@@ -111,6 +111,61 @@ def node(
     if check_process.returncode:
         raise typer.Exit(check_process.returncode)
     raise typer.Exit(run_node(file.resolve(), Connection(superlink, ca, key, insecure)))
+
+
+@app.command()
+def approve(
+    file: Annotated[Path, path_argument(parse_input_file, "The node's configuration (TOML).")],
+    fingerprint: Annotated[str, typer.Argument(help="Of a run; its first digits are enough. Default: list runs.")] = "",
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="Withdraw the approval of the run.")] = False,
+) -> None:
+    """Approve a run that waits for the owner of this node, or list the runs. Takes effect at the next message."""
+    import tomli_w
+
+    from fleetfit.cli import output
+    from fleetfit.config.dump import make_plain
+    from fleetfit.fleet.policy import Approvals
+    from fleetfit.fleet.settings import read_settings
+
+    settings = read_settings(file)
+    approvals = Approvals(Path(settings.folder))
+    if withdraw:
+        output.print_line(f"Withdrawn: {approvals.withdraw(fingerprint)}.")
+    elif fingerprint:
+        found, terms = approvals.approve(fingerprint)
+        output.print_line(tomli_w.dumps(make_plain(terms)))
+        output.print_line(f"Approved: {found}.")
+    else:
+        for line in approvals.format_lines():
+            output.print_line(line)
+        if settings.policy is None or not settings.policy.approval:
+            output.print_line("This node takes part in any run: [policy] approval is not set.")
+
+
+@app.command()
+def log(
+    file: Annotated[Path, path_argument(parse_input_file, "The node's configuration (TOML).")],
+    heads: Annotated[
+        Path | None, path_option(parse_input_file, "node_logs.jsonl of the server's run folder, to compare with.")
+    ] = None,
+    last: Annotated[int, typer.Option(min=0, help="Lines to show.")] = 20,
+) -> None:
+    """Show a node's log, and verify its chain of hashes: requests, decisions, and what left the node."""
+    from fleetfit.cli import output
+    from fleetfit.fleet.node_log import FILE, find_wrong_heads, format_entry, read_heads, read_log
+    from fleetfit.fleet.settings import read_settings
+
+    settings = read_settings(file)
+    path = Path(settings.folder) / FILE
+    entries, head = read_log(path)
+    for entry in entries[-last:] if last else ():
+        output.print_line(format_entry(entry))
+    output.print_line(f"{len(entries)} lines, each follows from the one before. Hash of the last: {head}.")
+    if heads is not None:
+        kept = read_heads(heads, settings.name)
+        if wrong := find_wrong_heads(path, kept):
+            raise RunError(f"{path} is not the log that the server knows. {' '.join(wrong[:3])}", path=path)
+        output.print_line(f"The server's {len(kept)} heads agree.")
 
 
 @app.command()

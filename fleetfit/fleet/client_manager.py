@@ -53,7 +53,7 @@ class Setup:
     """What every node must know before its first job.
 
     Attributes:
-        header: For messages of kind setup, base and job: run, problem, method, base, cost.
+        header: For messages of kind setup, base and job: run, terms, problem, method, base, cost, privacy.
         base: The packed tensors that are never trained; empty where there are none.
     """
 
@@ -67,7 +67,8 @@ class ClientManager:
 
     Attributes:
         transport: Messages out, replies in.
-        questions: Entries of a hello: `asks_budget`, `asks_labels`.
+        run: The key of the run.
+        terms: What it asks of a node.
         check_node: Returns why a node does not fit this run, or "".
         say: Prints a line of the server's log.
         members: The enrolled nodes; a client's number is its position.
@@ -75,10 +76,12 @@ class ClientManager:
         transform: The transform by which the nodes prepare their samples, packed; empty where there is none.
         online: Flower's ids of the connected nodes.
         changed: Whether members were added or have changed since they were last stored.
+        heads: The last head of each node's log that came since they were last stored, by the node's name.
     """
 
     transport: Transport
-    questions: Mapping[str, bool]
+    run: str
+    terms: Mapping[str, Any]
     check_node: Callable[[NodeDescription], str]
     say: Callable[[str], None]
     members: list[EnrolledNode] = field(default_factory=list)
@@ -86,6 +89,7 @@ class ClientManager:
     transform: bytes = b""
     online: set[int] = field(default_factory=set)
     changed: bool = False
+    heads: dict[str, Any] = field(default_factory=dict)
     _replies: ReplyQueue = field(default_factory=queue.Queue)
     _questions: dict[str, tuple[int, str]] = field(default_factory=dict)
     _sent_at: dict[int, float] = field(default_factory=dict)
@@ -177,7 +181,7 @@ class ClientManager:
     @property
     def hello(self) -> dict[str, Part]:
         """The parts of the message that asks a node for its description."""
-        header = pack_message({"what": "hello", "transform": self.digest, **self.questions})
+        header = pack_message({"what": "hello", "run": self.run, "terms": dict(self.terms), "transform": self.digest})
         self._transform_part = self._transform_part or transport.make_part(self.transform)
         return {"header": header} | ({"transform": self._transform_part} if self.transform else {})
 
@@ -237,12 +241,16 @@ class ClientManager:
         if reply.error:
             raise RunError(reply.error)
         answer = read_answer(self.transport.take_content(reply))
+        member = self._find_member(node)
+        if member is not None:
+            self.keep_head(member.description.name, answer)
         if "refused" in answer:
             raise RunError(one_line(answer["refused"], 500))
         if what == "hello":
-            self._enrol(node, parse_node_description(answer.get("hello")))
+            description = parse_node_description(answer.get("hello"))
+            self.keep_head(description.name, answer)
+            self._enrol(node, description)
             return
-        member = self._find_member(node)
         assert member is not None
         if answer.get("lost") is True:
             member.is_described = False
@@ -252,6 +260,12 @@ class ClientManager:
             self._ask(node, "base")
         else:
             raise RunError("it did not keep the tensors that are never trained.")
+
+    def keep_head(self, name: str, answer: Mapping[str, Any]) -> None:
+        """Keep the head of a node's log, if an answer has one."""
+        head = answer.get("log")
+        if isinstance(head, Mapping) and type(head.get("entries")) is int and isinstance(head.get("hash"), str):
+            self.heads[name] = {"entries": head["entries"], "hash": head["hash"][:64]}
 
     def _enrol(self, node: int, description: NodeDescription) -> None:
         if problem := self.check_node(description):

@@ -150,7 +150,7 @@ class FleetEngine:
         if reply.error:
             return Failure.of(job, reply.error, absent=reply.node_lost)
         try:
-            answer = read_answer(self._transport.take_content(reply))
+            answer = self._read_table(job, self._transport.take_content(reply))
             if "refused" in answer or answer.get("lost") is True or "reply" in answer:
                 outcome = self._read_answer(job, answer)
                 if isinstance(outcome, Failure):
@@ -317,7 +317,7 @@ class FleetEngine:
         if reply.error or isinstance(reply.content, Path):
             return _PendingReply(job, reply, usable=not reply.error)
         try:
-            answer = read_answer(reply.content or b"")
+            answer = self._read_table(job, reply.content or b"")
             outcome = answer.get("reply")
             usable = isinstance(outcome, Mapping) and outcome.get("kind") == "update"
             return _PendingReply(job, reply, answer, usable)
@@ -334,9 +334,16 @@ class FleetEngine:
             return Failure.of(job, reply.error, absent=reply.node_lost)
         try:
             content = self._transport.take_content(reply)
-            return self._read_answer(job, read_answer(content) if pending.answer is None else pending.answer)
+            return self._read_answer(job, self._read_table(job, content) if pending.answer is None else pending.answer)
         except Exception as error:
             return Failure.of(job, f"its answer was refused: {format_exception(error)}")
+
+    def _read_table(self, job: Job, content: bytes | bytearray) -> dict[str, Any]:
+        """Return the table of an answer, and keep the head of the node's log."""
+        assert job.client is not None
+        answer = read_answer(content)
+        self._manager.keep_head(self._manager.members[job.client].description.name, answer)
+        return answer
 
     def _read_answer(self, job: Job, answer: Mapping[str, Any]) -> Update | Failure:
         assert job.client is not None

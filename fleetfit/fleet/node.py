@@ -31,7 +31,9 @@ from fleetfit.cost import BATCH_SIZE, Conditions, Piece, compute_cost
 from fleetfit.data import Data, class_counts
 from fleetfit.data.transform import FILE as TRANSFORM
 from fleetfit.engines.secure import make_label_layout
-from fleetfit.errors import ConfigError, FleetFitError, RunError, format_exception
+from fleetfit.errors import ConfigError, FleetFitError, RunError, format_exception, one_line
+from fleetfit.fleet.node_log import NodeLog
+from fleetfit.fleet.policy import Policy
 from fleetfit.fleet.protocol import (
     Header,
     check_header,
@@ -44,6 +46,7 @@ from fleetfit.fleet.protocol import (
 )
 from fleetfit.fleet.secure_aggregation import PHASES, Member
 from fleetfit.fleet.settings import NodeSettings, load_data, read_settings
+from fleetfit.fleet.terms import Terms, check_terms, compute_fingerprint
 from fleetfit.hooks import build, rebuild_problem
 from fleetfit.machine import is_out_of_memory
 from fleetfit.messages import dump_failure, dump_reply, load_job, pack, unpack
@@ -232,13 +235,18 @@ def answer(config: str, parts: Mapping[str, bytes | bytearray]) -> bytes:
     """Return a node's answer to any message; a failure is an answer too."""
     try:
         return get_node(config).answer(parts)
-    except FleetFitError as error:
-        return pack_refusal(format_exception(error, 500))
-    except MemoryError:
-        return pack_refusal("no memory was left on the node")
-    except Exception as error:  # a message of a foreign server, or a bug: the node must survive both
-        _LOG.exception("A message could not be answered.")  # for the node's own log
-        return pack_refusal(f"it failed unexpectedly: {format_exception(error)}")
+    except Exception as error:  # its configuration is wrong, or its log cannot be written
+        return pack_refusal(_explain(error))
+
+
+def _explain(error: Exception) -> str:
+    """Return the reason of a refusal: of a foreign server's message or of a bug, since the node must survive both."""
+    if isinstance(error, FleetFitError):
+        return format_exception(error, 500)
+    if isinstance(error, MemoryError):
+        return "no memory was left on the node"
+    _LOG.error("A message could not be answered.", exc_info=error)  # for the node's own log
+    return f"it failed unexpectedly: {format_exception(error)}"
 
 
 class Node:
@@ -250,6 +258,8 @@ class Node:
         self._problems: dict[str, Problem] = {}
         self._memory_limit = MemoryLimit(settings.limit_bytes)
         self._transform = ""
+        self._log = NodeLog(Path(settings.folder))
+        self._policy = Policy(settings, self._log)
 
     @cached_property
     def data(self) -> Data:
@@ -269,22 +279,56 @@ class Node:
         return resolve_device(self.settings.device)
 
     def answer(self, parts: Mapping[str, bytes | bytearray]) -> bytes:
-        """Answer one message.
+        """Answer one message. The log has it, the owner's decision and what leaves the node, before that leaves."""
+        received, about = sum(map(len, parts.values())), dict[str, Any](what="unknown")
+        try:
+            header = check_header(unpack(_get_part(parts, "header"), bounded=True))
+            about = _describe_request(header)
+            self._check(header, received)
+        except Exception as error:
+            reason = _explain(error)
+            self._log.add("refused", **about, bytes=received, reason=reason)
+            return pack_message({"refused": reason, "log": self._log.head})
+        spent = self._policy.compute_spent(header)
+        self._log.add("allowed", **about, bytes=received)
+        try:
+            table = self._make_answer(header, parts)
+        except Exception as error:
+            table = {"refused": _explain(error)}
+        content = pack_message(table)
+        about |= {"reason": table["refused"]} if "refused" in table else {}
+        about |= {} if spent is None else {"epsilon": round(spent, 4)}
+        self._log.add("left", **about, bytes=len(content), sha256=compute_digest(content))
+        del content  # the device may lack the memory for both
+        return pack_message({**table, "log": self._log.head})
+
+    def _check(self, header: Header, received: int) -> None:
+        """Refuse names of foreign code, what the run's terms do not have, and what the owner does not allow.
 
         Raises:
-            FleetFitError: It cannot be answered; the message says why.
+            FleetFitError: The message is refused; nothing of the node's data was read.
         """
-        header = check_header(unpack(_get_part(parts, "header"), bounded=True))
+        check_names(header, self.settings.allow)
+        with _blame_server("method"):
+            check_terms(header)
+        self._policy.check(header, received)
+
+    def _make_answer(self, header: Header, parts: Mapping[str, bytes | bytearray]) -> dict[str, Any]:
+        """Return the table of an answer.
+
+        Raises:
+            FleetFitError: The message cannot be answered.
+        """
         if header["what"] == "hello" and header["transform"]:
             self._memory.keep_transform(header["transform"], _get_part(parts, "transform"))
         if not self._use_transform(header["transform"]):
-            return pack_message({"lost": True})
+            return {"lost": True}
         if header["what"] == "hello":
-            return pack_message(self._describe(header))
+            return self._describe(header["terms"])
         if header["what"] == "base":
             self._memory.keep_base(header["base"], _get_part(parts, "base"))
         if header["what"] in ("setup", "base"):
-            return pack_message(self._set_up(header))
+            return self._set_up(header)
         if header["job"].get("kind") == "labels" and not self.settings.reports_labels:
             raise RunError(
                 "this node does not report how frequent its classes are. Set reports_labels in its configuration.",
@@ -312,20 +356,19 @@ class Node:
 
     # -- before the first round
 
-    def _describe(self, header: Header) -> dict[str, Any]:
+    def _describe(self, terms: Terms) -> dict[str, Any]:
         """Return what the server may know: sizes and kind of the data, and the budget if it is to be reported."""
         data, settings = self.data, self.settings
         table: dict[str, Any] = {"name": settings.name, "facts": describe_data(data),
                                  "examples": {name: len(indices) for name, indices in data.splits.items()}}  # fmt: skip
-        if header["asks_budget"] and settings.reports_budget:
+        if terms["asks_budget"] and settings.reports_budget:
             table |= {"budget": settings.budget, "tolerance": settings.tolerance}
-        if header["asks_labels"] and settings.reports_labels and data.task == "classification":
+        if terms["asks_labels"] and settings.reports_labels and data.task == "classification":
             table["labels"] = class_counts(data, [dict(data.splits)])[0].tolist()
         return {"hello": table}
 
     def _set_up(self, header: Header) -> dict[str, Any]:
         """Build the problem, and return whether the node has the tensors that are never trained."""
-        _check_names(header, self.settings.allow)
         with _blame_server("method"):
             build(header["method"])
         has_base = not header["base"] or self._memory.load_base(header["base"]) is not None
@@ -373,14 +416,13 @@ class Node:
         own = self.settings.secure
         return None if own is None else Member(Path(own.member), own.min_clients, Path(self.settings.folder))
 
-    def _run_phase(self, header: Header, parts: Mapping[str, bytes | bytearray]) -> bytes:
+    def _run_phase(self, header: Header, parts: Mapping[str, bytes | bytearray]) -> dict[str, Any]:
         if self._member is None:
             raise RunError(
                 "this node has no key of a member: write one with fleetfit flower member, and name it in its "
                 "configuration under [secure] member.",
                 key="secure.member",
             )
-        _check_names(header, self.settings.allow)
         message = bytes(parts.get("secure", b""))
         if header["secure"].get("phase") == "train":
             return self._run_job(header, parts, self._member.make_finish(header, message))
@@ -390,15 +432,16 @@ class Node:
             layout = self._build_problem(header).layout
             if header["job"].get("kind") == "labels":
                 layout = make_label_layout(layout, self.data.classes)
-            return pack_message(self._member.answer(header, message, layout, make_model_key(header)))
+            return self._member.answer(header, message, layout, make_model_key(header))
 
     # -- jobs
 
-    def _run_job(self, header: Header, parts: Mapping[str, bytes | bytearray], finish: Finish | None = None) -> bytes:
-        _check_names(header, self.settings.allow)
+    def _run_job(
+        self, header: Header, parts: Mapping[str, bytes | bytearray], finish: Finish | None = None
+    ) -> dict[str, Any]:
         key = make_model_key(header)
         if key not in self._problems and header["base"] and self._memory.load_base(header["base"]) is None:
-            return pack_message({"lost": True})
+            return {"lost": True}
         if self.settings.limit_bytes is not None:  # memory of earlier runs must not count against this one
             with contextlib.suppress(_OutOfMemory, MemoryError), self._limit_ram():
                 return self._try_job(header, parts, finish)
@@ -407,9 +450,9 @@ class Node:
             with self._limit_ram():
                 return self._try_job(header, parts, finish)
         except _OutOfMemory as error:
-            return pack_message({"reply": dump_failure(error.reply)})
+            return {"reply": dump_failure(error.reply)}
 
-    def _try_job(self, header: Header, parts: Mapping[str, bytes | bytearray], finish: Finish | None) -> bytes:
+    def _try_job(self, header: Header, parts: Mapping[str, bytes | bytearray], finish: Finish | None) -> dict[str, Any]:
         tensors = {
             key: unpack(parts[key], bounded=True) if key in parts else {} for key in ("state", "statistics", "extra")
         }
@@ -427,7 +470,7 @@ class Node:
         if self.settings.limit_bytes is None:
             keep_freed_memory()
         if job.evaluation.own:
-            return pack_refusal("a node does not reveal which model it affords.")
+            raise RunError("a node does not reveal which model it affords.", key="own")
         try:
             reply, new_memory = run_job(job, device)
         except MemoryError:
@@ -439,7 +482,7 @@ class Node:
             self._memory.keep(header["run"], job.memory_version, job.round, new_memory)
         outcome = reply if finish is None else finish(job, reply)
         table = {"reply": dump_reply(outcome, layout)} if isinstance(outcome, Update | Failure) else outcome
-        return pack_message({**table, "keeps": keeps, "forgot": forgot})
+        return {**table, "keeps": keeps, "forgot": forgot}
 
     def _make_device(self, problem: Problem, job: Job, cost: str, memory: Any) -> Device:
         settings, data = self.settings, self.data
@@ -447,6 +490,17 @@ class Node:
         conditions = Conditions(size, moments=job.local.moments)
         return Device(problem, data, job.client, _compute_budgets(settings, problem, cost, conditions),
                       settings.tolerance, conditions, memory, self._accelerator)  # fmt: skip
+
+
+def _describe_request(header: Header) -> dict[str, Any]:
+    """Return what the log has of a message."""
+    job, terms = header.get("job", {}), header["terms"]
+    about = {"what": header["what"], "run": header["run"][:64], "name": one_line(terms.get("name", ""), 60),
+             "fingerprint": compute_fingerprint(terms)}  # fmt: skip
+    if "problem" in header:
+        about["model"] = compute_digest(make_model_key(header).encode())
+    about |= {key: value for key in ("kind", "round") if isinstance(value := job.get(key), str | int)}
+    return about | ({"phase": str(header["secure"].get("phase"))} if "secure" in header else {})
 
 
 def _get_part(parts: Mapping[str, bytes | bytearray], name: str) -> bytes | bytearray:
@@ -479,7 +533,7 @@ def _compute_budgets(settings: NodeSettings, problem: Problem, cost: str, condit
     return {name: float(values[0]) for name, values in fractions.items()}
 
 
-def _check_names(header: Header, allow: list[str]) -> None:
+def check_names(header: Header, allow: list[str]) -> None:
     """Refuse names of code that is neither built in nor allowed here.
 
     Raises:
@@ -488,10 +542,10 @@ def _check_names(header: Header, allow: list[str]) -> None:
     job = header.get("job", {})
     evaluation = job.get("evaluation")  # `load_job` checks it
     metrics = evaluation.get("metrics") if isinstance(evaluation, Mapping) else None
-    problem = header["problem"]
+    problem = header.get("problem")
     if isinstance(problem, Mapping):  # names of tensors and axes are compared with the model's
         problem = {key: value for key, value in problem.items() if key not in ("derived", "levels")}
-    for text in _iter_texts([problem, header["method"], job.get("method"), metrics]):
+    for text in _iter_texts([problem, header.get("method"), job.get("method"), metrics]):
         if ":" in text and text not in allow and names.make_absolute(text, Path.cwd()) not in allow:
             raise ConfigError(
                 f'the server names "{text[:200]}", which is not built in. If this node is to run it, add it to '

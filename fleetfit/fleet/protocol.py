@@ -1,14 +1,15 @@
 """The messages between server and nodes, as tables for `fleetfit.messages`, and the checks of incoming ones.
 
 Server to node, in part `header`: `what` is one of
-- hello: describe yourself (`asks_budget`, `asks_labels`), with the files of the fleet's transform in part `transform`
+- hello: describe yourself, with the files of the fleet's transform in part `transform`
 - setup: can you train this? (`problem`, `method`, `base`: the digest of the tensors that are never trained, or "")
 - base: as setup, with those tensors in part `base`
 - secure: a phase of a secure round, with a message of `fleetfit.secure` in part `secure` (see `secure_aggregation`)
 - job: a job, with its tensors in parts `state` and `statistics`, which several nodes' messages share.
-Each has `transform`, the digest of the transform that prepares the nodes' samples, or "".
+Each has `run`, the run's `terms` (see `fleetfit.fleet.terms`), and `transform`, the digest of the transform that
+prepares the nodes' samples, or "". All but the first have `privacy`, the noise and the sampling of `[privacy]`.
 Node to server, in part `answer`: `hello`, `ready`, `reply` (of a job), `secure` (of a phase), `lost` (the node has lost
-the base or the transform), or `refused` with a reason.
+the base or the transform), or `refused` with a reason; and in each `log`, the head of the node's log.
 """
 
 import hashlib
@@ -28,9 +29,10 @@ from fleetfit.messages import pack, unpack
 PROTOCOL = 1
 
 Header = Mapping[str, Any]
-_SETUP: Mapping[str, type] = {"run": str, "problem": dict, "method": dict, "base": str, "cost": str, "transform": str}
+_HELLO: Mapping[str, type] = {"run": str, "terms": dict, "transform": str}
+_SETUP: Mapping[str, type] = {**_HELLO, "problem": dict, "method": dict, "base": str, "cost": str, "privacy": dict}
 _ENTRIES: Mapping[str, Mapping[str, type]] = {
-    "hello": {"asks_budget": bool, "asks_labels": bool, "transform": str}, "setup": _SETUP, "base": _SETUP,
+    "hello": _HELLO, "setup": _SETUP, "base": _SETUP,
     "job": {**_SETUP, "job": dict}, "secure": {**_SETUP, "job": dict, "secure": dict},
 }  # fmt: skip
 

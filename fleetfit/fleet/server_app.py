@@ -43,12 +43,15 @@ from fleetfit.engines.base import Engine
 from fleetfit.engines.flower import Rules
 from fleetfit.engines.secure import SecureEngine
 from fleetfit.errors import ConfigError, FleetFitError, RunError, make_printable
+from fleetfit.files import append_line
 from fleetfit.fleet import logs
 from fleetfit.fleet.client_manager import ClientManager, Setup
 from fleetfit.fleet.engine import FleetEngine
+from fleetfit.fleet.node_log import HEADS
 from fleetfit.fleet.protocol import compute_digest, make_model_key, pack_transform
 from fleetfit.fleet.secure_aggregation import NodeParties
 from fleetfit.fleet.server_watch import poll_often, report_server_death
+from fleetfit.fleet.terms import Terms, check_terms, compute_fingerprint, make_terms, parse_terms
 from fleetfit.fleet.transport import Transport
 from fleetfit.hooks import build, dump_problem
 from fleetfit.messages import pack
@@ -122,13 +125,23 @@ def replace_groups(experiment: Experiment, nodes: Sequence[NodeDescription]) -> 
 
 
 def make_manager(
-    transport: Transport, experiment: Experiment, transform: Transform | None, say: Callable[[str], None]
-) -> ClientManager:
-    """Return the manager of a run's clients, none of whom has enrolled yet."""
-    method = build(build_method_spec(experiment))
-    questions = {"asks_budget": method.needs_budgets, "asks_labels": experiment.fleet.reports_labels}
+    transport: Transport, experiment: Experiment, transform: Transform | None, key: str, terms: Terms | None,
+    say: Callable[[str], None],
+) -> ClientManager:  # fmt: skip
+    """Return the manager of a run's clients, none of whom has enrolled yet.
+
+    Args:
+        transport: Messages out, replies in.
+        experiment: The run.
+        transform: That of the nodes.
+        key: The run's.
+        terms: Those that the run began with; None: it begins.
+        say: Prints a line of the server's log.
+    """
     packed = b"" if transform is None else pack_transform(transform)
-    return ClientManager(transport, questions, make_node_check(experiment), say, transform=packed)
+    terms = terms or make_terms(experiment, compute_digest(packed) if packed else "")
+    say(f"Fingerprint of the run: {compute_fingerprint(terms)}.")
+    return ClientManager(transport, key, terms, make_node_check(experiment), say, transform=packed)
 
 
 def make_node_check(experiment: Experiment, facts: DataDescription | None = None) -> Callable[[NodeDescription], str]:
@@ -202,11 +215,12 @@ def wait_a_moment(start: float) -> None:
     time.sleep(min(_POLL_S + _POLL_GROWTH * (time.monotonic() - start), 1.0))
 
 
-def format_nodes(key: str, planned: Sequence[NodeDescription], manager: ClientManager) -> str:
-    """Return the text of `nodes.json`: the run, the nodes that its levels were planned for, and its members."""
+def format_nodes(planned: Sequence[NodeDescription], manager: ClientManager) -> str:
+    """Return the text of `nodes.json`: the run, its terms, the nodes that its levels were planned for, its members."""
     facts = find_common_data(planned)
     table = {
-        "run": key,
+        "run": manager.run,
+        "terms": manager.terms,
         "data": {**vars(facts), "sample_shape": list(facts.sample_shape)},
         "planned": [node.payload for node in planned],
         "members": manager.dump_members(),
@@ -291,7 +305,10 @@ def serve(grid: Grid, config: ServerAppConfig, say: Callable[[str], None] = prin
         for note in fleet_run.assembly.notes:
             say(f"Note: {note}")
         fleet_run.print_levels()
-        run_remaining_rounds(run, fleet_run.print_round, fleet_run.renew)
+        try:
+            run_remaining_rounds(run, fleet_run.print_round, fleet_run.renew)
+        finally:
+            fleet_run.store_heads()
         for name, level in run.columns[run.experiment.evaluate.batch_norm[0]]["levels"].items():
             if level["clients"]:
                 say(f"Level {name}: {format_percent(level['local'])}% on the data of {level['clients']} nodes.")
@@ -308,7 +325,6 @@ class _FleetRun:
     manager: ClientManager
     engine: FleetEngine
     rules: Rules
-    key: str
     planned: list[NodeDescription]
     say: Callable[[str], None]
     _has_begun: bool = False
@@ -329,18 +345,17 @@ class _FleetRun:
             )
         rules = make_rules(experiment)
         transform = None if experiment.data.transform is None else Transform.load(experiment.data.transform)
-        manager = make_manager(transport, experiment, transform, say)
+        manager = make_manager(transport, experiment, transform, secrets.token_hex(8), None, say)
         wait_for_nodes(manager, rules, say)
         nodes = [member.description for member in manager.members]
         manager.check_node = make_node_check(experiment, find_common_data(nodes))
         assembly = assemble_fleet(replace_groups(experiment, nodes), nodes)
         check_requested_keys(assembly.unused, requested)
         assembly = verify_layout(assembly, say)
-        key = secrets.token_hex(8)
-        files = {NODES: format_nodes(key, nodes, manager), **({} if transform is None else transform.to_files())}
+        files = {NODES: format_nodes(nodes, manager), **({} if transform is None else transform.to_files())}
         folder = create_run_folder(assembly, _describe_clients(assembly), out, files, HEADING)
         run = Run(folder, assembly.experiment, assembly)
-        fleet_run = _FleetRun._make(run, assembly, manager, rules, key, nodes, say)
+        fleet_run = _FleetRun._make(run, assembly, manager, rules, nodes, say)
         fleet_run.run._callbacks = callbacks
         return fleet_run
 
@@ -350,19 +365,19 @@ class _FleetRun:
         run = load(RunFolder.open_fleet(config.resume).path)
         rules, planned = make_rules(run.experiment), run.files.read_planned_nodes()
         transform = load_transform(run.files) if run.files.has(TRANSFORM) else None
-        manager = make_manager(transport, run.experiment, transform, say)
         try:
             table = run.files.json(NODES)
+            terms = parse_terms(table["terms"])
+            manager = make_manager(transport, run.experiment, transform, str(table["run"]), terms, say)
             manager.restore(table["members"])
-            key = str(table["run"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RunError) as error:
             raise RunError(f"{run.folder / NODES} is damaged: {error}.", path=run.folder / NODES) from None
         manager.check_node = make_node_check(run.experiment, find_common_data(planned))
-        return _FleetRun._make(run, verify_layout(run.assembly, say), manager, rules, key, planned, say)
+        return _FleetRun._make(run, verify_layout(run.assembly, say), manager, rules, planned, say)
 
     @staticmethod
     def _make(
-        run: Run, assembly: Assembly, manager: ClientManager, rules: Rules, key: str, planned: list[NodeDescription],
+        run: Run, assembly: Assembly, manager: ClientManager, rules: Rules, planned: list[NodeDescription],
         say: Callable[[str], None],
     ) -> "_FleetRun":  # fmt: skip
         federation = assembly.federation
@@ -374,9 +389,13 @@ class _FleetRun:
                 key="model.name",
             )
         base = pack(dict(problem.base)) if problem.base else b""
-        header = {"run": key, "problem": dump_problem(problem), "method": dict(federation.method_spec),
-                  "base": compute_digest(base) if base else "", "cost": run.experiment.fleet.cost,
-                  "transform": manager.digest}  # fmt: skip
+        privacy = assembly.settings.privacy
+        noise = {} if privacy is None else {"noise_multiplier": float(privacy.noise_multiplier),
+                                            "rate": float(privacy.rate)}  # fmt: skip
+        header = {"run": manager.run, "terms": dict(manager.terms), "problem": dump_problem(problem),
+                  "method": dict(federation.method_spec), "base": compute_digest(base) if base else "",
+                  "cost": run.experiment.fleet.cost, "transform": manager.digest, "privacy": noise}  # fmt: skip
+        check_terms({"what": "setup", **header})
         manager.setup = Setup(header, base)
         flower_engine = FleetEngine(manager.transport, manager, rules, federation.cohort, problem.layout)
         secure = assembly.settings.secure
@@ -385,7 +404,7 @@ class _FleetRun:
             make_parties = partial(NodeParties, flower_engine)
             engine = SecureEngine(flower_engine, problem.layout, secure, make_parties, make_model_key(header))
         run = Run(run.files, run.experiment, assembly, engine)
-        return _FleetRun(run, assembly, manager, flower_engine, rules, key, planned, say)
+        return _FleetRun(run, assembly, manager, flower_engine, rules, planned, say)
 
     # -- rounds
 
@@ -401,8 +420,9 @@ class _FleetRun:
                 self.manager.number_new_nodes()
                 federation = self._update_members(federation)
                 if self.manager.changed:
-                    self.run.files.write(NODES, format_nodes(self.key, self.planned, self.manager))
+                    self.run.files.write(NODES, format_nodes(self.planned, self.manager))
                     self.manager.changed = False
+                self.store_heads()
                 able = np.zeros(len(federation.clients), dtype=bool)
                 able[federation.able] = True
                 free = np.array(self.engine.find_free_clients(), dtype=bool)
@@ -416,6 +436,17 @@ class _FleetRun:
                 wait_a_moment(start)
         self._has_begun = True
         return replace(federation, connected=lambda _: free)
+
+    def store_heads(self) -> None:
+        """Append the heads of the nodes' logs that have come to a file of the run folder.
+
+        Of a private run the file is beside the key: it shows who took part in which round.
+        """
+        if self.manager.heads:
+            privacy, line = self.assembly.settings.privacy, json.dumps({"heads": self.manager.heads}).encode()
+            path = self.run.folder / HEADS if privacy is None else Path(f"{privacy.key_file}.{HEADS}").expanduser()
+            append_line(path, line + b"\n")
+            self.manager.heads = {}
 
     def _update_members(self, federation: Federation) -> Federation:
         experiment, nodes = self.run.experiment, [member.description for member in self.manager.members]

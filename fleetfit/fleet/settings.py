@@ -1,6 +1,7 @@
 """A node's own configuration file: the device, its budget, what it reports, and its data."""
 
 from collections.abc import Mapping
+from datetime import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,6 +59,42 @@ class NodeSecure(Section):
     min_clients: Annotated[int, Field(ge=2)] = 3
 
 
+class NodePrivacy(Section):
+    """`[policy] privacy`: the node takes part in runs with `[privacy]` only.
+
+    Attributes:
+        epsilon: That a run may spend, at most.
+        delta: At which it is computed.
+        clipping_norm: Of a run, at most.
+    """
+
+    epsilon: Positive
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    clipping_norm: Positive
+
+
+class NodePolicy(Section):
+    """`[policy]`: what the node's owner allows. A message outside of it is refused before the data are read.
+
+    Attributes:
+        approval: Whether each run must have been approved by `fleetfit flower approve`.
+        methods: Names of methods that a run may have; any by default.
+        models: Names of models that a run may have; any by default.
+        privacy: Bounds of `[privacy]`; none by default.
+        hours: When the node works, in the device's local time, such as "22:00-06:00".
+        jobs_a_day: Jobs that it does in a day, at most.
+        bytes_a_day: Bytes of all messages in a day, both ways, at most, such as "2 GB".
+    """
+
+    approval: bool = False
+    methods: list[str] | None = None
+    models: list[str] | None = None
+    privacy: NodePrivacy | None = None
+    hours: str | None = None
+    jobs_a_day: Count | None = None
+    bytes_a_day: str | None = None
+
+
 class NodeSettings(Section):
     """A node's configuration.
 
@@ -77,6 +114,7 @@ class NodeSettings(Section):
         folder: Has the node's memory; "fleetfit-node/NAME" beside this file by default.
         model: Keys of the run's `[model]` that are different here, such as where a checkpoint lies.
         secure: Its key for secure rounds.
+        policy: What the owner allows.
     """
 
     name: str
@@ -92,6 +130,7 @@ class NodeSettings(Section):
     folder: str = "fleetfit-node"
     model: dict[str, Any] = Field(default_factory=dict)
     secure: NodeSecure | None = None
+    policy: NodePolicy | None = None
 
     @property
     def limit_bytes(self) -> float | None:
@@ -124,6 +163,8 @@ def read_settings(path: str | Path) -> NodeSettings:
                 key="data.client",
             )
         _ = settings.limit_bytes
+        if settings.policy is not None:
+            _check_policy(settings.policy)
         own_folder = settings.folder if "folder" in settings.model_fields_set else f"{settings.folder}/{settings.name}"
         changes: dict[str, Any] = {
             "allow": [names.make_absolute(name, folder) for name in settings.allow],
@@ -139,6 +180,36 @@ def read_settings(path: str | Path) -> NodeSettings:
         return settings
     except FleetFitError as error:
         raise ConfigError(f"{path}: {error}", key=error.key, path=path) from None
+
+
+def _check_policy(policy: NodePolicy) -> None:
+    if policy.hours is not None:
+        parse_hours(policy.hours)
+    if policy.bytes_a_day is not None:
+        try:
+            parse_amount(policy.bytes_a_day, "memory_bytes")
+        except FleetFitError:
+            raise ConfigError(
+                f'policy.bytes_a_day must be an amount such as "2 GB", got "{policy.bytes_a_day}".',
+                key="policy.bytes_a_day",
+            ) from None
+
+
+def parse_hours(text: str) -> tuple[time, time]:
+    """Return begin and end of "22:00-06:00".
+
+    Raises:
+        ConfigError: The text is of another form.
+    """
+    try:
+        begin, end = (time.fromisoformat(part.strip()) for part in text.split("-"))
+        if begin != end and not (begin.tzinfo or end.tzinfo):
+            return begin, end
+    except ValueError:
+        pass
+    raise ConfigError(
+        f'policy.hours must be two different times such as "22:00-06:00", got "{text}".', key="policy.hours"
+    )
 
 
 def _check_budget(budget: Budget | None) -> None:

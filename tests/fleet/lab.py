@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import waiting
 from deployment import REGISTER, free_port
+from own_terms import add_terms
 
 import fleetfit
 from fleetfit.fleet.certificates import make_certificates, make_node_key
@@ -58,7 +59,7 @@ from flwr.serverapp import ServerApp
 from fleetfit.fleet import transport
 from fleetfit.fleet.protocol import pack_message
 
-HELLO = {"what": "hello", "asks_budget": True, "asks_labels": False, "transform": ""}
+HELLO = json.loads('HELLO_HERE')
 app = ServerApp()
 
 
@@ -227,7 +228,9 @@ class Lab:
         app.mkdir()
         (app / "pyproject.toml").write_text(PYPROJECT.format(version=f"1.0.{len(self._started)}"))
         (app / "LICENSE").write_text("none\n")
-        (app / "toy_server.py").write_text(SERVER)
+        (app / "toy_server.py").write_text(
+            SERVER.replace("HELLO_HERE", json.dumps(add_terms({"what": "hello", "transform": ""})))
+        )
         (app / "toy_client.py").write_text(CLIENT)
         out = self.folder / f"{name}.json"
         numbers = re.findall(r"SuperNode ID: (\d+)", self.log(node))

@@ -18,6 +18,7 @@ import tomli_w
 import torch
 import waiting
 from hypothesis import given, settings, strategies as st
+from own_terms import add_terms
 from support import Expected, check_error, raises, run_verb
 from tiny import plain, tiny_federation
 
@@ -44,7 +45,7 @@ from fleetfit.submodel import dump_prefixes
 from fleetfit.training import run_job
 
 GOOD: dict[str, Any] = {"name": "pi", "budget": 0.5, "data": {"name": "tiny:tiny_data"}}
-HELLO = {"what": "hello", "asks_budget": True, "asks_labels": True, "transform": ""}
+HELLO = add_terms({"what": "hello", "transform": ""})
 
 
 def config(folder: Path, **changes: Any) -> Path:
@@ -144,18 +145,18 @@ SETUP: dict[str, Any] = {
 )
 def test_a_node_imports_allowed_names_only(change: dict[str, Any], tmp_path: Path) -> None:
     path = str(config(tmp_path, allow=["tiny:tiny"]))
-    assert read_answer(answer(path, {"header": pack_message(SETUP)})) == {"protocol": 1, "ready": True}
+    assert read_answer(answer(path, {"header": pack_message(add_terms(SETUP))}))["ready"] is True
     for what in ("setup", "base", "job"):
         base = pack({"w": torch.ones(1)}) if what == "base" else b""
         header = {**SETUP, **change, "what": what, "job": {}, "base": compute_digest(base) if base else ""}
-        refused = read_answer(answer(path, {"header": pack_message(header), "base": base}))["refused"]
+        refused = read_answer(answer(path, {"header": pack_message(add_terms(header)), "base": base}))["refused"]
         assert "allow" in refused, refused
 
 
 def test_allowed_names_run(tmp_path: Path) -> None:
     path = str(config(tmp_path, allow=["tiny:tiny", "plugin_method:counting"]))
     header = {**SETUP, "method": {"name": "plugin_method:counting"}}
-    assert read_answer(answer(path, {"header": pack_message(header)}))["ready"] is True
+    assert read_answer(answer(path, {"header": pack_message(add_terms(header))}))["ready"] is True
 
 
 @pytest.mark.parametrize(
@@ -163,10 +164,10 @@ def test_allowed_names_run(tmp_path: Path) -> None:
     [
         {}, {"header": b""}, {"header": b"FFIT"}, {"header": pack([1])}, {"header": pack({"protocol": 2})},
         {"header": pack_message({"what": "format the disk"})}, {"header": pack_message({"what": "job"})},
-        {"header": pack_message({**SETUP, "what": "job", "job": {}})},
-        {"header": pack_message({**SETUP, "run": "../../etc/passwd", "what": "job", "job": {}})},
-        {"header": pack_message({**SETUP, "base": "../x", "what": "setup"})},
-        {"header": pack_message({**SETUP, "base": "ab" * 32, "what": "base"}), "base": b"other tensors"},
+        {"header": pack_message(add_terms({**SETUP, "what": "job", "job": {}}))},
+        {"header": pack_message(add_terms({**SETUP, "run": "../../etc/passwd", "what": "job", "job": {}}))},
+        {"header": pack_message(add_terms({**SETUP, "base": "../x", "what": "setup"}))},
+        {"header": pack_message(add_terms({**SETUP, "base": "ab" * 32, "what": "base"})), "base": b"other tensors"},
     ],
 )  # fmt: skip
 def test_every_message_has_an_answer(parts: dict[str, bytes], tmp_path: Path) -> None:
@@ -211,23 +212,24 @@ def make_parts() -> tuple[dict[str, Any], bytes]:
     return header, pack(dump_state(state, problem.layout, sub))
 
 
-@pytest.mark.parametrize("part", ["layout", "problem", "method", "job", ""])
+@pytest.mark.parametrize("part", ["layout", "problem", "method", "job", "terms", ""])
 def test_no_value_in_a_job_s_header_is_unexpected(part: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Each value of a good job is replaced by odd ones, and each table gets a key that is not text."""
     good, sent = make_parts()
     path = str(config(tmp_path, allow=["tiny:tiny"]))
-    assert "reply" in read_answer(answer(path, {"header": pack_message(good), "state": sent}))
+    assert "reply" in read_answer(answer(path, {"header": pack_message(add_terms(good)), "state": sent}))
 
     def find_part(place: tuple[Any, ...]) -> str:
         return next((name for name in (place[1:2] == ("layout",) and "layout", place[0])
-                     if name in ("layout", "problem", "method", "job")), "")  # fmt: skip
+                     if name in ("layout", "problem", "method", "job", "terms")), "")  # fmt: skip
 
-    every = [place for place in places(good) if find_part(place) == part]
+    every = [place for place in places(add_terms(good)) if find_part(place) == part]
     assert len(every) > 2
     steps = {"layout": 5, "job": 3}.get(part, 1)
     for number, place in enumerate(every):
         for odd in ODD[number % steps :: steps]:
-            answered = read_answer(answer(path, {"header": pack_message(replaced(good, place, odd)), "state": sent}))
+            wrong = replaced(add_terms(good), place, odd) if part == "terms" else add_terms(replaced(good, place, odd))
+            answered = read_answer(answer(path, {"header": pack_message(wrong), "state": sent}))
             assert "unexpectedly" not in answered.get("refused", ""), (place, odd, answered)
     assert not [record for record in caplog.records if record.exc_info]
 
@@ -257,7 +259,7 @@ def test_a_node_trains_by_no_other_model_s_layout(wrong: str, tmp_path: Path) ->
     header, sent = make_parts()
     WRONG_LAYOUTS[wrong](header["problem"]["layout"])
     path = str(config(tmp_path, allow=["tiny:tiny"]))
-    table = read_answer(answer(path, {"header": pack_message(header), "state": sent}))
+    table = read_answer(answer(path, {"header": pack_message(add_terms(header)), "state": sent}))
     reason = table["refused"] if "refused" in table else table["reply"]["reason"]
     assert reason and "unexpectedly" not in reason, table
 
@@ -267,9 +269,10 @@ def test_a_node_infers_no_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     path = str(config(tmp_path, allow=["tiny:tiny"]))
     monkeypatch.setattr("fleetfit.anatomy.infer._infer", None)
     _infer_once.cache_clear()
-    assert read_answer(answer(path, {"header": pack_message(header), "state": sent}))["reply"]["kind"] == "update"
+    table = read_answer(answer(path, {"header": pack_message(add_terms(header)), "state": sent}))
+    assert table["reply"]["kind"] == "update"
     del header["problem"]["layout"]
-    assert "refused" in read_answer(answer(path, {"header": pack_message(header), "state": sent}))
+    assert "refused" in read_answer(answer(path, {"header": pack_message(add_terms(header)), "state": sent}))
 
 
 def test_a_loss_on_a_node_sees_all_levels(tmp_path: Path) -> None:
@@ -280,7 +283,7 @@ def test_a_loss_on_a_node_sees_all_levels(tmp_path: Path) -> None:
     header = {**SETUP, "what": "job", "method": federation.method_spec, "problem": problem.spec,
               "job": dump_job(dataclasses.replace(job, state={}), problem.layout)}  # fmt: skip
     path = str(config(tmp_path, allow=["tiny:tiny", "plugin_method:reporting_levels"]))
-    parts = {"header": pack_message(header), "state": pack(dump_state(state, problem.layout, piece))}
+    parts = {"header": pack_message(add_terms(header)), "state": pack(dump_state(state, problem.layout, piece))}
     everything = [[level.submodel.sizes, list(level.submodel.exits)] for level in federation.levels]
     assert read_answer(answer(path, parts))["reply"]["metrics"]["levels"] == [1, everything]
 
@@ -293,7 +296,7 @@ def test_nodes_refuse_levels_of_other_models(change: dict[str, Any], tmp_path: P
     path = str(config(tmp_path, allow=["tiny:tiny"]))
     for table, key in ((levels, "ready"), ({**levels, **change}, "refused")):
         header = {**SETUP, "problem": {**SETUP["problem"], "levels": table}}
-        assert read_answer(answer(path, {"header": pack_message(header)}))[key]
+        assert read_answer(answer(path, {"header": pack_message(add_terms(header))}))[key]
 
 
 NESTS = st.recursive(
@@ -407,11 +410,13 @@ def is_wanted() -> bool:
 def test_a_worker_answers_twice_in_one_process(node_worker: NodeWorker, tmp_path: Path) -> None:
     config(tmp_path)
     parts = hello()
-    first = node_worker.ask(parts, is_wanted)
+    first = read_answer(node_worker.ask(parts, is_wanted) or b"")
     assert not parts, "a device may lack the memory for two"
     process = node_worker._process
-    assert node_worker.ask(hello(), is_wanted) == first and node_worker._process is process
-    assert first is not None and read_answer(first)["hello"]["name"] == "pi"
+    second = read_answer(node_worker.ask(hello(), is_wanted) or b"")
+    assert node_worker._process is process and second["hello"] == first["hello"]
+    assert (first["log"]["entries"], second["log"]["entries"]) == (2, 4), "the log goes on"
+    assert first["hello"]["name"] == "pi"
 
 
 NEVER_THE_FIRST_TIME = """
@@ -514,10 +519,12 @@ def test_the_last_line_of_a_worker_that_cannot_start_is_the_reason(
 
 NODE = """
 import sys
+from own_terms import add_terms
+
 from fleetfit.fleet.protocol import pack_message
 from fleetfit.fleet.worker import NodeWorker
 
-header = pack_message({"what": "hello", "asks_budget": True, "asks_labels": True, "transform": ""})
+header = pack_message(add_terms({"what": "hello", "transform": ""}))
 NodeWorker(sys.argv[1]).ask({"header": bytearray(header)}, lambda: True)
 """
 
@@ -621,7 +628,10 @@ def test_a_job_without_memory_is_tried_again_once(fails: int, tmp_path: Path, mo
     payload = read_answer(
         answer(
             path,
-            {"header": pack_message({**header, "job": bare}), "state": pack(dump_state(state, problem.layout, sub))},
+            {
+                "header": pack_message(add_terms({**header, "job": bare})),
+                "state": pack(dump_state(state, problem.layout, sub)),
+            },
         )
     )
     assert len(calls) == min(fails, 1) + 1, payload

@@ -12,6 +12,7 @@ import pandas
 import pytest
 import tomli_w
 import torch
+from own_terms import add_terms
 from support import raises, run_verb
 from tiny import tiny_data
 
@@ -196,8 +197,8 @@ def test_columns_and_tokens_of_a_node_s_own_do_not_fit(kind: str, tmp_path: Path
 
 def ask(config: Path, content: bytes, digest: str | None = None, **changes: Any) -> dict[str, Any]:
     digest = compute_digest(content) if digest is None else digest
-    header = {"what": "hello", "asks_budget": False, "asks_labels": False, "transform": digest, **changes}
-    return read_answer(answer(str(config), {"header": pack_message(header), "transform": content}))
+    header = {"what": "hello", "transform": digest, **changes}
+    return read_answer(answer(str(config), {"header": pack_message(add_terms(header)), "transform": content}))
 
 
 def test_a_node_keeps_the_transform_and_says_when_it_is_lost(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, Protocol
 
 import torch
+from own_terms import add_terms
 from tiny import plain, tiny_federation
 
 from fleetfit.core import Evaluation, Failure, Federation, Job, Server, Update
@@ -312,16 +313,17 @@ SETUP: dict[str, Any] = {
 def make_parts(kind: str, place: int) -> dict[str, bytes]:
     """Return the parts of a server's message: kind "hello", "setup", "train", "evaluate" or "statistics"."""
     if kind == "hello":
-        return {"header": pack_message({"what": "hello", "asks_budget": True, "asks_labels": True, "transform": ""})}
+        return {"header": pack_message(add_terms({"what": "hello", "transform": ""}))}
     if kind == "setup":
-        return {"header": pack_message(SETUP)}
+        return {"header": pack_message(add_terms(SETUP))}
     pairs = real().replies[kind]
     job = pairs[place % len(pairs)][0]
     layout = real().federation.problem.layout
     bare = dump_job(replace(job, state={}, statistics={}, extra={}, method=METHOD), layout)
     state = dump_state(job.state, layout, job.submodel)
     problem = {**SETUP["problem"], "layout": layout.to_payload()}
-    parts = {"header": pack_message({**SETUP, "what": "job", "problem": problem, "job": bare}), "state": pack(state)}
+    header = add_terms({**SETUP, "what": "job", "problem": problem, "job": bare})
+    parts = {"header": pack_message(header), "state": pack(state)}
     if job.statistics:
         parts["statistics"] = pack(dict(job.statistics))
     if job.extra:

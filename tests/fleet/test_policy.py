@@ -1,0 +1,482 @@
+"""What a node's owner allows, and the node's log: each promise, and ways around it."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from datetime import datetime, time, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from own_terms import add_terms
+from support import raises, run_verb
+from tiny import plain, tiny_federation
+
+from fleetfit.errors import ConfigError, RunError
+
+pytest.importorskip("flwr", reason="the extra flower is not installed")
+
+from local_fleet import ALLOW, Lab, described
+
+from fleetfit.config import load_experiment
+from fleetfit.core import Evaluation, Job
+from fleetfit.fleet.node import answer, get_node
+from fleetfit.fleet.node_log import HEADS, NO_LINE, hash_line, read_heads, read_log
+from fleetfit.fleet.policy import Approvals, _is_within
+from fleetfit.fleet.protocol import pack_message, read_answer
+from fleetfit.fleet.server_app import adapt_experiment
+from fleetfit.fleet.settings import read_settings
+from fleetfit.fleet.terms import compute_fingerprint, make_terms
+from fleetfit.messages import dump_job, dump_state, pack
+from fleetfit.privacy import compute_epsilon
+from fleetfit.rounds import start
+
+DATA = """
+from pathlib import Path
+
+from tiny import tiny_data
+
+
+def load():
+    Path(__file__).with_name("was_read").touch()
+    return tiny_data()
+"""
+HELLO = add_terms({"what": "hello", "transform": ""})
+
+
+def configure(folder: Path, **settings: Any) -> str:
+    (folder / "own_data.py").write_text(DATA)
+    table = {"name": "pi", "budget": 0.5, "data": {"name": "own_data.py:load"}, "allow": ["tiny:tiny"], **settings}
+    (folder / "node.toml").write_text(tomli_w.dumps(table))
+    get_node.cache_clear()
+    return str(folder / "node.toml")
+
+
+def was_read(folder: Path) -> bool:
+    return (folder / "was_read").exists()
+
+
+def make_job(**changes: Any) -> tuple[dict[str, Any], bytes]:
+    """Return the header of a good training job, without terms, and its packed state."""
+    federation, _ = tiny_federation({"name": "fedavg"})
+    problem, sub = federation.problem, federation.levels[0].submodel
+    state = federation.method.dispatch(federation, start(federation), 0, sub)
+    job = Job("train", 1, 5, 0, 0, sub, state, {"name": "fedavg"}, 1, 0, local=plain(0.1, 1, 8))
+    job = dataclasses.replace(job, **changes)
+    header = {
+        "what": "job", "run": "ab" * 8, "base": "", "cost": "parameters", "transform": "",
+        "method": {"name": "fedavg"},
+        "problem": {"model": {"name": "tiny:tiny"}, "given": {"classes": 4, "input_shape": [1, 4, 4]},
+                    "task": "classification", "exits": list(problem.exits), "layout": problem.layout.to_payload()},
+        "job": dump_job(dataclasses.replace(job, state={}), problem.layout),
+    }  # fmt: skip
+    return header, pack(dump_state(state, problem.layout, sub))
+
+
+def send(path: str, header: Mapping[str, Any], state: bytes = b"") -> dict[str, Any]:
+    return read_answer(answer(path, {"header": pack_message(header)} | ({"state": state} if state else {})))
+
+
+# ---- terms: a run asks for nothing that an owner could not read ----------------------------------------------------
+
+
+def test_a_message_that_keeps_to_its_terms_is_answered(tmp_path: Path) -> None:
+    header, state = make_job()
+    assert "reply" in send(configure(tmp_path), add_terms(header), state)
+
+
+OTHER_TERMS: dict[str, dict[str, Any]] = {
+    "model": {"model": {"name": "cnn"}}, "peft": {"peft": {"name": "lora"}}, "method": {"method": {"name": "scalefl"}},
+    "fleet.cost": {"fleet": {"cost": "multiply_adds"}}, "transform": {"transform": "ab" * 32}, "rounds": {"rounds": 1},
+    "local": {"local": {**plain(0.1, 2, 8).dump()}}, "local.lr": {"local": {**plain(0.05, 1, 8).dump()}},
+    "secure": {"secure": {"bits": 20}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", OTHER_TERMS)
+def test_a_job_that_its_terms_do_not_have_is_refused(key: str, tmp_path: Path) -> None:
+    """The server shows harmless terms to the owner, and asks for something else."""
+    header, state = make_job()
+    terms = {k: {n: v for n, v in t.items() if v is not None} if k == "local" else t
+             for k, t in OTHER_TERMS[key].items()}  # fmt: skip
+    table = send(configure(tmp_path), add_terms(header, **terms), state)
+    assert f'"{key}"' in table["refused"] and "reply" not in table and not was_read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"kind": "evaluate", "evaluation": Evaluation(metrics=("tiny:tiny",))}, "metrics"),
+        ({"kind": "evaluate", "evaluation": Evaluation(personal=True)}, "personal"),
+        ({"kind": "labels"}, "asks_frequencies"),
+        ({"method": {"name": "scalefl"}}, "method"),
+    ],
+)
+def test_a_job_asks_for_no_more_than_its_terms(changes: dict[str, Any], key: str, tmp_path: Path) -> None:
+    header, state = make_job(**changes)
+    terms = add_terms(header, metrics=[], personal=False, asks_frequencies=False)
+    table = send(configure(tmp_path, reports_labels=True), terms, state)
+    assert f'"{key}"' in table["refused"] and not was_read(tmp_path)
+
+
+def test_a_hello_is_answered_by_its_terms(tmp_path: Path) -> None:
+    path = configure(tmp_path, reports_labels=True)
+    asked = send(path, add_terms({"what": "hello", "transform": ""}, asks_budget=False, asks_labels=False))["hello"]
+    assert not asked.keys() & {"budget", "labels"}
+    assert send(path, HELLO)["hello"].keys() >= {"budget", "labels"}
+
+
+def test_each_entry_of_a_run_file_that_a_node_sees_is_in_its_fingerprint() -> None:
+    def fingerprint(*overrides: str) -> str:
+        return compute_fingerprint(make_terms(adapt_experiment(load_experiment(None, overrides)), ""))
+
+    changes = (
+        "rounds=7", "model.norm=group", "method.beta=0.1", "local.epochs=2", "local.lr=0.2", "fleet.tolerance=0.3",
+        "fleet.reports_labels=true", "evaluate.personal=true", "method.options.fedprox.mu=0.1",
+        "secure.min_clients=4", "privacy.clipping_norm=0.3", "peft.name=lora", "name=diabetes",
+    )  # fmt: skip
+    found = {fingerprint(), *(fingerprint(change) for change in changes)}
+    assert len(found) == len(changes) + 1
+    for change in ("engine.wait_s=5", "checkpoint.keep=5", "cohort.fraction=0.5", "seed=4"):  # of the server alone
+        assert fingerprint(change) == fingerprint()
+
+
+# ---- policy --------------------------------------------------------------------------------------------------------
+
+soon = datetime.now() + timedelta(hours=2)
+LATER = f"{soon:%H:%M}-{soon + timedelta(hours=1):%H:%M}"
+REFUSING: dict[str, dict[str, Any]] = {
+    "methods": {"methods": ["scalefl", "heterofl"]},
+    "models": {"models": ["cnn"]},
+    "hours": {"hours": LATER},
+    "bytes_a_day": {"bytes_a_day": "10 B"},
+    "approval": {"approval": True},
+    "privacy": {"privacy": {"epsilon": 5.0, "delta": 1e-3, "clipping_norm": 1.0}},
+}
+
+
+@pytest.mark.parametrize("key", REFUSING)
+@pytest.mark.parametrize("what", ["hello", "setup", "job"])
+def test_what_the_owner_does_not_allow_is_refused_before_data_are_read(what: str, key: str, tmp_path: Path) -> None:
+    header, state = make_job()
+    message = HELLO if what == "hello" else add_terms({**header, "what": what})
+    message = {**message, "terms": {**message["terms"], "model": {"name": "tiny:tiny"}}}
+    path = configure(tmp_path, policy=REFUSING[key])
+    assert "owner" in send(path, message, state)["refused"]
+    assert not was_read(tmp_path)
+    assert "refused" not in send(configure(tmp_path), message, state) and was_read(tmp_path)
+
+
+def test_names_that_the_owner_allows_are_answered(tmp_path: Path) -> None:
+    header, state = make_job()
+    path = configure(tmp_path, policy={"methods": ["fedavg"], "models": ["tiny:tiny"], "bytes_a_day": "1 GB",
+                                       "jobs_a_day": 9})  # fmt: skip
+    assert "reply" in send(path, add_terms(header), state)
+
+
+def test_jobs_of_a_day_are_counted_over_restarts(tmp_path: Path) -> None:
+    header, state = make_job()
+    path = configure(tmp_path, policy={"jobs_a_day": 2})
+    assert "reply" in send(path, add_terms(header), state)
+    get_node.cache_clear()
+    wrong = {**header, "job": {**header["job"], "submodel": {}}}
+    assert "refused" in send(path, add_terms(wrong), state), "one that fails counts, too"
+    get_node.cache_clear()
+    assert "2 jobs a day" in send(path, add_terms(header), state)["refused"]
+    assert "hello" in send(path, HELLO), "a question is no job"
+
+
+def test_bytes_of_a_day_are_counted_both_ways(tmp_path: Path) -> None:
+    path = configure(tmp_path, policy={"bytes_a_day": "100 kB"})
+    got = [send(path, HELLO) for _ in range(200)]
+    answered = [table for table in got if "hello" in table]
+    assert 0 < len(answered) < len(got) and "refused" in got[-1]
+    entries, _ = read_log(tmp_path / "fleetfit-node" / "pi" / "log.jsonl")
+    assert sum(entry["bytes"] for entry in entries if entry["event"] != "refused") <= 100_000 + 1000
+
+
+def test_hours_may_pass_midnight() -> None:
+    assert _is_within(time(22), time(6), time(23)) and _is_within(time(22), time(6), time(5, 59))
+    assert not _is_within(time(22), time(6), time(6)) and not _is_within(time(22), time(6), time(21, 59))
+    assert _is_within(time(8), time(17), time(8)) and not _is_within(time(8), time(17), time(17))
+
+
+@pytest.mark.parametrize("hours", ["8-17-20", "25:00-06:00", "10:00-10:00", "10:00", ""])
+def test_wrong_hours_are_a_sentence(hours: str, tmp_path: Path) -> None:
+    with raises(ConfigError, "22:00-06:00", key="policy.hours"):
+        read_settings(configure(tmp_path, policy={"hours": hours}))
+
+
+def test_a_wrong_amount_is_a_sentence(tmp_path: Path) -> None:
+    with raises(ConfigError, "2 GB", key="policy.bytes_a_day"):
+        read_settings(configure(tmp_path, policy={"bytes_a_day": "two"}))
+
+
+def test_a_member_takes_part_in_secure_runs_only(tmp_path: Path) -> None:
+    run_verb("flower", "certificates", tmp_path / "ca", "--host", "localhost", code=0)
+    run_verb("flower", "member", tmp_path / "pi.member", "--authority", tmp_path / "ca", code=0)
+    path = configure(tmp_path, secure={"member": "pi.member"})
+    assert "[secure]" in send(path, HELLO)["refused"] and not was_read(tmp_path)
+    assert "hello" in send(path, add_terms({"what": "hello", "transform": ""}, secure={"bits": 20}))
+
+
+# ---- privacy -------------------------------------------------------------------------------------------------------
+
+LIMITS = {"epsilon": 5.0, "delta": 1e-3, "clipping_norm": 1.0}
+NOISE = {"noise_multiplier": 2.0, "rate": 0.5}
+PRIVATE = {"clipping_norm": 0.5, "noise_multiplier": 2.0}
+
+
+def private(round: int = 0, noise: Mapping[str, Any] = NOISE, **terms: Any) -> tuple[dict[str, Any], bytes]:
+    header, state = make_job(round=round)
+    return add_terms({**header, "privacy": dict(noise)}, privacy={**PRIVATE, **terms}), state
+
+
+@pytest.fixture
+def careful(tmp_path: Path) -> str:
+    pytest.importorskip("opacus", reason="the accountant is an extra: fleetfit[privacy]")
+    return configure(tmp_path, policy={"privacy": LIMITS})
+
+
+def test_a_private_run_within_the_bounds_is_answered(careful: str, tmp_path: Path) -> None:
+    assert "reply" in send(careful, *private())
+    entries, _ = read_log(tmp_path / "fleetfit-node" / "pi" / "log.jsonl")
+    assert entries[-1]["epsilon"] == pytest.approx(compute_epsilon(2.0, 0.5, 1, 1e-3), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("noise", "terms"),
+    [
+        (NOISE, {"clipping_norm": 1.5}), (NOISE, {"clipping_norm": None}), (NOISE, {"clipping_norm": "0.5"}),
+        ({}, {}), ({"noise_multiplier": 2.0}, {}), ({**NOISE, "rate": 0.0}, {}), ({**NOISE, "rate": True}, {}),
+        ({**NOISE, "noise_multiplier": 9.0}, {}),  # not that of the terms
+        ({**NOISE, "noise_multiplier": 0.1}, {"noise_multiplier": 0.1}),  # epsilon is spent at once
+    ],
+)  # fmt: skip
+def test_other_private_runs_are_refused(
+    noise: dict[str, Any], terms: dict[str, Any], careful: str, tmp_path: Path
+) -> None:
+    assert "refused" in send(careful, *private(0, noise, **terms)) and not was_read(tmp_path)
+
+
+def test_the_budget_ends_also_if_the_server_counts_no_rounds(careful: str) -> None:
+    """It says round 0 each time; the node counts its own jobs."""
+    bound = next(n for n in range(1, 100) if compute_epsilon(2.0, 0.5, n, 1e-3) > LIMITS["epsilon"])
+    answered = 0
+    while "reply" in send(careful, *private()):
+        answered += 1
+        get_node.cache_clear()
+    assert answered == bound - 1
+
+
+# ---- approval ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_waits_until_its_owner_approves(tmp_path: Path) -> None:
+    path = configure(tmp_path, policy={"approval": True})
+    fingerprint = compute_fingerprint(HELLO["terms"])
+    assert fingerprint in send(path, HELLO)["refused"]
+    listed = run_verb("flower", "approve", path, code=0).out
+    assert "waiting" in listed and fingerprint[:12] in listed
+    shown = run_verb("flower", "approve", path, fingerprint[:10], code=0).out
+    assert "fedavg" in shown and fingerprint in shown
+    assert "hello" in send(path, HELLO)
+    assert "approved" in run_verb("flower", "approve", path, code=0).out
+    run_verb("flower", "approve", path, fingerprint[:10], "--withdraw", code=0)
+    assert "refused" in send(path, HELLO)
+
+
+@pytest.mark.parametrize("key", HELLO["terms"])
+def test_an_approved_run_with_other_terms_is_another_run(key: str, tmp_path: Path) -> None:
+    path = configure(tmp_path, policy={"approval": True})
+    send(path, HELLO)
+    Approvals(tmp_path / "fleetfit-node" / "pi").approve(compute_fingerprint(HELLO["terms"]))
+    other: dict[type, Callable[[Any], Any]] = {
+        str: lambda value: value + "x", int: lambda value: value + 1, bool: lambda value: not value,
+        dict: lambda value: {**value, "more": 1}, list: lambda value: [*value, "x"],
+    }  # fmt: skip
+    value = HELLO["terms"][key]
+    terms = {**HELLO["terms"], key: other[type(value)](value)}
+    assert "refused" in send(path, {**HELLO, "terms": terms, "transform": terms["transform"]})
+
+
+def test_waiting_terms_that_were_changed_are_not_approved(tmp_path: Path) -> None:
+    """What the owner reads is what the fingerprint is of."""
+    path = configure(tmp_path, policy={"approval": True})
+    send(path, HELLO)
+    waiting = tmp_path / "fleetfit-node" / "pi" / "waiting.json"
+    waiting.write_text(waiting.read_text().replace("fedavg", "fedprox"))
+    fingerprint = compute_fingerprint(HELLO["terms"])
+    assert run_verb("flower", "approve", path, fingerprint[:12], code=2).err
+
+
+@pytest.mark.parametrize("start", ["", "abc", "0123456789"])
+def test_an_unknown_fingerprint_is_a_sentence(start: str, tmp_path: Path) -> None:
+    configure(tmp_path, policy={"approval": True})
+    with raises(ConfigError, key="fingerprint"):
+        Approvals(tmp_path / "fleetfit-node" / "pi").approve(start)
+
+
+def test_a_flood_of_runs_does_not_fill_the_disk(tmp_path: Path) -> None:
+    path = configure(tmp_path, policy={"approval": True})
+    for number in range(30):
+        send(path, add_terms({"what": "hello", "transform": ""}, rounds=number + 1))
+    waiting = Approvals(tmp_path / "fleetfit-node" / "pi").read_waiting()
+    assert len(waiting) == 20 and [terms["rounds"] for terms in waiting.values()][-1] == 30
+    assert "characters" in send(path, add_terms({"what": "hello", "transform": ""}, name="x" * 70_000))["refused"]
+
+
+# ---- the log -------------------------------------------------------------------------------------------------------
+
+
+def log_of(folder: Path) -> Path:
+    return folder / "fleetfit-node" / "pi" / "log.jsonl"
+
+
+def fill_log(folder: Path) -> tuple[str, list[dict[str, Any]]]:
+    """Return the configuration of a node, and the heads that came with its answers."""
+    header, state = make_job()
+    path = configure(folder, policy={"methods": ["fedavg"]})
+    heads = [send(path, HELLO)["log"], send(path, add_terms(header), state)["log"]]
+    other = add_terms({"what": "hello", "transform": ""}, method={"name": "scalefl"})
+    return path, [*heads, send(path, other)["log"], send(path, HELLO)["log"]]
+
+
+def test_the_log_has_requests_decisions_and_what_left(tmp_path: Path) -> None:
+    _, heads = fill_log(tmp_path)
+    entries, head = read_log(log_of(tmp_path))
+    events = [(entry["event"], entry["what"]) for entry in entries]
+    answered = [("allowed", "hello"), ("left", "hello")]
+    assert events == [*answered, ("allowed", "job"), ("left", "job"), ("refused", "hello"), *answered]
+    assert [one["entries"] for one in heads] == [2, 4, 5, 7] and heads[-1]["hash"] == head
+    assert entries[3]["round"] == 1 and len(entries[3]["sha256"]) == 64 and entries[3]["bytes"] > 1000
+    lines = log_of(tmp_path).read_bytes().splitlines()  # by hand
+    assert [json.loads(line)["before"] for line in lines] == [NO_LINE, *map(hash_line, lines[:-1])]
+
+
+def rewrite(path: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+    """Change lines of a log, and make the chain anew."""
+    entries, before = change([json.loads(line) for line in path.read_bytes().splitlines()]), NO_LINE
+    lines = []
+    for number, entry in enumerate(entries, 1):
+        lines.append(json.dumps({**entry, "number": number, "before": before}).encode())
+        before = hash_line(lines[-1])
+    path.write_bytes(b"\n".join(lines) + b"\n")
+
+
+def shrink(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**entry, "bytes": 1} if number == 3 else entry for number, entry in enumerate(entries)]
+
+
+CHANGES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
+    "a changed line": lambda lines: [lines[0], lines[1].replace(b'"bytes": ', b'"bytes": 1'), *lines[2:]],
+    "a removed line": lambda lines: [*lines[:2], *lines[3:]],
+    "lines in another order": lambda lines: [lines[1], lines[0], *lines[2:]],
+    "a line twice": lambda lines: [lines[0], lines[0], *lines[1:]],
+    "the first line is gone": lambda lines: lines[1:],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_log_is_found(change: str, tmp_path: Path) -> None:
+    path, _ = fill_log(tmp_path)
+    assert run_verb("flower", "log", path, code=0).out.count("\n") >= 8
+    lines = log_of(tmp_path).read_bytes().splitlines(keepends=True)
+    log_of(tmp_path).write_bytes(b"".join(CHANGES[change](lines)))
+    with raises(RunError, "line"):
+        read_log(log_of(tmp_path))
+    assert "line" in run_verb("flower", "log", path, code=2).err
+
+
+REWRITTEN: dict[str, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {
+    "what left was more": shrink, "the last lines are gone": lambda entries: entries[:-2],
+    "a line is gone": lambda entries: [*entries[:2], *entries[3:]],
+    "a line is new": lambda entries: [*entries[:4], {**entries[0], "event": "allowed"}, *entries[4:]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", REWRITTEN)
+def test_a_log_with_a_new_chain_is_found_by_the_servers_heads(change: str, tmp_path: Path) -> None:
+    """The node's side rewrites its log alone: every hash is computed anew."""
+    path, heads = fill_log(tmp_path)
+    kept = tmp_path / HEADS
+    kept.write_text("".join(json.dumps({"heads": {"pi": head, "other": {"entries": 1, "hash": ""}}}) + "\n"
+                            for head in heads))  # fmt: skip
+    assert "4 heads agree" in run_verb("flower", "log", path, "--heads", kept, code=0).out
+    rewrite(log_of(tmp_path), REWRITTEN[change])
+    read_log(log_of(tmp_path))
+    assert "server" in run_verb("flower", "log", path, "--heads", kept, code=2).err
+
+
+def test_heads_that_the_server_changes_do_not_agree(tmp_path: Path) -> None:
+    path, heads = fill_log(tmp_path)
+    kept = tmp_path / HEADS
+    kept.write_text(json.dumps({"heads": {"pi": {**heads[1], "hash": "ab" * 32}}}) + "\n")
+    assert "line 4" in run_verb("flower", "log", path, "--heads", kept, code=2).err
+    kept.write_text(json.dumps({"heads": {"other": heads[1]}}) + "\n")
+    assert run_verb("flower", "log", path, "--heads", kept, code=2).err
+
+
+def test_a_line_that_a_loss_of_power_cut_off_goes(tmp_path: Path) -> None:
+    path, heads = fill_log(tmp_path)
+    with log_of(tmp_path).open("ab") as file:
+        file.write(b'{"number": 8, "time')
+    get_node.cache_clear()
+    assert send(path, HELLO)["log"]["entries"] == heads[-1]["entries"] + 2
+    assert len(read_log(log_of(tmp_path))[0]) == 9
+
+
+def test_nothing_leaves_a_node_that_cannot_write_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header, state = make_job()
+    path = configure(tmp_path)
+    send(path, HELLO)
+
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fleetfit.files.append_line", fail)
+    assert send(path, add_terms(header), state).keys() == {"protocol", "refused"}
+
+
+# ---- a run ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_without_the_node_whose_owner_refuses(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, described({"name": "scalefl"}), [0.5, 0.6, 1.0, 0.5, 1.0])
+    lab.config(1, policy={"methods": ["fedavg"]})
+    lab.config(3, policy={"methods": ["scalefl"]})
+    run = lab.serve(nodes=4)
+    assert run.finished and "Node 102 does not take part: the owner" in lab.output
+    for client, has_part in ((0, True), (1, False), (3, True)):
+        folder = tmp_path / f"node-{client}" / "fleetfit-node" / f"node-{client}"
+        entries, head = read_log(folder / "log.jsonl")
+        assert any(entry["event"] == "left" and entry.get("kind") == "train" for entry in entries) == has_part
+        if has_part:
+            assert read_heads(run.folder / HEADS, f"node-{client}")[-1] == {"entries": len(entries), "hash": head}
+    fingerprint = compute_fingerprint(json.loads((run.folder / "nodes.json").read_text())["terms"])
+    assert fingerprint in lab.output and all(entry["fingerprint"] == fingerprint for entry in entries)
+
+
+def test_a_run_has_its_fingerprint_also_when_it_is_resumed(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, described({"name": "scalefl"}), [0.5, 0.6, 1.0, 0.5, 1.0], {"policy": {"approval": True}})
+    terms = make_terms(adapt_experiment(load_experiment(lab_file(lab))), "")
+    for config in lab.configs:
+        folder = Path(read_settings(config).folder)
+        with raises(RunError, key="policy.approval"):
+            Approvals(folder).check(terms)
+        Approvals(folder).approve(compute_fingerprint(terms))
+    run = lab.serve()
+    assert run.finished and ALLOW
+    (run.folder / "summary.json").unlink()
+    checkpoints = sorted((run.folder / "checkpoints").iterdir())
+    checkpoints[-1].unlink()
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run.folder / "metrics.jsonl").write_text("".join(lines[:-1]))
+    assert lab.serve(resume=True).finished
+
+
+def lab_file(lab: Lab) -> Path:
+    path = lab.folder / "run.toml"
+    path.write_text(tomli_w.dumps({**lab.table, "engine": {"name": "flower", "nodes": 5}}))
+    return path

@@ -1,0 +1,31 @@
+"""The terms of a hand-made message of a fleet: those that ask for what it asks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tiny import plain
+
+from fleetfit.config.dump import make_plain
+
+
+def add_terms(header: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    """Return a header with its run's terms, and the other entries that all messages have."""
+    header = {"run": "ab" * 8, "privacy": {}, **header}
+    problem, job = header.get("problem"), header.get("job")
+    problem, job = problem if isinstance(problem, Mapping) else {}, job if isinstance(job, Mapping) else {}
+    model, evaluation = problem.get("model"), job.get("evaluation")
+    metrics = evaluation.get("metrics", []) if isinstance(evaluation, Mapping) else []
+    local = job.get("local")
+    method = header.get("method", {"name": "fedavg"})
+    terms = {
+        "name": "", "rounds": 1000, "model": dict(model) if isinstance(model, Mapping) else {},
+        "peft": problem.get("peft", {"name": "full"}), "method": method if isinstance(method, Mapping) else {},
+        "local": make_plain(local if isinstance(local, Mapping) else plain().dump()), "metrics": metrics,
+        "personal": True, "fleet": {"cost": header.get("cost", "parameters")}, "asks_budget": True,
+        "asks_labels": True,
+        "asks_frequencies": True, "transform": header["transform"] if isinstance(header["transform"], str) else "",
+        "secure": {}, "privacy": {},
+    }  # fmt: skip
+    if header["what"] == "hello":
+        header.pop("privacy")
+    return {"terms": {**terms, **changes}, **header}
