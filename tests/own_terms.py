@@ -1,4 +1,4 @@
-"""The terms of a hand-made message of a fleet: those that ask for what it asks."""
+"""Hand-made messages of a fleet: their terms, and answers that can be compared."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 from tiny import plain
 
 from fleetfit.config.dump import make_plain
+from fleetfit.messages import pack, unpack
 
 
 def add_terms(header: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
@@ -29,3 +30,8 @@ def add_terms(header: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     if header["what"] == "hello":
         header.pop("privacy")
     return {"terms": {**terms, **changes}, **header}
+
+
+def drop_head(content: bytes | bytearray) -> bytes:
+    """Return an answer without the head of the node's log, which has the time in it."""
+    return pack({key: value for key, value in unpack(content).items() if key != "log"})

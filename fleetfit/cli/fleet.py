@@ -169,6 +169,34 @@ def log(
 
 
 @app.command()
+def revoke(
+    node: Annotated[int, typer.Argument(help="Id of the node: nodes.json of a run, or flwr supernode list.")],
+    superlink: Annotated[
+        str, typer.Argument(help="Name of the SuperLink in Flower's configuration. Default: Flower's default.")
+    ] = "",
+    authority: Annotated[
+        Path | None, path_option(parse_folder, "Folder of the fleet's authority, if the node has a member's key.")
+    ] = None,
+) -> None:
+    """Revoke a node's key at the SuperLink, and with --authority the keys of all members."""
+    from fleetfit.cli import output
+    from fleetfit.fleet.certificates import replace_members_authority
+
+    code = subprocess.call(
+        [find_flwr("Revoking a key"), "supernode", "unregister", str(node), *([superlink] if superlink else [])]
+    )
+    if code:
+        raise typer.Exit(code)
+    output.print_line(f"The SuperLink refuses node {node} from now on.")
+    if authority is not None:
+        old = replace_members_authority(authority)
+        output.print_line(
+            f"The members' keys of {old} count no more. Make a new one for each node that remains: fleetfit flower "
+            f"member FILE --authority {authority}. Until then no secure round has enough members."
+        )
+
+
+@app.command()
 def resume(
     folder: Annotated[Path, path_argument(parse_folder, "Run folder on the SuperLink's machine.")],
     superlink: Annotated[
@@ -181,12 +209,22 @@ def resume(
     from fleetfit.runs.folder import RunFolder
 
     path = RunFolder.open_fleet(folder).path.resolve()
-    flwr = Path(sys.executable).parent / "flwr"
-    if not flwr.is_file():
-        raise MissingExtra("flower", "Resuming a fleet's run")
+    flwr = find_flwr("Resuming a fleet's run")
     with tempfile.TemporaryDirectory(prefix="fleetfit-") as scratch:
         app_folder = Path(scratch) / "app"
         write_app(app_folder, None, {"run-file": "", "resume": str(path)}, name="fleetfit-resume")
         output.print_line(f"Continuing {path}.")
-        code = subprocess.call([str(flwr), "run", str(app_folder), *([superlink] if superlink else []), "--stream"])
+        code = subprocess.call([flwr, "run", str(app_folder), *([superlink] if superlink else []), "--stream"])
     raise typer.Exit(code)
+
+
+def find_flwr(what: str) -> str:
+    """Return the path of Flower's command.
+
+    Raises:
+        MissingExtra: Flower is not installed.
+    """
+    flwr = Path(sys.executable).parent / "flwr"
+    if not flwr.is_file():
+        raise MissingExtra("flower", what)
+    return str(flwr)

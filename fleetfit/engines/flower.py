@@ -11,17 +11,22 @@ from fleetfit.errors import ConfigError, check_range
 
 @dataclass(frozen=True)
 class Rules:
-    """When a fleet's run begins, and when its rounds end; `flower` and `[cohort]` explain the keys."""
+    """When a fleet's run begins, with whom, and when its rounds end; `flower` and `[cohort]` explain the keys.
+
+    Attributes:
+        names: Names of the only nodes that take part; empty for any.
+    """
 
     nodes: int = 1
     wait_s: float = 600.0
     deadline_s: float = 600.0
     quorum: float = 1.0
     over_selection: float = 0.0  # both are keys of [cohort]
+    names: tuple[str, ...] = ()
 
 
 def flower(
-    nodes: int = 1,
+    nodes: int | list[str] = 1,
     wait_s: float = 600.0,
     deadline_s: float = 600.0,
     simulation: Any = None,
@@ -30,7 +35,7 @@ def flower(
 
     Args:
         nodes: Nodes that must have enrolled before the first round. Levels are planned from their budgets; more may
-            join later.
+            join later. Or the names of the only nodes that take part.
         wait_s: Seconds to wait for them.
         deadline_s: Seconds from sending a job until it counts as failed.
         simulation: Set by `fleetfit run`, which has no nodes.
@@ -44,8 +49,12 @@ def flower(
             "flower init DIR`, and start it with `flwr run DIR`.",
             key="engine.name",
         )
-    if nodes < 1:
-        raise ConfigError(f"engine.nodes must be at least 1, got {nodes}.", key="engine.nodes")
+    names = tuple(nodes) if isinstance(nodes, list) else ()
+    count = len(names) if isinstance(nodes, list) else nodes
+    if count < 1 or len(set(names)) < len(names):
+        raise ConfigError(
+            f"engine.nodes must be at least 1, or a list of different names, got {nodes}.", key="engine.nodes"
+        )
     check_range("engine.wait_s", wait_s, 0)
     check_range("engine.deadline_s", deadline_s, 0)
-    return Rules(nodes, wait_s, deadline_s)
+    return Rules(count, wait_s, deadline_s, names=names)

@@ -45,6 +45,7 @@ name = "kitchen-pi"
 budget = 0.25               # of the full model; or { parameters = 0.25, memory_bytes = "200 MB" }; or "budget.toml"
 reports_budget = true       # false: the server never learns it, and runs AdaptiveFL
 # memory_limit = "300 MB"   # a job that needs more fails, instead of the device
+# policy = { approval = true, hours = "22:00-06:00", jobs_a_day = 200 }   # what you allow: docs/fleet.md
 [data]
 name = "digits"             # or your own: "my_data.py:load", a function that returns a fleetfit.Data
 partition = { kind = "dirichlet", alpha = 1.0, clients = 4 }   # for a trial: one part of it only

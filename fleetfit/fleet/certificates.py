@@ -132,6 +132,27 @@ def make_member(path: Path, folder: Path) -> None:
         ) from None
 
 
+def replace_members_authority(folder: Path) -> Path:
+    """Set the authority of members aside, so that the next `make_member` makes another one.
+
+    Members of two authorities do not take part in one secure round, so a node with a file of the old one is out.
+
+    Args:
+        folder: Of the authority.
+
+    Returns:
+        The file that the old key is in now.
+
+    Raises:
+        ConfigError: The folder has no authority of members, or cannot be written.
+    """
+    key = folder / "members.key"
+    try:
+        return key.replace(key.with_name("members.key.old"))
+    except OSError as error:
+        raise ConfigError(f"{key} cannot be renamed: {files.format_os_error(error)}.", path=key) from None
+
+
 def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """Return the private key of a node in a file.
 

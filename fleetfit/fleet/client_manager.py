@@ -13,7 +13,7 @@ together with the second (`transport.HOLD`), and after both replies it has none 
 import math
 import queue
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -76,6 +76,7 @@ class ClientManager:
         transform: The transform by which the nodes prepare their samples, packed; empty where there is none.
         online: Flower's ids of the connected nodes.
         changed: Whether members were added or have changed since they were last stored.
+        names: Names of the only nodes that take part, one node each; empty for any.
         heads: The last head of each node's log that came since they were last stored, by the node's name.
     """
 
@@ -89,6 +90,7 @@ class ClientManager:
     transform: bytes = b""
     online: set[int] = field(default_factory=set)
     changed: bool = False
+    names: Sequence[str] = ()
     heads: dict[str, Any] = field(default_factory=dict)
     _replies: ReplyQueue = field(default_factory=queue.Queue)
     _questions: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -261,6 +263,14 @@ class ClientManager:
         else:
             raise RunError("it did not keep the tensors that are never trained.")
 
+    def _check_name(self, node: int, name: str) -> str:
+        """Return why a node is none of those that the run names, or ""."""
+        if self.names and name not in self.names:
+            return f"its name is {name}, and engine.nodes names {', '.join(self.names)}."
+        if self.names and any(m.description.name == name and m.node != node for m in (*self.members, *self._new)):
+            return f"another node has the name {name}, which engine.nodes has once."
+        return ""
+
     def keep_head(self, name: str, answer: Mapping[str, Any]) -> None:
         """Keep the head of a node's log, if an answer has one."""
         head = answer.get("log")
@@ -268,7 +278,7 @@ class ClientManager:
             self.heads[name] = {"entries": head["entries"], "hash": head["hash"][:64]}
 
     def _enrol(self, node: int, description: NodeDescription) -> None:
-        if problem := self.check_node(description):
+        if problem := self.check_node(description) or self._check_name(node, description.name):
             raise RunError(problem)
         member, budget = self._find_member(node), _format_budget(description)
         if member is None:

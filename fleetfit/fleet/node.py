@@ -33,7 +33,7 @@ from fleetfit.data.transform import FILE as TRANSFORM
 from fleetfit.engines.secure import make_label_layout
 from fleetfit.errors import ConfigError, FleetFitError, RunError, format_exception, one_line
 from fleetfit.fleet.node_log import NodeLog
-from fleetfit.fleet.policy import Policy
+from fleetfit.fleet.policy import PolicyCheck
 from fleetfit.fleet.protocol import (
     Header,
     check_header,
@@ -259,7 +259,7 @@ class Node:
         self._memory_limit = MemoryLimit(settings.limit_bytes)
         self._transform = ""
         self._log = NodeLog(Path(settings.folder))
-        self._policy = Policy(settings, self._log)
+        self._policy = PolicyCheck(settings, self._log)
 
     @cached_property
     def data(self) -> Data:

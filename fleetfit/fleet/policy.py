@@ -1,7 +1,8 @@
 """What the owner of a node allows: a message outside of it is refused before the node's data are read.
 
-`Policy` judges the terms of a run (see `fleetfit.fleet.terms`), to which each message is held. It counts what the node
-has answered by the node's log. A run that must be approved waits in the node's folder until `fleetfit flower approve`.
+`PolicyCheck` judges the terms of a run (see `fleetfit.fleet.terms`), to which each message is held. It counts what the
+node has answered by the node's log. A run that must be approved waits in the node's folder until `fleetfit flower
+approve`.
 """
 
 import json
@@ -23,7 +24,7 @@ _MAX_WAITING = 20
 _JOBS = ("job", "secure")
 
 
-class Policy:
+class PolicyCheck:
     """The owner's decision on each message."""
 
     def __init__(self, settings: NodeSettings, log: NodeLog) -> None:

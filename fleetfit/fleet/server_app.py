@@ -125,14 +125,15 @@ def replace_groups(experiment: Experiment, nodes: Sequence[NodeDescription]) -> 
 
 
 def make_manager(
-    transport: Transport, experiment: Experiment, transform: Transform | None, key: str, terms: Terms | None,
-    say: Callable[[str], None],
+    transport: Transport, experiment: Experiment, rules: Rules, transform: Transform | None, key: str,
+    terms: Terms | None, say: Callable[[str], None],
 ) -> ClientManager:  # fmt: skip
     """Return the manager of a run's clients, none of whom has enrolled yet.
 
     Args:
         transport: Messages out, replies in.
         experiment: The run.
+        rules: Its rules.
         transform: That of the nodes.
         key: The run's.
         terms: Those that the run began with; None: it begins.
@@ -141,7 +142,8 @@ def make_manager(
     packed = b"" if transform is None else pack_transform(transform)
     terms = terms or make_terms(experiment, compute_digest(packed) if packed else "")
     say(f"Fingerprint of the run: {compute_fingerprint(terms)}.")
-    return ClientManager(transport, key, terms, make_node_check(experiment), say, transform=packed)
+    check_node = make_node_check(experiment)
+    return ClientManager(transport, key, terms, check_node, say, transform=packed, names=rules.names)
 
 
 def make_node_check(experiment: Experiment, facts: DataDescription | None = None) -> Callable[[NodeDescription], str]:
@@ -185,7 +187,7 @@ def wait_for_nodes(manager: ClientManager, rules: Rules, say: Callable[[str], No
     """
     start = time.monotonic()
     complete: float | None = None  # when enough had enrolled
-    say(f"Waiting for {rules.nodes} node{'s' if rules.nodes > 1 else ''}.")
+    say(f"Waiting for {', '.join(rules.names) or f'{rules.nodes} node' + 's' * (rules.nodes > 1)}.")
 
     def format_line() -> str:
         return f"Waiting: {manager.enrolled} of {rules.nodes} nodes have enrolled, {len(manager.online)} are connected."
@@ -345,7 +347,7 @@ class _FleetRun:
             )
         rules = make_rules(experiment)
         transform = None if experiment.data.transform is None else Transform.load(experiment.data.transform)
-        manager = make_manager(transport, experiment, transform, secrets.token_hex(8), None, say)
+        manager = make_manager(transport, experiment, rules, transform, secrets.token_hex(8), None, say)
         wait_for_nodes(manager, rules, say)
         nodes = [member.description for member in manager.members]
         manager.check_node = make_node_check(experiment, find_common_data(nodes))
@@ -368,7 +370,7 @@ class _FleetRun:
         try:
             table = run.files.json(NODES)
             terms = parse_terms(table["terms"])
-            manager = make_manager(transport, run.experiment, transform, str(table["run"]), terms, say)
+            manager = make_manager(transport, run.experiment, rules, transform, str(table["run"]), terms, say)
             manager.restore(table["members"])
         except (ValueError, KeyError, TypeError, RunError) as error:
             raise RunError(f"{run.folder / NODES} is damaged: {error}.", path=run.folder / NODES) from None

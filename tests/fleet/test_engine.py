@@ -611,6 +611,8 @@ def test_untrained_tensors_are_sent_again_after_a_loss(tmp_path: Path) -> None:
     ("settings", "expected"),
     [
         ({"nodes": 0}, Expected(1, key="engine.nodes")),
+        ({"nodes": []}, Expected(1, key="engine.nodes")),
+        ({"nodes": ["pi", "pi"]}, Expected("pi", key="engine.nodes")),
         ({"wait_s": 0.0}, Expected(0, key="engine.wait_s")),
         ({"deadline_s": -1.0}, Expected(0, key="engine.deadline_s")),
     ],

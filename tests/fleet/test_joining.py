@@ -128,7 +128,7 @@ def test_a_key_that_the_superlink_forgets_ends_the_node(lab):
     node = lab.node("forgotten", key, retry_s=8)
     lab.accepted("forgotten")
     number = lab.log("forgotten").split("SuperNode ID: ")[1].split()[0]
-    lab._done(["flwr", "supernode", "unregister", number, "lab"])
+    lab._done([sys.executable, "-m", "fleetfit", "flower", "revoke", number, "lab"])
     assert node.wait(LIMIT_S) == 2, lab.log("forgotten")
     assert len(own_lines(lab, "forgotten")) >= 2, "one for each try, and one at the end"
 

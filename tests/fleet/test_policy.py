@@ -21,10 +21,12 @@ from local_fleet import ALLOW, Lab, described
 
 from fleetfit.config import load_experiment
 from fleetfit.core import Evaluation, Job
+from fleetfit.fleet.certificates import replace_members_authority
 from fleetfit.fleet.node import answer, get_node
 from fleetfit.fleet.node_log import HEADS, NO_LINE, hash_line, read_heads, read_log
 from fleetfit.fleet.policy import Approvals, _is_within
 from fleetfit.fleet.protocol import pack_message, read_answer
+from fleetfit.fleet.secure_aggregation import read_member
 from fleetfit.fleet.server_app import adapt_experiment
 from fleetfit.fleet.settings import read_settings
 from fleetfit.fleet.terms import compute_fingerprint, make_terms
@@ -122,8 +124,8 @@ def test_a_job_asks_for_no_more_than_its_terms(changes: dict[str, Any], key: str
 
 def test_a_hello_is_answered_by_its_terms(tmp_path: Path) -> None:
     path = configure(tmp_path, reports_labels=True)
-    asked = send(path, add_terms({"what": "hello", "transform": ""}, asks_budget=False, asks_labels=False))["hello"]
-    assert not asked.keys() & {"budget", "labels"}
+    short = send(path, add_terms({"what": "hello", "transform": ""}, asks_budget=False, asks_labels=False))["hello"]
+    assert not short.keys() & {"budget", "labels"}
     assert send(path, HELLO)["hello"].keys() >= {"budget", "labels"}
 
 
@@ -136,8 +138,8 @@ def test_each_entry_of_a_run_file_that_a_node_sees_is_in_its_fingerprint() -> No
         "fleet.reports_labels=true", "evaluate.personal=true", "method.options.fedprox.mu=0.1",
         "secure.min_clients=4", "privacy.clipping_norm=0.3", "peft.name=lora", "name=diabetes",
     )  # fmt: skip
-    found = {fingerprint(), *(fingerprint(change) for change in changes)}
-    assert len(found) == len(changes) + 1
+    fingerprints = {fingerprint(), *(fingerprint(change) for change in changes)}
+    assert len(fingerprints) == len(changes) + 1
     for change in ("engine.wait_s=5", "checkpoint.keep=5", "cohort.fraction=0.5", "seed=4"):  # of the server alone
         assert fingerprint(change) == fingerprint()
 
@@ -189,9 +191,9 @@ def test_jobs_of_a_day_are_counted_over_restarts(tmp_path: Path) -> None:
 
 def test_bytes_of_a_day_are_counted_both_ways(tmp_path: Path) -> None:
     path = configure(tmp_path, policy={"bytes_a_day": "100 kB"})
-    got = [send(path, HELLO) for _ in range(200)]
-    answered = [table for table in got if "hello" in table]
-    assert 0 < len(answered) < len(got) and "refused" in got[-1]
+    tables = [send(path, HELLO) for _ in range(200)]
+    answered = [table for table in tables if "hello" in table]
+    assert 0 < len(answered) < len(tables) and "refused" in tables[-1]
     entries, _ = read_log(tmp_path / "fleetfit-node" / "pi" / "log.jsonl")
     assert sum(entry["bytes"] for entry in entries if entry["event"] != "refused") <= 100_000 + 1000
 
@@ -400,22 +402,22 @@ REWRITTEN: dict[str, Callable[[list[dict[str, Any]]], list[dict[str, Any]]]] = {
 def test_a_log_with_a_new_chain_is_found_by_the_servers_heads(change: str, tmp_path: Path) -> None:
     """The node's side rewrites its log alone: every hash is computed anew."""
     path, heads = fill_log(tmp_path)
-    kept = tmp_path / HEADS
-    kept.write_text("".join(json.dumps({"heads": {"pi": head, "other": {"entries": 1, "hash": ""}}}) + "\n"
+    stored = tmp_path / HEADS
+    stored.write_text("".join(json.dumps({"heads": {"pi": head, "other": {"entries": 1, "hash": ""}}}) + "\n"
                             for head in heads))  # fmt: skip
-    assert "4 heads agree" in run_verb("flower", "log", path, "--heads", kept, code=0).out
+    assert "4 heads agree" in run_verb("flower", "log", path, "--heads", stored, code=0).out
     rewrite(log_of(tmp_path), REWRITTEN[change])
     read_log(log_of(tmp_path))
-    assert "server" in run_verb("flower", "log", path, "--heads", kept, code=2).err
+    assert "server" in run_verb("flower", "log", path, "--heads", stored, code=2).err
 
 
 def test_heads_that_the_server_changes_do_not_agree(tmp_path: Path) -> None:
     path, heads = fill_log(tmp_path)
-    kept = tmp_path / HEADS
-    kept.write_text(json.dumps({"heads": {"pi": {**heads[1], "hash": "ab" * 32}}}) + "\n")
-    assert "line 4" in run_verb("flower", "log", path, "--heads", kept, code=2).err
-    kept.write_text(json.dumps({"heads": {"other": heads[1]}}) + "\n")
-    assert run_verb("flower", "log", path, "--heads", kept, code=2).err
+    stored = tmp_path / HEADS
+    stored.write_text(json.dumps({"heads": {"pi": {**heads[1], "hash": "ab" * 32}}}) + "\n")
+    assert "line 4" in run_verb("flower", "log", path, "--heads", stored, code=2).err
+    stored.write_text(json.dumps({"heads": {"other": heads[1]}}) + "\n")
+    assert run_verb("flower", "log", path, "--heads", stored, code=2).err
 
 
 def test_a_line_that_a_loss_of_power_cut_off_goes(tmp_path: Path) -> None:
@@ -447,7 +449,7 @@ def test_a_run_goes_on_without_the_node_whose_owner_refuses(tmp_path: Path) -> N
     lab.config(1, policy={"methods": ["fedavg"]})
     lab.config(3, policy={"methods": ["scalefl"]})
     run = lab.serve(nodes=4)
-    assert run.finished and "Node 102 does not take part: the owner" in lab.output
+    assert run.finished
     for client, has_part in ((0, True), (1, False), (3, True)):
         folder = tmp_path / f"node-{client}" / "fleetfit-node" / f"node-{client}"
         entries, head = read_log(folder / "log.jsonl")
@@ -456,6 +458,26 @@ def test_a_run_goes_on_without_the_node_whose_owner_refuses(tmp_path: Path) -> N
             assert read_heads(run.folder / HEADS, f"node-{client}")[-1] == {"entries": len(entries), "hash": head}
     fingerprint = compute_fingerprint(json.loads((run.folder / "nodes.json").read_text())["terms"])
     assert fingerprint in lab.output and all(entry["fingerprint"] == fingerprint for entry in entries)
+
+
+def test_a_run_takes_the_nodes_that_it_names(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, described({"name": "scalefl"}, cohort={"fraction": 1.0}), [0.5, 0.6, 1.0, 0.5, 1.0])
+    lab.config(4, name="node-2")  # it claims another one's name
+    run = lab.serve(nodes=["node-0", "node-2"])
+    members = json.loads((run.folder / "nodes.json").read_text())["members"]
+    assert [member["name"] for member in members] == ["node-0", "node-2"]
+    assert run.finished
+
+
+def test_a_revoked_authority_is_set_aside(tmp_path: Path) -> None:
+    first, second = tmp_path / "a.member", tmp_path / "b.member"
+    run_verb("flower", "member", first, "--authority", tmp_path, code=0)
+    replace_members_authority(tmp_path)
+    run_verb("flower", "member", second, "--authority", tmp_path, code=0)
+    authorities = [read_member(path)[1] for path in (first, second)]
+    assert authorities[0] != authorities[1] and (tmp_path / "members.key.old").exists()
+    with raises(ConfigError, "members.key"):
+        replace_members_authority(tmp_path / "nowhere")
 
 
 def test_a_run_has_its_fingerprint_also_when_it_is_resumed(tmp_path: Path) -> None:

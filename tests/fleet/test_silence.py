@@ -12,6 +12,7 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 
 from flwr.app import Message
 from local_fleet import CLIENTS, Lab, described
+from own_terms import drop_head
 
 from fleetfit.core import Update
 from fleetfit.fleet import node as nodes_side, transport
@@ -33,7 +34,7 @@ def recorded(folder: Path, budgets: list[float], **changes: Any) -> tuple[ff.Run
 
     def note(message: Message, reply: Message) -> Message:
         header, content = unpack(transport.read_parts(message)["header"]), transport.read_parts(reply)["answer"]
-        messages.append((message.metadata.dst_node_id, header, unpack(content), bytes(content)))
+        messages.append((message.metadata.dst_node_id, header, unpack(content), drop_head(content)))
         return reply
 
     lab.grid.twist = note

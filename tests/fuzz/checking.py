@@ -19,6 +19,7 @@ from typing import Any
 import tomli_w
 import torch
 from fuzz.mutations import KINDS, SETTINGS, WANTED, Draw, Reply, answer_to, failed, make_parts, mutated, real
+from own_terms import add_terms, drop_head
 from support.bits import assert_same_bits
 
 from fleetfit.aggregate import Mean, apply_mean
@@ -29,7 +30,7 @@ from fleetfit.evaluation import evaluate
 from fleetfit.fleet.node import answer
 from fleetfit.fleet.protocol import read_answer
 from fleetfit.layout import Layout, State
-from fleetfit.messages import load_job, load_reply, unpack
+from fleetfit.messages import load_job, load_reply, pack, unpack
 from fleetfit.rounds import run_round
 from fleetfit.validation import find_job_error, validate_and_measure
 
@@ -178,7 +179,7 @@ def hear(parts: Mapping[str, bytes]) -> str:
     """Let a node have a message; return what became of it. It has an answer to whatever comes."""
     if much_work(parts):
         return "not done: more work than a test has time for"
-    reply_payload = read_answer(answer(node_config(), parts))
+    reply_payload = read_answer(answer(node_config(), follow(parts)))
     if "refused" in reply_payload:
         assert readable(reply_payload["refused"]), reply_payload["refused"]
         assert "unexpectedly" not in reply_payload["refused"], reply_payload["refused"]
@@ -187,6 +188,22 @@ def hear(parts: Mapping[str, bytes]) -> str:
         return "admitted"
     reply = load_reply(reply_payload["reply"], layout())
     return "admitted" if isinstance(reply, Update) else "a failure"
+
+
+@cache
+def honest_terms() -> list[Any]:
+    return [unpack(make_parts(kind, 0)["header"])["terms"] for kind in KINDS]
+
+
+def follow(parts: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    """Return a message whose terms follow what it asks, so that it is not refused for them alone."""
+    try:
+        header = unpack(parts["header"], bounded=True)
+        if header["terms"] not in honest_terms():
+            return parts
+        return {**parts, "header": pack(add_terms({key: value for key, value in header.items() if key != "terms"}))}
+    except (FleetFitError, KeyError, TypeError, ValueError):
+        return parts
 
 
 def much_work(parts: Mapping[str, bytes]) -> bool:
@@ -203,7 +220,7 @@ def much_work(parts: Mapping[str, bytes]) -> bool:
 
 def lives() -> bytes:
     """Return a node's answer to an honest message."""
-    return answer(node_config(), make_parts("train", 0))
+    return drop_head(answer(node_config(), make_parts("train", 0)))
 
 
 # ---- many of them ------------------------------------------------------------------------------------------------
