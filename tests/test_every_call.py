@@ -287,7 +287,8 @@ def test_models_and_layouts(call: Calls) -> None:
     layout = infer_layout(architecture)
     level = Submodel({axis: range(size) for axis, size in layout.full_sizes.items()}, layout.exits)
     for inputs in ({"input_shape": (6,)}, {"example": torch.zeros(2, 6)}):
-        assert call("check_layout", architecture, layout, [level], say=lambda what: None, seed=1, **inputs)
+        report = call("check_layout", architecture, layout, [level], say=lambda what: None, seed=1, **inputs)
+        assert call("check_layout", architecture, layout, [level], proved=report, **inputs) is report
     assert len(call("outputs", architecture.build(layout.full_sizes, layout.exits), torch.zeros(2, 6))) == len(
         layout.exits
     )

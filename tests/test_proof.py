@@ -15,7 +15,6 @@ from torch import nn
 from zoo import CLASSES, Made, normed
 
 import fleetfit as ff
-from fleetfit.anatomy.derive import prove_layout
 from fleetfit.anatomy.proof import check_layout
 from fleetfit.architecture import Architecture
 from fleetfit.config import load_experiment
@@ -124,9 +123,9 @@ def test_workers_start_during_the_proof(
 
     def proving(*values: Any, **more: Any) -> Any:
         there.append(set(psutil.Process().children()) - before)
-        return prove_layout(*values, **more)
+        return check_layout(*values, **more)
 
-    monkeypatch.setattr(importlib.import_module("fleetfit.api.run"), "prove_layout", proving)
+    monkeypatch.setattr(importlib.import_module("fleetfit.api.run"), "check_layout", proving)
     workers = ["engine.name=processes", "engine.workers=2"]
     with raises(ModelError, 0.13, '"wide"'):
         ff.run(load_experiment(overrides=[f"model.name={file}:Family", *RUN, *workers]), out=tmp_path / "out")

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetfit.anatomy import Architecture, Layout
 from fleetfit.anatomy.copies import build_without_numbers as build_without_numbers, copy_instance as copy_instance
 from fleetfit.anatomy.derived import (
     DerivedArchitecture as DerivedArchitecture,
@@ -36,7 +35,7 @@ from fleetfit.anatomy.numbers import Trials
 from fleetfit.anatomy.observe import Observation, list_aliases, observe
 from fleetfit.anatomy.padding import list_masks as list_masks
 from fleetfit.anatomy.plan import DerivedPlan as DerivedPlan
-from fleetfit.anatomy.proof import LayoutReport, check_layout, check_levels, make_reporter, make_sample_levels
+from fleetfit.anatomy.proof import check_layout, make_reporter, make_sample_levels
 from fleetfit.anatomy.units import CLASSES, Units
 from fleetfit.errors import ModelError, did_you_mean, format_cause, quote_some
 from fleetfit.machine import isolate_torch_state
@@ -134,31 +133,6 @@ def restore_architecture(net: nn.Module, payload: Any) -> DerivedArchitecture:
             key="model.name",
         )
     return DerivedArchitecture(net, plan)
-
-
-def prove_layout(
-    architecture: Architecture,
-    layout: Layout,
-    levels: Sequence[Submodel],
-    input_shape: Sequence[int],
-    say: Callable[[str], None] | None = None,
-) -> LayoutReport:
-    """Prove the layout of an architecture, or check the levels of a derived one, whose layout is proved already.
-
-    Args:
-        architecture: The model family.
-        layout: Its layout.
-        levels: The levels of a run.
-        input_shape: Shape of one sample.
-        say: Called with each step of a long proof.
-
-    Raises:
-        ModelError: The layout is wrong, a level does not fit, or it could not be proved.
-    """
-    if isinstance(architecture, DerivedArchitecture) and architecture.report is not None:
-        check_levels(architecture, layout, levels, input_shape, say)
-        return architecture.report
-    return check_layout(architecture, layout, levels, input_shape=input_shape, say=say)
 
 
 def prove_plan(

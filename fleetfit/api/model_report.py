@@ -10,10 +10,10 @@ import torch
 
 from fleetfit import names
 from fleetfit.anatomy import Architecture, State, build_module, explain_errors, outputs
-from fleetfit.anatomy.derive import DerivedArchitecture, prove_layout
+from fleetfit.anatomy.derive import DerivedArchitecture
 from fleetfit.anatomy.derived import AXIS_COLUMNS
 from fleetfit.anatomy.meta import on_meta
-from fleetfit.anatomy.proof import WIDTHS, format_architecture, make_sample_levels, select_exits
+from fleetfit.anatomy.proof import WIDTHS, check_layout, format_architecture, make_sample_levels, select_exits
 from fleetfit.anatomy.proof.explain import (
     describe_axes,
     describe_exits,
@@ -83,7 +83,9 @@ def check_model_report(
         module = build_module(architecture, problem.layout.full_sizes, problem.exits)
     exits = iter(derived.describe_exits()) if derived else describe_exits(architecture, module)
     yield _format_section("Exits", exits)
-    proof = prove_layout(architecture, problem.layout, [level.submodel for level in levels], shape, say)
+    submodels = [level.submodel for level in levels]
+    proved = derived.report if derived else None
+    proof = check_layout(architecture, problem.layout, submodels, input_shape=shape, say=say, proved=proved)
     yield _format_section("Proof", describe_proof(proof))
     data = make_random_data(problem, classes, _BATCH, make_torch_rng("check-model"))
     _check_outputs(problem, data)

@@ -22,7 +22,8 @@ from torch import nn
 
 from fleetfit import files, names, rounds
 from fleetfit.anatomy import Architecture
-from fleetfit.anatomy.derive import DerivedArchitecture, prove_layout
+from fleetfit.anatomy.derive import DerivedArchitecture
+from fleetfit.anatomy.proof import check_layout
 from fleetfit.api.callbacks import CallbackRunner, make_callbacks, split_callbacks
 from fleetfit.api.code import compute_code_digests
 from fleetfit.api.commands import format_open, format_resume
@@ -398,7 +399,10 @@ def verify_layout(assembly: Assembly, say: Callable[[str], None] | None = None) 
     if assembly in _verified:
         return assembly
     problem, levels = assembly.federation.problem, [level.submodel for level in assembly.federation.levels]
-    report = prove_layout(problem.architecture, problem.layout, levels, problem.input_shape, say)
+    proved = getattr(problem.architecture, "report", None)  # of a derived one, with all its exits
+    report = check_layout(
+        problem.architecture, problem.layout, levels, input_shape=problem.input_shape, say=say, proved=proved
+    )
     if report.warning:
         assembly = replace(assembly, notes=(*assembly.notes, report.warning))
     _verified.add(assembly)

@@ -9,7 +9,8 @@ from support import raises
 from torch import Tensor, nn
 
 from fleetfit.anatomy import Segment, infer_layout
-from fleetfit.anatomy.derive import derive_architecture, prove_layout
+from fleetfit.anatomy.derive import derive_architecture
+from fleetfit.anatomy.proof import check_layout
 from fleetfit.errors import ModelError
 from fleetfit.submodel import Submodel
 
@@ -109,7 +110,8 @@ def test_sizes_equal_by_chance_are_refused(b: int, is_right: bool) -> None:
     derived = derive_architecture(Compared(), EXAMPLE, axes={"a": "whole"})
     level = Submodel({"b": range(b), "classes": range(3)}, derived.positions)
     with nullcontext() if is_right else raises(ModelError, "b 4", key="model"):
-        assert prove_layout(derived, infer_layout(derived), [level], (5,)) == derived.report
+        layout, proved = infer_layout(derived), derived.report
+        assert check_layout(derived, layout, [level], input_shape=(5,), proved=proved) is proved
 
 
 class Experts(nn.Module):

@@ -36,9 +36,7 @@ from fleetfit.anatomy.proof.full import (
 from fleetfit.anatomy.proof.levels import check_depths, load_level
 from fleetfit.anatomy.proof.masked import (
     WAYS,
-    CannotRun,
     MaskedCut,
-    compare,
     compare_cuts,
     describe_failure,
     find_failing_axes,
@@ -128,6 +126,7 @@ def check_layout(
     example: Tensor | None = None,
     say: Say | None = None,
     seed: int = 0,
+    proved: LayoutReport | None = None,
 ) -> LayoutReport:
     """Prove a layout, or say where it is wrong.
 
@@ -139,10 +138,12 @@ def check_layout(
         example: A batch to use instead.
         say: Called with each step of a proof that takes more than a second or two.
         seed: Of parameters, inputs and channels.
+        proved: The proof of this architecture with all its exits. Then only the levels are checked: a forward that
+            compares sizes may take another path at theirs than at those of the proof.
 
     Returns:
-        A report that prints readably. Without `example` it is made once in a process for the same architecture (by its
-        parameters, where it compares by them), layout, levels and shape.
+        `proved`, or a report that prints readably. Without `example` it is made once in a process for the same
+        architecture (by its parameters, where it compares by them), layout, levels and shape.
 
     Raises:
         ModelError: The layout is wrong; the message names the axis and the tensors to look at. Or it could not be
@@ -153,7 +154,7 @@ def check_layout(
             "check_layout needs input_shape, the shape of one sample, or an example batch.", key="input_shape"
         )
     shape = tuple(input_shape or ())
-    key = None if example is not None else _make_key(architecture, layout, levels, (*shape, -1, seed))
+    key = None if example is not None else _make_key(architecture, layout, levels, (*shape, -1, seed, proved is None))
     if key is not None and key in _reports:
         return _reports[key]
     with isolate_rng(torch.device("cpu")):  # building draws numbers, and nothing else may notice
@@ -164,79 +165,12 @@ def check_layout(
         x = make_input(architecture, shape, _BATCH, rng) if example is None else example
         with _limit_threads(layout):
             full = FullModel(architecture, layout, x, rng, seed)
-            report = _prove(full, tuple(levels) or make_sample_levels(architecture, layout), say)
+            report = _prove(full, tuple(levels) or make_sample_levels(architecture, layout), say, proved)
     if key is not None:
         while len(_reports) >= _MAX_REMEMBERED:
             _reports.pop(next(iter(_reports)))
         _reports[key] = report
     return report
-
-
-@isolate_torch_state()
-def check_levels(
-    architecture: Architecture,
-    layout: Layout,
-    levels: Sequence[Submodel],
-    input_shape: Sequence[int],
-    say: Say | None = None,
-    seed: int = 0,
-) -> None:
-    """Check that levels have the predicted shapes and compute what the full model with its other channels at zero does.
-
-    For a layout with fewer exits of an architecture whose layout is proved. A forward that compares sizes may take
-    another path at those of a level than at those of the proof.
-
-    Args:
-        architecture: The model family.
-        layout: Its layout.
-        levels: Sub-models to build.
-        input_shape: Shape of one sample.
-        say: Called with each step of a check that takes more than a second or two.
-        seed: Of parameters and inputs.
-
-    Raises:
-        ModelError: A level does not fit, or computes something else; the message names the tensors.
-    """
-    with isolate_rng(torch.device("cpu")):
-        rng = make_torch_rng("check_layout", seed)
-        x = make_input(architecture, tuple(input_shape), _BATCH, rng)
-        with _limit_threads(layout.complete):
-            full = FullModel(architecture, layout.complete, x, rng, seed)
-            now = make_reporter(_name_work(full), say)
-            for level in levels:
-                load_level(full, level)
-            check_depths(full, [level.exits for level in levels])
-            _compare_levels(full, levels, now)
-
-
-def _compare_levels(full: FullModel, levels: Sequence[Submodel], now: Callable[[str], None]) -> None:
-    """Compare the narrow models of levels with the full one.
-
-    Raises:
-        ModelError: One does not run, or differs.
-    """
-    axes, way = full.layout.axes, WAYS[0]
-    cuts: dict[tuple[tuple[str, int], ...], MaskedCut] = {}
-    for level in levels:
-        sizes = {axis: n for axis, n in level.sizes.items() if axes[axis].scaled and n < axes[axis].size}
-        if sizes:
-            channels = {axis: range(n) for axis, n in sizes.items()}
-            cuts[tuple(sizes.items())] = MaskedCut(describe_level(level), channels)
-    for cut in cuts.values():
-        now(f"a small model beside the full one, with {cut.how}")
-        try:
-            compare(full, cut, way)
-        except CannotRun as error:
-            raise ModelError(f"a level with {cut.how} does not run: {error}", key="model") from error
-        if not cut.error <= full.tolerance:
-            raise ModelError(
-                f"a level with {cut.how} computes something else than the full model with its other channels at zero: "
-                f"they differ by {cut.error:.2g} of the outputs' size. Does forward compare sizes, as in x.shape == "
-                "y.shape? Sizes that differ in the full model may be equal in a level. Decide by what does not depend "
-                "on the width, such as the number of the block.",
-                key="model",
-            )
-        way = cut.way
 
 
 def _limit_threads(layout: Layout) -> contextlib.AbstractContextManager[None]:
@@ -272,27 +206,34 @@ def make_reporter(work: str, say: Say | None) -> Say:
     return now
 
 
-def _name_work(full: FullModel) -> str:
+def _prove(full: FullModel, levels: Sequence[Submodel], say: Say | None, proved: LayoutReport | None) -> LayoutReport:
+    layout = full.layout
     name = type(getattr(full.architecture, "net", full.architecture)).__name__  # the instance's, where it is derived
-    return f"Proving the layout of {name}"
-
-
-def _prove(full: FullModel, levels: Sequence[Submodel], say: Say | None) -> LayoutReport:
-    layout, now = full.layout, make_reporter(_name_work(full), say)
-    derived = settle_derived_state(full)
-    permutation = check_permutations(full, now)
+    now = make_reporter(f"Proving the layout of {name}", say)
+    if proved is None:
+        derived, permutation = settle_derived_state(full), check_permutations(full, now)
     now("a model of each level")
     for level in levels:
         if level.exits != layout.exits or {**layout.full_sizes, **level.sizes} != layout.full_sizes:
             load_level(full, level)  # the full model is one
     check_depths(full, [level.exits for level in levels])
-    cuts = compare_cuts(full, levels, now)
+    cuts = compare_cuts(full, levels, now, of_levels=proved is not None)
+    failed = [cut for cut in cuts if not cut.error <= full.tolerance]
+    if proved is not None:
+        for cut in failed:
+            raise ModelError(
+                f"with {cut.how}, the model computes something else than the full model with its other channels at "
+                f"zero: they differ by {cut.error:.2g} of the outputs' size. Does forward compare sizes, as in x.shape "
+                "== y.shape? Sizes that differ in the full model may be equal in a level. Decide by what does not "
+                "depend on the width, such as the number of the block.",
+                key="model",
+            )
+        return proved
     if derived:
         now("the state that training forwards change")
     check_derived_state(full, derived, cuts)
     now("the tensors that move no output")
     unused = find_unused_tensors(full)
-    failed = [cut for cut in cuts if not cut.error <= full.tolerance]
     not_proved, differs = _excuse_failure(full, failed) if failed else ({}, "")
     axes = {
         name: f"{axis.size} channels in granules of {axis.granule}" + ("" if axis.scaled else ", never cut")

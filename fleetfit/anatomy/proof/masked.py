@@ -81,30 +81,32 @@ class CannotRun(Exception):
     """A model of these sizes cannot be built or run, which says nothing of the layout."""
 
 
-def compare_cuts(full: FullModel, levels: Sequence[Submodel], now: Callable[[str], None]) -> list[MaskedCut]:
-    """Compare the four cuts of all axes; where one does not run, the levels' sizes with random channels.
+def compare_cuts(
+    full: FullModel, levels: Sequence[Submodel], now: Callable[[str], None], of_levels: bool
+) -> list[MaskedCut]:
+    """Compare the levels' channels, or the four cuts of all axes; where one of these does not run, the levels' sizes.
 
     Raises:
         ModelError: A level's sizes do not run.
     """
-    cuts, all_run = [], True
-    way = WAYS[0]
-    for cut in make_cuts(full.layout, full.seed):
+    cuts: list[MaskedCut] = []
+
+    def add(cut: MaskedCut) -> None:
         now(f"a small model beside the full one, with {cut.how}")
+        compare(full, cut, cuts[-1].way if cuts else WAYS[0])
+        cuts.append(cut)
+
+    left = levels if of_levels else ()
+    for cut in () if of_levels else make_cuts(full.layout, full.seed):
         try:
-            compare(full, cut, way)
+            add(cut)
         except CannotRun:
-            all_run = False
-            continue
-        way = cut.way
-        cuts.append(cut)
-    for cut in () if all_run else _make_level_cuts(full.layout, full.seed, levels):
+            left = levels
+    for cut in _make_level_cuts(full.layout, full.seed, left, of_levels):
         try:
-            compare(full, cut, way)
+            add(cut)
         except CannotRun as error:
-            raise ModelError(f"a model of a level's sizes, {cut.how}, does not run: {error}") from error
-        way = cut.way
-        cuts.append(cut)
+            raise ModelError(f"a model with {cut.how} does not run: {error}", key="model") from error
     return cuts
 
 
@@ -206,15 +208,16 @@ def make_cuts(layout: Layout, seed: int, only: str = "") -> Iterator[MaskedCut]:
                               for name, axis in scaled.items()})  # fmt: skip
 
 
-def _make_level_cuts(layout: Layout, seed: int, levels: Sequence[Submodel]) -> Iterator[MaskedCut]:
-    """Yield the levels' sizes with random channels."""
+def _make_level_cuts(layout: Layout, seed: int, levels: Sequence[Submodel], is_prefix: bool) -> Iterator[MaskedCut]:
+    """Yield the levels' sizes, with the first channels or random ones."""
     seen = []
     for level in levels:
         sizes = {axis: n for axis, n in level.sizes.items() if layout.axes[axis].scaled}
         if sizes not in seen and any(n < layout.axes[axis].size for axis, n in sizes.items()):
             seen.append(sizes)
-            channels = {name: _choose(name, layout.axes[name], n, False, "level", seed) for name, n in sizes.items()}
-            yield MaskedCut(f"random channels of the level with {describe_level(level)}", channels)
+            how = f"{'the first' if is_prefix else 'random'} channels of the level with {describe_level(level)}"
+            yield MaskedCut(how, {name: _choose(name, layout.axes[name], n, is_prefix, "level", seed)
+                                  for name, n in sizes.items()})  # fmt: skip
 
 
 def _draw_count(name: str, granules: int, seed: int) -> int:
