@@ -540,7 +540,7 @@ def test_printed_numbers_belong_to_settings_of_the_file(tmp_path: Path) -> None:
 def test_the_whole_test_set_at_every_evaluation(tmp_path: Path) -> None:
     small = ["rounds=2", "data.partition.clients=8", "cohort.count=2", "local.epochs=1", "evaluate.every=1"]
     last, always = (
-        ff.run(load_experiment(overrides=[*small, f"evaluate.whole_test_set={text}"]), out=tmp_path / text)
+        ff.run(load_experiment(None, [*small, f"evaluate.whole_test_set={text}"]), out=tmp_path / text)
         for text in ("false", "true")
     )
     assert ["full" in m["evaluate"]["static"] for m in last.metrics] == [False, True]

@@ -41,7 +41,7 @@ def test_a_run_keeps_a_budget_files_values(tmp_path: Path, monkeypatch: pytest.M
     """`config.toml` holds the amounts, so that it gives the same run after the file has changed."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pi.toml").write_text(PI)
-    experiment = load_experiment(overrides=['fleet.groups=[{budget = "pi.toml"}]'])
+    experiment = load_experiment(None, ['fleet.groups=[{budget = "pi.toml"}]'])
     (tmp_path / "pi.toml").unlink()
     assert "pi.toml" not in to_toml(experiment) and "memory_bytes" in to_toml(experiment)
 

@@ -92,7 +92,7 @@ def test_an_output_folder_that_cannot_be_one_is_refused(tmp_path: Path) -> None:
     for name in ("circle", "file", "to_file"):
         assert str(tmp_path / name) in run_verb("run", *SMALL, "--out", tmp_path / name, code=2).err
         with pytest.raises(ff.FleetFitError):
-            ff.run(load_experiment(overrides=SMALL[1::2]), out=tmp_path / name)
+            ff.run(load_experiment(None, SMALL[1::2]), out=tmp_path / name)
 
 
 # ---- mistakes ------------------------------------------------------------------------------------------------------

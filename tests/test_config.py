@@ -51,8 +51,8 @@ def test_a_path_of_windows_leads_to_single_quotes(line: str, quoted: str | None,
     with raises(ConfigError, *([quoted, f"line {number}"] if quoted else ["'"]), path=file):
         load_experiment(file)
     with raises(ConfigError):
-        load_experiment(overrides=[line.replace("[", "").replace("]", ".")])
-    assert load_experiment(overrides=["data.name=digits", r"name='D:\train'"]).name == r"D:\train"
+        load_experiment(None, [line.replace("[", "").replace("]", ".")])
+    assert load_experiment(None, ["data.name=digits", r"name='D:\train'"]).name == r"D:\train"
 
 
 @pytest.mark.parametrize(

@@ -202,10 +202,10 @@ def test_compare(call: Calls, place: Path, way: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_rows_win_over_overrides(call: Calls, tmp_path: Path, alone: bool) -> None:
+def test_rows_win_over_keywords(call: Calls, tmp_path: Path, alone: bool) -> None:
     rows = {"row": [{"method": "scalefl", "rounds": 1}, {"method": "heterofl"}], "smallest_baseline": False}
     tables = {**{k: v for k, v in TABLES.items() if k != "rounds"}, "compare": rows, "data": (X, Y)}
-    more = {"out": tmp_path / "compared", "overrides": ["rounds=3"]}
+    more = {"out": tmp_path / "compared", "rounds": 3}
     comparison = call("compare", **tables, **more) if alone else call("compare", tables, **more)
     assert [run.experiment.rounds for runs in comparison.runs.values() for run in runs] == [1, 3]
 

@@ -219,7 +219,7 @@ def test_an_example_of_a_model_learns_at_four_levels(model, method, tmp_path, mo
     few = ("rounds=3", "local.epochs=2", "data.partition={kind='dirichlet', alpha=100.0, clients=4}", "data.test=0.6",
            "cohort.count=4", "evaluate.every=0")  # fmt: skip
     name = f"{EXAMPLES / model}.py:{MODELS[model]}"
-    run = ff.run(load_experiment(overrides=[f"model.name={name}", f"method.name={method}", *few]), out=tmp_path / "run")
+    run = ff.run(load_experiment(None, [f"model.name={name}", f"method.name={method}", *few]), out=tmp_path / "run")
     losses = [line["train"]["loss"] for line in run.metrics]
     assert losses[-1] < 0.9 * losses[0]
     assert len({level.parameters for level in run.plan.levels}) == 4
@@ -306,12 +306,12 @@ def test_ordered_dropout_that_leans_to_the_limit_gives_everybody_their_own():
 def test_ordered_dropout_is_a_method_like_any_other(tmp_path):
     """Keys are checked before anything runs; it trains, with an option, from a run file's words."""
     with raises(ConfigError, '"leen"', '"lean"'):
-        ff.run(load_experiment(overrides=[f"method.name={FJORD}", "method.leen=1.0"]), out=tmp_path / "no")
+        ff.run(load_experiment(None, [f"method.name={FJORD}", "method.leen=1.0"]), out=tmp_path / "no")
     with raises(ConfigError, 0, -1.0):
-        ff.run(load_experiment(overrides=[f"method.name={FJORD}", "method.lean=-1.0"]), out=tmp_path / "no")
+        ff.run(load_experiment(None, [f"method.name={FJORD}", "method.lean=-1.0"]), out=tmp_path / "no")
     short = ("rounds=1", "local.epochs=1", "evaluate.every=0")
     run = ff.run(
-        load_experiment(overrides=[f"method.name={FJORD}", "method.options.fedprox.mu=0.1", *short]),
+        load_experiment(None, [f"method.name={FJORD}", "method.options.fedprox.mu=0.1", *short]),
         out=tmp_path / "run",
     )
     assert [level.depth for level in run.plan.levels] == [6] * 4
@@ -327,8 +327,8 @@ def test_an_own_data_set_runs(tmp_path):
 
 def test_an_own_hook_leaves_each_level_its_own_exit(tmp_path):
     hook = f"method.hooks.make_levels={EXAMPLES / 'own_hook.py'}:own_exit_only"
-    run = ff.run(load_experiment(overrides=[hook, "rounds=1", "local.epochs=1"]), out=tmp_path / "run")
-    with_exits = assemble(load_experiment(overrides=["fleet.scaling=both"])).plan.levels
+    run = ff.run(load_experiment(None, [hook, "rounds=1", "local.epochs=1"]), out=tmp_path / "run")
+    with_exits = assemble(load_experiment(None, ["fleet.scaling=both"])).plan.levels
     assert [len(level.exits) for level in run.plan.levels] == [1, 1, 1, 1]
     assert [level.exits[-1] for level in with_exits] == [level.exits[-1] for level in run.plan.levels]
 

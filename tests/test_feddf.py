@@ -522,9 +522,9 @@ def test_a_run_that_is_stopped_and_resumed(tmp_path: Path) -> None:
     def stop(report: Any) -> None:
         raise KeyboardInterrupt
 
-    unbroken = fleetfit.run(load_experiment(overrides=changes), out=tmp_path / "unbroken")
+    unbroken = fleetfit.run(load_experiment(None, changes), out=tmp_path / "unbroken")
     with pytest.raises(KeyboardInterrupt):
-        fleetfit.run(load_experiment(overrides=changes), out=tmp_path / "stopped", on_round=stop)
+        fleetfit.run(load_experiment(None, changes), out=tmp_path / "stopped", on_round=stop)
     assert len(fleetfit.load(tmp_path / "stopped").metrics) == 1
     resumed = fleetfit.resume(tmp_path / "stopped")
     assert_same_bits(resumed.server.state, unbroken.server.state)

@@ -231,4 +231,4 @@ def test_an_error_of_a_plug_in_names_its_line(function: str, tmp_path: Path) -> 
     settings = {"data.name": "digits", "rounds": 1, "local.max_steps": 1, "data.partition.clients": 2}
     settings[PLACES_OF_PLUG_INS[function]] = value
     with raises(ff.ConfigError, "KeyError", "spruce", "broken.py, line 3"):
-        ff.run(load_experiment(overrides=[f"{key}={one}" for key, one in settings.items()]), out=tmp_path / "run")
+        ff.run(load_experiment(None, [f"{key}={one}" for key, one in settings.items()]), out=tmp_path / "run")

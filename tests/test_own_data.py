@@ -462,7 +462,7 @@ def test_each_kind_is_found_with_a_model_that_fits(tmp_path: Path) -> None:
         experiment = load_experiment({"data": {"path": str(tmp_path / name)}})
         assert (experiment.data.name, experiment.model.name) == (kind, model), name
         ff.plan(load_experiment(experiment, ["data.partition.kind=iid", "data.partition.clients=4"]))
-    assert load_experiment(overrides=[f"data={tmp_path / 'rows.npz'}"]).data.settings["standardize"] is True
+    assert load_experiment(None, [f"data={tmp_path / 'rows.npz'}"]).data.settings["standardize"] is True
     assert load_experiment({"data": {"path": str(tmp_path / "photos"), "size": 12}}).data.settings["size"] == 12
     chosen = load_experiment({"data": {"path": str(tmp_path / "photos")}, "model": {"name": "resnet20"}})
     assert chosen.model.name == "resnet20"
@@ -546,7 +546,7 @@ def test_a_name_with_hyphens_stands_for_the_same_run() -> None:
         ["fedprox"],
     )
     groups = [{"budget": 1.0, "profile": "Jetson_Nano"}]
-    experiment = load_experiment(overrides=["data.partition.kind=Dirichlet"], fleet={"groups": groups})
+    experiment = load_experiment(None, ["data.partition.kind=Dirichlet"], fleet={"groups": groups})
     assert (experiment.data.partition.kind, experiment.fleet.groups[0].profile) == ("dirichlet", "jetson-nano")
     for kind, name, plain in (("models", "ResNet-20", "resnet20"), ("data", "ag-news", "ag_news")):
         assert make_key_table(kind, name) == make_key_table(kind, plain)

@@ -338,4 +338,4 @@ def test_a_group_of_the_run_may_name_a_budget_file(measuring: Any, tmp_path: Pat
 
 def test_missing_data_error_names_facts(tmp_path: Path) -> None:
     with raises(DataError, 3, 10):
-        plan_levels(load_experiment(overrides=["data.name=mnist", f"data.folder={tmp_path}"]))
+        plan_levels(load_experiment(None, ["data.name=mnist", f"data.folder={tmp_path}"]))

@@ -92,7 +92,7 @@ def test_a_resumed_run_keeps_the_warning(file: Path, tmp_path: Path) -> None:
 
     values = [f"model.name={file}:Meant", *RUN, "rounds=2"]
     with pytest.raises(Stopped):
-        ff.run(load_experiment(overrides=values), out=cut, on_round=stop)
+        ff.run(load_experiment(None, values), out=cut, on_round=stop)
     ff.resume(cut)
     notes = [json.loads((folder / "summary.json").read_text())["notes"] for folder in (whole, cut)]
     assert notes[0] == notes[1] and "NOT PROVED" in " ".join(notes[0])
@@ -111,7 +111,7 @@ def test_workers_do_not_repeat_the_proof(tmp_path: Path, monkeypatch: pytest.Mon
     for engine in ("local", "processes"):
         log.unlink(missing_ok=True)
         further = ["engine.workers=1"] if engine == "processes" else []
-        ff.run(load_experiment(overrides=[model, *RUN, f"engine.name={engine}", *further]), out=tmp_path / engine)
+        ff.run(load_experiment(None, [model, *RUN, f"engine.name={engine}", *further]), out=tmp_path / engine)
         counts[engine] = log.read_text().split().count("12")
     assert counts["local"] == counts["processes"] > 0, "only the proof builds a model of three granules"
 
@@ -128,7 +128,7 @@ def test_workers_start_during_the_proof(
     monkeypatch.setattr(importlib.import_module("fleetfit.api.run"), "check_layout", proving)
     workers = ["engine.name=processes", "engine.workers=2"]
     with raises(ModelError, 0.13, '"wide"'):
-        ff.run(load_experiment(overrides=[f"model.name={file}:Family", *RUN, *workers]), out=tmp_path / "out")
+        ff.run(load_experiment(None, [f"model.name={file}:Family", *RUN, *workers]), out=tmp_path / "out")
     assert [len(process) for process in there] == [2]
     assert set(psutil.Process().children()) == before and not (tmp_path / "out").exists()
 

@@ -488,7 +488,7 @@ def test_a_key_without_a_default_is_valid(key, value, tmp_path):
         if section == "attack"
         else []
     )
-    table = to_table(load_experiment(overrides=[*takes, f"{key}={value}"]))
+    table = to_table(load_experiment(None, [*takes, f"{key}={value}"]))
     for part in key.split("."):
         table = table[part]
     stated = tomllib.loads(f"v = {value}")["v"]

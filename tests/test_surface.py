@@ -7,6 +7,7 @@ import copy
 import inspect
 import operator
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -148,3 +149,9 @@ def test_plan_is_that_of_the_run() -> None:
     assert fleetfit.plan(described, fleet={"levels": [0.5, 1.0]}).levels[0].target == 0.5
     with raises(ConfigError, "fleetfit compare", "[compare]"):
         fleetfit.plan({"compare": {"row": [{}]}})
+
+
+@pytest.mark.parametrize("call", [fleetfit.run, fleetfit.compare, fleetfit.plan])
+def test_overrides_are_of_the_command_line(call: Callable[..., Any]) -> None:
+    with raises(ConfigError, key="overrides"):
+        call(overrides=["rounds=1"])

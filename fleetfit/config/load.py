@@ -78,8 +78,8 @@ def _suggest_command(folder: Path) -> str:
 
 def load_experiment(
     source: str | Path | Mapping[str, Any] | Experiment | None = None,
-    /,
     overrides: Sequence[str] = (),
+    /,
     **keywords: Any,
 ) -> Experiment:
     """Load the description of a run with every default: read, resolve paths, merge, complete, validate.

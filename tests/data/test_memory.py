@@ -422,7 +422,7 @@ def test_keys_apply_to_a_table_in_memory(form: Callable[[], Any]) -> None:
     """The right values: age by pandas, four wards, labels in order of their names."""
     by_table = data_of({"name": form(), **KEYS})
     overrides = ["data.label=outcome", 'data.drop=["serial"]', 'data.categories=["ward"]', "data.seed=4"]
-    by_overrides = build_data(load_experiment(data=form(), overrides=overrides).data)
+    by_overrides = build_data(load_experiment(None, overrides, data=form()).data)
     for data in (by_table, by_overrides):
         assert data.class_names == ("cured", "mild", "none") and data.y.tolist() == [2, 1, 0] * 40
         train = VISITS.age[data.split("train").numpy()]

@@ -21,7 +21,7 @@ SHORT = ["rounds=1", "local.epochs=1", "data.name=digits", "data.partition.kind=
 @pytest.mark.slow
 def test_every_claimed_number_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """But for the levels: this run has two, those of the claims are 2 and 4."""
-    ff.run(load_experiment(overrides=SHORT), out=tmp_path / "run")
+    ff.run(load_experiment(None, SHORT), out=tmp_path / "run")
     main([str(tmp_path / "run"), "--setting", "x", "--record", str(tmp_path / "kept"), "--turns", "3"])
     results = read_results(tmp_path / "kept" / "devices.json")
     (run,) = results.runs

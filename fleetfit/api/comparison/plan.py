@@ -347,7 +347,7 @@ def _name_error(name: str) -> Iterator[None]:
 
 
 def plan_comparison(
-    source: str | Path | Mapping[str, Any] | Experiment | None = None, overrides: Sequence[str] = (), **sections: Any
+    source: str | Path | Mapping[str, Any] | Experiment | None = None, overrides: Sequence[str] = (), /, **sections: Any
 ) -> ComparisonPlan:
     """Plan the comparison of a file, tables or sections; see `fleetfit.compare`. Sections of None are absent.
 
