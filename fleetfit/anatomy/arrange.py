@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fleetfit.anatomy.architecture import Architecture, make_input
-from fleetfit.anatomy.growth import Growing, Growth, fits
+from fleetfit.anatomy.growth import Growing, Growth, OddOrder, fits, read_runs
 from fleetfit.anatomy.guided import NotRead, run_guided, run_labeled
 from fleetfit.anatomy.hints import explain_errors, find_fixed_groups
 from fleetfit.anatomy.kernels import plain_kernels
@@ -177,25 +177,19 @@ class _Reader:
         tags = self._list_tags(view, units, growth)
         if not tags:
             raise NotRead("it has places in a kernel")
-        start = 0
-        while start < len(tags):
-            tag, members = next(itertools.groupby(tags[start:]))
-            n = len(list(members))
-            if tag is None:
-                yield Segment(None, n)
-                start += n
-                continue
-            axis, granule = tag[0], self.growing.axes[tag[0]].granule
-            count = self.sizes[axis] // granule
-            if tags[start : start + n * count] != [(axis, g) for g in range(count) for _ in range(n)]:
-                raise NotRead("channels come in another order in one place than in another")
+        axes = self.growing.axes
+        try:
+            runs = read_runs(tags, {axis: n // axes[axis].granule for axis, n in self.sizes.items()})
+        except OddOrder as error:
+            raise NotRead(str(error)) from error
+        for axis, n in runs:
+            granule = 1 if axis is None else axes[axis].granule
             if n % granule == 0:
                 yield Segment(axis, per=n // granule)
-            elif n == 1:
+            elif axis is not None and n == 1:
                 yield Segment(axis, per_granule=True)
             else:
                 raise NotRead(f'{n} places for each granule of axis "{axis}"')
-            start += n * count
 
     def _list_tags(self, view: _View, units: Sequence[int], growth: Growth) -> list[tuple[str, int] | None]:
         """Return the tag of each place, None for fixed ones; free ones get tags."""

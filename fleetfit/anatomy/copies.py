@@ -206,8 +206,14 @@ def _set_number(owner: Any, keys: Sequence[str], value: int) -> Any:
     return owner
 
 
-def _resize_linear(whole: Any, part: Any) -> None:
-    part.out_features, part.in_features = part.weight.shape
+def _set_sizes(**places: tuple[str, int]) -> Callable[[Any, Any], None]:
+    """Return a function that sets sizes of a module, each from a dimension of a parameter."""
+
+    def resize(whole: Any, part: Any) -> None:
+        for attribute, (name, d) in places.items():
+            setattr(part, attribute, getattr(part, name).shape[d])
+
+    return resize
 
 
 def _resize_convolution(whole: Any, part: Any) -> None:
@@ -220,10 +226,6 @@ def _resize_convolution(whole: Any, part: Any) -> None:
     part.out_channels, part.in_channels = after[0], after[1] * part.groups
 
 
-def _resize_batch_norm(whole: Any, part: Any) -> None:
-    part.num_features = part.weight.shape[0]
-
-
 def _resize_layer_norm(whole: Any, part: Any) -> None:
     part.normalized_shape = tuple(part.weight.shape)
 
@@ -233,10 +235,6 @@ def _resize_group_norm(whole: Any, part: Any) -> None:
     part.num_groups = max(1, whole.num_groups * part.num_channels // whole.num_channels) if whole.num_groups > 1 else 1
 
 
-def _resize_embedding(whole: Any, part: Any) -> None:
-    part.num_embeddings, part.embedding_dim = part.weight.shape
-
-
 def _resize_attention(whole: Any, part: Any) -> None:
     part.embed_dim = part.out_proj.weight.shape[0]
     part.num_heads = whole.num_heads * part.embed_dim // whole.embed_dim
@@ -244,18 +242,6 @@ def _resize_attention(whole: Any, part: Any) -> None:
         part.kdim = part.vdim = part.embed_dim
     else:
         part.kdim, part.vdim = part.k_proj_weight.shape[1], part.v_proj_weight.shape[1]
-
-
-def _resize_recurrent(whole: Any, part: Any) -> None:
-    part.input_size, part.hidden_size = part.weight_ih_l0.shape[1], part.weight_hh_l0.shape[1]
-
-
-def _resize_cell(whole: Any, part: Any) -> None:
-    part.input_size, part.hidden_size = part.weight_ih.shape[1], part.weight_hh.shape[1]
-
-
-def _resize_prelu(whole: Any, part: Any) -> None:
-    part.num_parameters = part.weight.shape[0]
 
 
 def _resize_transformer(whole: Any, part: Any) -> None:
@@ -268,16 +254,16 @@ def _resize_encoder(whole: Any, part: Any) -> None:
 
 
 _RESIZE: tuple[tuple[Any, Any], ...] = (
-    (nn.Linear, _resize_linear),
+    (nn.Linear, _set_sizes(out_features=("weight", 0), in_features=("weight", 1))),
     (nn.modules.conv._ConvNd, _resize_convolution),
-    (nn.modules.batchnorm._NormBase, _resize_batch_norm),
+    (nn.modules.batchnorm._NormBase, _set_sizes(num_features=("weight", 0))),
     ((nn.LayerNorm, nn.RMSNorm), _resize_layer_norm),
     (nn.GroupNorm, _resize_group_norm),
-    ((nn.Embedding, nn.EmbeddingBag), _resize_embedding),
+    ((nn.Embedding, nn.EmbeddingBag), _set_sizes(num_embeddings=("weight", 0), embedding_dim=("weight", 1))),
     (nn.MultiheadAttention, _resize_attention),
-    (nn.RNNBase, _resize_recurrent),
-    (nn.RNNCellBase, _resize_cell),
-    (nn.PReLU, _resize_prelu),
+    (nn.RNNBase, _set_sizes(input_size=("weight_ih_l0", 1), hidden_size=("weight_hh_l0", 1))),
+    (nn.RNNCellBase, _set_sizes(input_size=("weight_ih", 1), hidden_size=("weight_hh", 1))),
+    (nn.PReLU, _set_sizes(num_parameters=("weight", 0))),
     (nn.Transformer, _resize_transformer),
     (nn.TransformerEncoder, _resize_encoder),
 )

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from fleetfit.layout import TensorLayout
+
 _BLOCK, _HEAD = re.compile(r"(?:.*\.)?blocks\.(\d+)\."), re.compile(r"(?:.*\.)?heads\.(\d+)\.")
 _NUMBER = re.compile(r"\d+")
 Place = tuple[int | None, int | None]
@@ -43,7 +45,8 @@ def find_depths(whole: Shapes, exits: tuple[int, ...], positions: Sequence[int],
     by_name = {name: _parse_name(name, exits, positions) for name in whole}
     models = _Models(whole, exits, build, by_name)
     probes = {exits[:1], exits[: (len(exits) + 1) // 2], exits[-1:]} - {exits}
-    if all(_list_expected(by_name, fewer) == models.build(fewer).keys() & whole.keys() for fewer in probes):
+    tensors = {name: TensorLayout((), block, exit_, True) for name, (block, exit_) in by_name.items()}
+    if all((name in models.build(few)) == one.present(few) for few in probes for name, one in tensors.items()):
         return Depth(by_name)
     return Depth({name: _find_place(name, models, positions) for name in whole}, models.by_order)
 
@@ -57,15 +60,6 @@ def _parse_name(name: str, exits: tuple[int, ...], positions: Sequence[int]) -> 
     if block is None or (len(exits) == 1 and int(block[1]) >= exits[0]):
         return None, None
     return int(block[1]), None
-
-
-def _list_expected(places: Mapping[str, Place], exits: tuple[int, ...]) -> set[str]:
-    """Return the tensors of a model with these exits if the places are right."""
-    return {
-        name
-        for name, (block, exit_) in places.items()
-        if (exit_ in exits if exit_ is not None else block is None or block < exits[-1])
-    }
 
 
 class _Models:

@@ -99,7 +99,10 @@ def derive_architecture(
         failing = []
         for role in roles:
             now(f"the proof with {role[0]} alone")
-            failing += [role] if _fails_alone(net, likeliest, role, example, samples) else []
+            try:
+                prove_plan(net, likeliest.keep_axes({*role, CLASSES}), example, samples=samples)
+            except ModelError:
+                failing.append(role)
         if not failing and len(roles) > 1:
             raise ModelError(
                 f"a narrower {type(net).__name__} computes something else where {', '.join(role[0] for role in roles)} "
@@ -111,7 +114,7 @@ def derive_architecture(
         if not failing or len(failing) == len(roles) == 1:
             raise errors[0]
         for axis in [axis for role in failing for axis in role]:
-            observation.units.fix(axis, _COMPUTES_ELSE, settle=False)
+            observation.units.fix(axis, _COMPUTES_ELSE)
         observation.units.settle()
 
 
@@ -193,16 +196,6 @@ def _train_once(architecture: DerivedArchitecture, sizes: Mapping[str, int], exa
     return None
 
 
-def _fails_alone(
-    net: nn.Module, plan: DerivedPlan, axes: Sequence[str], example: Tensor, samples: Tensor | None
-) -> bool:
-    try:
-        prove_plan(net, plan.keep_axes({*axes, CLASSES}), example, samples=samples)
-    except ModelError:
-        return True
-    return False
-
-
 def _find_depth(observation: Observation, exits: str | Sequence[str], heads: str) -> dict[str, Any]:
     """Return the exits, what they share, and the number of exits before the first use of each tensor."""
     points = find_exits(observation, exits)
@@ -251,8 +244,8 @@ def _apply_axes(units: Units, axes: Mapping[str, str]) -> dict[str, str]:
             )
         for axis in members:
             if name == WHOLE:
-                units.fix(axis, _EXCLUDED, settle=False)
+                units.fix(axis, _EXCLUDED)
             elif axis != members[0]:
-                units.merge(members[0], axis, settle=False)
+                units.merge(members[0], axis)
     units.settle()
     return {axis: name for name, members in groups.items() for axis in members if name != WHOLE}

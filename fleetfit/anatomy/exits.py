@@ -74,7 +74,8 @@ def find_tail(observation: Observation, points: Sequence[ExitPoint], heads: str)
     is_large = observation.logits.dim() == 3 and size > sum(p.numel() for p in net.get_submodule(last).parameters())
     if heads == "auto" and not is_large:
         return ()
-    if tail and all(_is_alike(observation, point.module, last) for point in points) and _ends(observation, last, tail):
+    end = replace(_make_point(observation, last), module="")
+    if tail and all(replace(point, module="") == end for point in points) and _ends(observation, last, tail):
         return tuple(tail)
     if heads == "auto":
         return ()
@@ -83,12 +84,6 @@ def find_tail(observation: Observation, points: Sequence[ExitPoint], heads: str)
         f'{", ".join(tail) or "a module behind it"} alone, or the exits give other channels. Set heads = "own".',
         key="derive.heads",
     )
-
-
-def _is_alike(observation: Observation, name: str, last: str) -> bool:
-    """Return whether a module's output has the channels of the last block's."""
-    one, other = _make_point(observation, name), _make_point(observation, last)
-    return replace(one, module="") == replace(other, module="")
 
 
 def _ends(observation: Observation, last: str, tail: Sequence[str]) -> bool:

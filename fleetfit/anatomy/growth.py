@@ -1,6 +1,7 @@
 """How dimensions grow with the axes, and what explains it."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fleetfit.errors import ModelError
@@ -30,6 +31,44 @@ class Growing:
     def open(self) -> list[Dimension]:
         """The dimensions that growth does not explain."""
         return [dim for dim in self.growth if dim not in self.known]
+
+
+class OddOrder(Exception):
+    """Places are no segments: granules come in another order, or not all of them.
+
+    Args:
+        axes: The axes of these places.
+    """
+
+    def __init__(self, axes: set[str]) -> None:
+        super().__init__("channels come in another order in one place than in another")
+        self.axes = axes
+
+
+def read_runs(tags: Sequence[tuple[str, int] | None], counts: Mapping[str, int]) -> list[tuple[str | None, int]]:
+    """Return the axes of a dimension's places in order: all granules of one each time, or None for places of no axis.
+
+    Args:
+        tags: The axis and granule of each place, None for fixed ones.
+        counts: The number of granules of each axis.
+
+    Returns:
+        Axes with their places per granule; None with the number of places.
+
+    Raises:
+        OddOrder: The granules of an axis do not follow each other.
+    """
+    runs: list[tuple[str | None, int]] = []
+    start = 0
+    while start < len(tags):
+        tag, places = next(itertools.groupby(tags[start:]))
+        n = len(list(places))
+        axis, end = (None, start + n) if tag is None else (tag[0], start + n * counts[tag[0]])
+        if axis is not None and list(tags[start:end]) != [(axis, g) for g in range(counts[axis]) for _ in range(n)]:
+            raise OddOrder({tag[0] for tag in tags[start:end] if tag})
+        runs.append((axis, n))
+        start = end
+    return runs
 
 
 def fits(segments: Segments, axes: Mapping[str, Axis], size: int, growth: Growth) -> bool:

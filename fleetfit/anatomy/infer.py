@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fleetfit.anatomy.architecture import Architecture, ExitModel, validate_architecture
 from fleetfit.anatomy.depth import Depth, find_depths
-from fleetfit.anatomy.growth import Growing, Growth, explain_by_growth
+from fleetfit.anatomy.growth import Growing, explain_by_growth
 from fleetfit.anatomy.hints import count_groups, explain_division_error, explain_fixed_groups
 from fleetfit.anatomy.meta import on_meta
 from fleetfit.anatomy.weight_norms import forget_vectors
@@ -22,8 +22,6 @@ from fleetfit.layout import Axis, Dimension, Layout, Segments, TensorLayout
 
 _KEEPS = "_keeps_statistics"
 """An attribute of norms that keep their statistics."""
-
-# ---- inference -----------------------------------------------------------------------------------------------------
 
 
 def build_module(
@@ -162,8 +160,15 @@ def _infer(
         _record_growth(name, whole.tensors, one.tensors, two.tensors, slopes)
         fixed = {part: n for part, n in fixed.items() if one.groups.get(part) == n}
     # 3. explain each dimension by its growth, and by a forward pass where that does not tell
-    segments = _find_all_segments(axes, whole.tensors, slopes, fixed)
     sizes = {(name, d): n for name, (shape, _) in whole.tensors.items() for d, n in enumerate(shape)}
+    segments: dict[Dimension, Segments] = {}
+    for (name, d), size in sizes.items():
+        part, growth = name.rpartition(".")[0], slopes.get((name, d), {})
+        if d == 1 and len(growth) == 1 and part in fixed:
+            _check_group(axes, name, size, next(iter(growth)), fixed[part])
+        known = explain_by_growth(axes, f'"{name}", dimension {d} of size {size}', size, growth)
+        if known is not None:
+            segments[name, d] = known
     growing = Growing(axes, sizes, slopes, {dim: one for dim, one in segments.items() if dim in slopes})
     if growing.open:
         from fleetfit.anatomy.arrange import arrange  # models without such dimensions start without it
@@ -292,30 +297,6 @@ def _record_growth(
                 )
             if first:
                 slopes.setdefault((name, d), {})[axis] = first
-
-
-def _find_all_segments(
-    axes: Mapping[str, Axis], whole: _Tensors, slopes: Mapping[Dimension, Growth], fixed: Mapping[str, int]
-) -> dict[Dimension, Segments]:
-    """Return the segments of all dimensions that growth explains.
-
-    Args:
-        axes: The architecture's axes.
-        whole: Shapes of the full model.
-        slopes: By tensor and dimension, how much each axis moves it.
-        fixed: Convolutions and norms whose number of groups no axis moves.
-    """
-    every: dict[Dimension, Segments] = {}
-    for name, (shape, _) in whole.items():
-        part = name.rpartition(".")[0]
-        for d, size in enumerate(shape):
-            growth = slopes.get((name, d), {})
-            if d == 1 and len(growth) == 1 and part in fixed:
-                _check_group(axes, name, size, next(iter(growth)), fixed[part])
-            segments = explain_by_growth(axes, f'"{name}", dimension {d} of size {size}', size, growth)
-            if segments is not None:
-                every[name, d] = segments
-    return every
 
 
 def _check_group(axes: Mapping[str, Axis], name: str, size: int, axis: str, groups: int) -> None:

@@ -761,6 +761,13 @@ def _take_half(x: Tensor, dims: frozenset[int]) -> Tensor:
     return x
 
 
+def keep_along(labels: Labels, d: int) -> Labels:
+    """Return the labels along one dimension [size], at the first place of all others."""
+    for other in vary(labels) - {d}:
+        labels = labels.narrow(other, 0, 1)
+    return labels.reshape(-1)
+
+
 def list_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
     """Return all parameters and buffers by name, second names too."""
     return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]

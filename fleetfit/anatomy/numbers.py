@@ -19,7 +19,7 @@ from torch import nn
 
 from fleetfit.anatomy.copies import copy_level
 from fleetfit.anatomy.kernels import plain_kernels
-from fleetfit.anatomy.labels import FLATTENED, OF_SAMPLES, Labels, Reason, is_hidden, list_tensors, vary
+from fleetfit.anatomy.labels import FLATTENED, OF_SAMPLES, Reason, is_hidden, keep_along, list_tensors, vary
 from fleetfit.anatomy.logits import get_logits
 from fleetfit.anatomy.masks import call_instance
 from fleetfit.anatomy.observe import Observation
@@ -164,7 +164,7 @@ class Trials:
             if self._merge(alone or role, families):
                 return
         for axis in [axis for axis in role if axis in (alone or ())] or role:
-            self.units.fix(axis, explain_error(error), settle=False)
+            self.units.fix(axis, explain_error(error))
         self.units.settle()
 
     def group_roles(self) -> list[list[str]]:
@@ -211,7 +211,7 @@ class Trials:
             before = self._read_choice()
             if self._run(sizes) is None or self._reinterpret(together, sizes, families):
                 for axis in others:
-                    units.merge(stream, axis, settle=False)
+                    units.merge(stream, axis)
                 units.settle()
                 return True
             self._choose(before)
@@ -225,7 +225,8 @@ class Trials:
             sizes: Their sizes.
             count: How many families change together.
         """
-        near = {parent for axis in axes for name, _ in self.units.homes[axis] for parent in _list_near(name)}
+        owners = {name.rpartition(".")[0] for axis in axes for name, _ in self.units.homes[axis]}
+        near = owners | {owner.rpartition(".")[0] for owner in owners}
         families: dict[Family, list[Candidate]] = defaultdict(list)
         for candidate in self.candidates:
             inside = f"{candidate.scope}." if candidate.scope else ""
@@ -255,7 +256,7 @@ class Trials:
         read = {s.axis for c in self.candidates if "." in c.attribute and c.index is None for s in c.meaning}
         if read & set(role) and len({len(self.units.axes[axis]) for axis in role}) == 1:
             for axis in role[1:]:
-                self.units.merge(role[0], axis, settle=False)
+                self.units.merge(role[0], axis)
             self.units.settle()
 
     # ---- candidates -----------------------------------------------------------------------------------------------
@@ -316,12 +317,6 @@ def explain_error(error: Exception) -> Reason:
     line = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     message = str(error).strip().partition("\n")[0]
     return Reason(f"a cut fails with {type(error).__name__}: {message}", "", line)
-
-
-def _list_near(name: str) -> tuple[str, str]:
-    """Return the module of a tensor, and the one around it."""
-    module = name.rpartition(".")[0]
-    return module, module.rpartition(".")[0]
 
 
 def _list_candidates(observation: Observation) -> Iterator[Candidate]:
@@ -438,11 +433,5 @@ def _get_input_segments(observation: Observation, module: str, d: int) -> Segmen
         d %= len(x.shape)
         for labels in x.labels:
             if d in vary(labels):
-                return observation.units.parse(_take(labels, d))
+                return observation.units.parse(keep_along(labels, d))
     return None
-
-
-def _take(labels: Labels, d: int) -> Labels:
-    for other in sorted(vary(labels) - {d}):
-        labels = labels.narrow(other, 0, 1)
-    return labels

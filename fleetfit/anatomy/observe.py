@@ -13,7 +13,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from fleetfit.anatomy.copies import copy_instance
 from fleetfit.anatomy.kernels import plain_kernels
-from fleetfit.anatomy.labels import LabeledPass, Labels, Reason, list_tensors, vary
+from fleetfit.anatomy.labels import LabeledPass, Labels, Reason, keep_along, list_tensors, vary
 from fleetfit.anatomy.logits import get_logits
 from fleetfit.anatomy.masks import InputMask
 from fleetfit.anatomy.questions import find_answers
@@ -246,8 +246,8 @@ def _check_instance(net: nn.Module) -> None:
         ModelError: There is such a module.
     """
     for name, part in net.named_modules():
-        label = f'"{name}"' if name else f"the {type(net).__name__}"
         if isinstance(part, torch.jit.ScriptModule):
+            label = f'"{name}"' if name else f"the {type(net).__name__}"
             raise ModelError(
                 f"{label} is a scripted module (torch.jit), whose operations cannot be followed. Use the module that "
                 "was scripted instead, and script the exported level.",
@@ -292,10 +292,8 @@ def _find_channels(labeled: LabeledPass, x: Tensor) -> tuple[int, Labels | None]
             return next(iter(vary(one))), one.reshape(-1)
     if not labels:
         return _CHANNELS.get(x.dim(), 1), None
-    d, first = min(vary(labels[0])), labels[0]  # rows that became channels and places
-    for other in vary(first) - {d}:
-        first = first.narrow(other, 0, 1)
-    return d, first.reshape(-1)
+    d = min(vary(labels[0]))  # rows that became channels and places
+    return d, keep_along(labels[0], d)
 
 
 def _tie_attention(net: nn.Module, labeled: LabeledPass) -> None:

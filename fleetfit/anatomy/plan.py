@@ -186,42 +186,30 @@ class DerivedPlan:
                 key="derive.format",
             )
         try:
-            segments = partial(parse_segments, axes=payload["axes"])
+            segments, text = partial(parse_segments, axes=payload["axes"]), partial(_read, str)
             plan = DerivedPlan(
-                {_read(str, name): tuple(map(_read_size, shape)) for name, shape in payload["tensors"].items()},
-                {_read(str, axis): _read_size(size) for axis, size in payload["axes"].items()},
-                {(_read(str, name), _read_size(d)): segments(rows) for name, d, rows in payload["segments"]},
+                {text(name): tuple(map(_read_size, shape)) for name, shape in payload["tensors"].items()},
+                {text(axis): _read_size(size) for axis, size in payload["axes"].items()},
+                {(text(name), _read_size(d)): segments(rows) for name, d, rows in payload["segments"]},
                 tuple(
-                    SizeNumber(
-                        _read(str, m),
-                        _read(str, a),
-                        None if i is None else _read_size(i),
-                        _read_size(v),
-                        segments(rows),
-                    )
+                    SizeNumber(text(m), text(a), None if i is None else _read_size(i), _read_size(v), segments(rows))
                     for m, a, i, v, rows in payload["numbers"]
                 ),
                 tuple(
-                    ExitPoint(
-                        _read(str, m),
-                        _read_size(dims),
-                        _read_size(d),
-                        segments(rows),
-                        _read(bool, is_own),
-                    )
+                    ExitPoint(text(m), _read_size(dims), _read_size(d), segments(rows), _read(bool, is_own))
                     for m, dims, d, rows, is_own in payload["exits"]
                 ),
-                {_read(str, name): _read_size(block) for name, block in payload["blocks"].items()},
+                {text(name): _read_size(block) for name, block in payload["blocks"].items()},
                 _read_size(payload["classes"]),
                 _read_size(payload["vocabulary"]),
                 _read(bool, payload["next_tokens"]),
-                frozenset(_read(str, axis) for axis in payload["ordered"]),
-                {_read(str, name): (_read_size(size), _read(str, reason)) for name, size, reason in payload["whole"]},
-                frozenset(_read(str, name) for name in payload["kept"]),
+                frozenset(map(text, payload["ordered"])),
+                {text(name): (_read_size(size), text(reason)) for name, size, reason in payload["whole"]},
+                frozenset(map(text, payload["kept"])),
                 InputMask.from_payload(payload["mask"]),
                 tuple(_read(bool, answer) for answer in payload.get("answers", ())),
-                tuple(_read(str, name) for name in payload.get("tail", ())),
-                frozenset(_read(str, name) for name in payload.get("unused", ())),
+                tuple(map(text, payload.get("tail", ()))),
+                frozenset(map(text, payload.get("unused", ()))),
             )
             plan._check()
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:

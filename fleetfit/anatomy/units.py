@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from fleetfit.anatomy.growth import OddOrder, read_runs
 from fleetfit.anatomy.labels import LabeledPass, Labels, Reason
-from fleetfit.layout import Dimension, Segment
+from fleetfit.layout import Dimension, Segment, Segments
 
 CLASSES = "classes"
 """The axis of the logits, which is never cut."""
@@ -43,7 +44,7 @@ class Units:
     ordered: frozenset[str] = frozenset()
     whole: dict[str, tuple[int, Reason]] = field(default_factory=dict)
     homes: dict[str, list[Dimension]] = field(default_factory=dict)
-    segments: dict[Dimension, tuple[Segment, ...]] = field(default_factory=dict)
+    segments: dict[Dimension, Segments] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.settle()
@@ -63,18 +64,20 @@ class Units:
         while True:
             self._unit_of, self._fixed = self.labeled.find_units()
             self._find_axes()
-            odd = self._find_segments()
-            if odd is None:
+            try:
+                ranges = self.labeled.ranges.items()
+                self.segments = {dim: self._parse(np.arange(labels.start, labels.stop)) for dim, labels in ranges}
                 return
-            if len(odd) == 2 and len({len(self.axes[axis]) for axis in odd}) == 1:  # they alternate, as in a shuffle
-                one, other = sorted(odd)
-                self.merge(one, other, settle=False)
+            except OddOrder as odd:
+                axes = sorted(odd.axes)
+            if len(axes) == 2 and len({len(self.axes[axis]) for axis in axes}) == 1:  # they alternate, as in a shuffle
+                self.merge(*axes)
             else:
-                for axis in odd:
-                    self.fix(axis, _FIXED_UNIT, settle=False)
+                for axis in axes:
+                    self.fix(axis, _FIXED_UNIT)
 
-    def merge(self, one: str, other: str, settle: bool = True) -> None:
-        """Make one axis of two, unit by unit; several units of the finer one go with each of the coarser one."""
+    def merge(self, one: str, other: str) -> None:
+        """Make one axis of two, unit by unit, when units are settled; those of the finer one go several together."""
         fine, coarse = sorted((self.axes[one], self.axes[other]), key=len, reverse=True)
         ratio = len(fine) // len(coarse)
         label = self._labels_of_units()
@@ -82,20 +85,18 @@ class Units:
             torch.tensor([label[unit] for unit in fine]),
             torch.tensor([label[coarse[i // ratio]] for i in range(len(fine))]),
         )
-        if settle:
-            self.settle()
 
-    def fix(self, axis: str, reason: Reason, settle: bool = True) -> None:
-        """Keep an axis whole, for a reason."""
+    def fix(self, axis: str, reason: Reason) -> None:
+        """Keep an axis whole when units are settled, for a reason."""
         label = self._labels_of_units()
         self.labeled.fix(torch.tensor([label[unit] for unit in self.axes[axis]]), reason)
-        if settle:
-            self.settle()
 
-    def parse(self, labels: Labels) -> tuple[Segment, ...] | None:
+    def parse(self, labels: Labels) -> Segments | None:
         """Return the segments of labels along one dimension; None where there are none that describe it."""
-        segments = self._parse(labels.reshape(-1).numpy())
-        return segments if isinstance(segments, tuple) else None
+        try:
+            return self._parse(labels.reshape(-1).numpy())
+        except OddOrder:
+            return None
 
     def _labels_of_units(self) -> dict[int, int]:
         """Return one label of each unit."""
@@ -147,37 +148,10 @@ class Units:
         others = sum(axis == short or axis.startswith(f"{short}~") for axis in {**self.axes, **self.whole})
         return f"{short}~{others + 1}" if others else short
 
-    def _find_segments(self) -> set[str] | None:
-        """Set the segments of all dimensions; return the axes of one that cannot be described."""
-        self.segments = {}
-        for dimension, labels in self.labeled.ranges.items():
-            segments = self._parse(np.arange(labels.start, labels.stop))
-            if isinstance(segments, set):
-                return segments
-            self.segments[dimension] = segments
-        return None
-
-    def _parse(self, labels: np.ndarray) -> tuple[Segment, ...] | set[str]:
-        """Return the segments of labels, or the axes that no segments describe."""
-        tags = [self._tags.get(unit) for unit in self._unit_of[labels].tolist()]
-        segments: list[Segment] = []
-        start = 0
-        while start < len(tags):
-            tag = tags[start]
-            end = start + 1
-            while end < len(tags) and tags[end] == tag:
-                end += 1
-            if tag is None:
-                segments.append(Segment(None, end - start))
-                start = end
-                continue
-            axis, per = tag[0], end - start
-            end = start + per * len(self.axes[axis])
-            if tags[start:end] != [(axis, i) for i in range(len(self.axes[axis])) for _ in range(per)]:
-                return {tag[0] for tag in tags[start:end] if tag}
-            segments.append(Segment(axis, per=per))
-            start = end
-        return tuple(segments)
+    def _parse(self, labels: np.ndarray) -> Segments:
+        """Return the segments of labels; raise `OddOrder` where there are none that describe them."""
+        runs = read_runs([self._tags.get(unit) for unit in self._unit_of[labels].tolist()], self.sizes)
+        return tuple(Segment(axis, per=per) for axis, per in runs)
 
 
 def _choose_lead(homes: Sequence[Dimension]) -> Dimension:

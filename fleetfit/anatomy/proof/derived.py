@@ -27,14 +27,12 @@ from fleetfit.anatomy.proof.full import (
     FullModel,
     KeptPlaces,
     difference,
-    list_names,
-    load,
     overlay,
     read_outputs,
     use_float64,
 )
-from fleetfit.anatomy.proof.masked import CannotRun, MaskedCut, build_small, load_small
-from fleetfit.errors import ModelError
+from fleetfit.anatomy.proof.masked import CannotRun, MaskedCut, build_small
+from fleetfit.errors import ModelError, quote_some
 from fleetfit.seeds import isolate_rng
 
 _SETTLING, _STEPS = 8, 3  # training forwards before parts 1 to 3, and in this part
@@ -98,13 +96,13 @@ def _compare(full: FullModel, cut: MaskedCut, after: State) -> None:
         return
     logits = []
     for state in (part, own):
-        load_small(full, module, overlay(places.cut(full.state), state))
+        full.load(overlay(places.cut(full.state), state), module)
         with torch.no_grad(), use_float64():
             logits.append(read_outputs(module, full.x))
     error = difference(*logits)
     if error > full.tolerance:
         raise ModelError(
-            f"{list_names(stale)}: derived state, which training forwards compute from the parameters. A smaller model "
+            f"{quote_some(stale)}: derived state, which training forwards compute from the parameters. A smaller model "
             f"computes another state than its part of the full model's: with {cut.how} kept, {_STEPS} training "
             f"forwards in which no parameter moves change its outputs by {error:.2g} of the outputs' size; expected no "
             "change. The vectors of a spectral norm written by hand are such state: they belong to the full matrix. "
@@ -117,7 +115,7 @@ def _compare(full: FullModel, cut: MaskedCut, after: State) -> None:
 def _build_full(full: FullModel) -> nn.Module:
     """Build a module of its own, since training forwards may change more than the state."""
     module = build_module(full.architecture, full.layout.full_sizes, full.layout.exits).double()
-    load(module, overlay(full.base, full.state))
+    full.load(full.state, module)
     return module
 
 

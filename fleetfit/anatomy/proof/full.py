@@ -15,7 +15,6 @@ from fleetfit.anatomy import (
     Architecture,
     HasSegments,
     Layout,
-    Segment,
     State,
     VisitsExits,
     build_module,
@@ -26,7 +25,8 @@ from fleetfit.anatomy import (
     settle_norms,
 )
 from fleetfit.anatomy.meta import Operations
-from fleetfit.errors import ModelError, join_some
+from fleetfit.errors import ModelError
+from fleetfit.layout import Segments
 from fleetfit.machine import tensor_defaults
 from fleetfit.submodel import Channels, Submodel, find_spans
 
@@ -81,9 +81,11 @@ class FullModel:
         self.load(state)
         return self.run()
 
-    def load(self, state: State) -> None:
-        """Load a full state."""
-        load(self.module, overlay(self.base, state))
+    def load(self, state: State, module: nn.Module | None = None) -> None:
+        """Load a state, and what of the rest the module has: the full one, or another one."""
+        module = self.module if module is None else module
+        own = {name for name, _, _ in named_tensors(module)}
+        load(module, overlay({name: tensor for name, tensor in self.base.items() if name in own}, state))
 
     def release(self) -> None:
         """Let go of the parameters' numbers until the next `load`, while another model of this size is there."""
@@ -254,14 +256,7 @@ def describe_level(level: Submodel) -> str:
     return f"exits {', '.join(map(str, level.exits))}" + (f" and {sizes}" if sizes else "")
 
 
-def list_names(names: Sequence[str]) -> str:
-    """Return the first names in quotes, and how many more there are."""
-    return join_some([f'"{name}"' for name in names], 4)
-
-
 # ---- the places of each dimension that a choice of channels keeps, and full states cut or masked by them -----------
-
-Dimension = tuple[Segment, ...]
 
 
 class KeptPlaces:
@@ -303,7 +298,7 @@ class KeptPlaces:
         """Return the shape of a tensor's kept elements."""
         return tuple(len(self.kept[dim]) for dim in self._tensors[name].dims)
 
-    def _cut(self, tensor: Tensor, dims: Sequence[Dimension]) -> Tensor:
+    def _cut(self, tensor: Tensor, dims: Sequence[Segments]) -> Tensor:
         for d, dim in enumerate(dims):
             if dim in self._cut_dims:
                 tensor = tensor.index_select(d, self._cut_dims[dim])
@@ -319,7 +314,7 @@ class KeptPlaces:
         return _Computed(state, lambda name: _mask(state[name], self._tensors[name].dims, masks))
 
 
-def _mask(tensor: Tensor, dims: Sequence[Dimension], masks: Mapping[Dimension, Tensor]) -> Tensor:
+def _mask(tensor: Tensor, dims: Sequence[Segments], masks: Mapping[Segments, Tensor]) -> Tensor:
     factor: Tensor | None = None
     for d, dim in enumerate(dims):
         if dim in masks:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fleetfit.anatomy import build_module, named_tensors
-from fleetfit.anatomy.proof.full import FullModel, describe_level, difference, load, overlay, read_outputs, use_float64
+from fleetfit.anatomy.proof.full import FullModel, describe_level, difference, read_outputs, use_float64
 from fleetfit.errors import ModelError
 from fleetfit.submodel import Submodel, extract
 
@@ -51,8 +51,7 @@ def load_level(full: FullModel, level: Submodel) -> nn.Module:
     scaled = {name: shape for name, shape in built.items() if name not in layout.aliases and name not in full.base}
     _check_shapes(full, level, layout.shapes(level.sizes, level.exits), scaled)
     module.double()
-    base = {name: tensor for name, tensor in full.base.items() if name in built}
-    load(module, overlay(base, extract(layout, full.state, level)))
+    full.load(extract(layout, full.state, level), module)
     return module
 
 

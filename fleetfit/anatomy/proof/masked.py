@@ -17,15 +17,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fleetfit.anatomy import Axis, Layout, State, build_module, find_fixed_groups, named_tensors
+from fleetfit.anatomy import Axis, Layout, build_module, find_fixed_groups, named_tensors
 from fleetfit.anatomy.kernels import use_plain_attention
 from fleetfit.anatomy.proof.full import (
     FullModel,
     KeptPlaces,
     describe_level,
     difference,
-    load,
-    overlay,
     read_outputs,
     use_float64,
 )
@@ -179,14 +177,8 @@ def build_small(full: FullModel, places: KeptPlaces) -> nn.Module:
     for name in full.state:
         if built.get(name) != (shape := places.find_shape(name)):
             raise CannotRun(f'"{name}" is {built.get(name)}, not {shape}')
-    load_small(full, module, places.cut(full.state))
+    full.load(places.cut(full.state), module)
     return module
-
-
-def load_small(full: FullModel, module: nn.Module, state: State) -> None:
-    """Load a state into a small model, and what is never trained."""
-    own = module.state_dict()
-    load(module, overlay({name: tensor for name, tensor in full.base.items() if name in own}, state))
 
 
 # ---- which channels ------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from fleetfit.anatomy.proof.full import FullModel, KeptPlaces, difference, list_names, overlay
-from fleetfit.errors import ModelError
+from fleetfit.anatomy.proof.full import FullModel, KeptPlaces, difference, overlay
+from fleetfit.errors import ModelError, quote_some
 from fleetfit.layout import Axis, Layout, Segment
 from fleetfit.seeds import make_torch_rng
 
@@ -36,7 +36,7 @@ def check_permutations(full: FullModel, now: Callable[[str], None]) -> dict[str,
             for axis in group:
                 _permute(full, axis, orders[axis])
             raise ModelError(
-                f"permuting the channels of axes {list_names(group)} together changes the outputs by {error:.2g} of "
+                f"permuting the channels of axes {quote_some(group)} together changes the outputs by {error:.2g} of "
                 "their size, though each alone does not. Look at the tensors that follow two of them."
             )
         errors |= {axis: max(error, errors.get(axis, 0.0)) for axis in group}
@@ -113,7 +113,7 @@ def _find_suspects(full: FullModel, axis: str, order: tuple[int, ...]) -> str:
         if _measure_change(full, {axis: order}, unchanged=name) <= full.tolerance
     ]
     if single:
-        return f"It is right when {list_names(single)} stays as it is: that tensor does not follow the axis."
+        return f"It is right when {quote_some(single)} stays as it is: that tensor does not follow the axis."
     return (
-        f"Look at the tensors that follow it ({list_names(followers)}) and at what they are added to or multiplied by."
+        f"Look at the tensors that follow it ({quote_some(followers)}) and at what they are added to or multiplied by."
     )
