@@ -1,10 +1,11 @@
 """What a node costs the server of a real fleet: messages and bytes, and the memory and CPU seconds of its processes.
 
 One SuperLink, the real server app, and ten and then a hundred light nodes over loopback (`benchmarks.light_nodes`),
-each with a key of its own; they send back what they were sent.
+each with a key of its own; they send back what they were sent. The SuperLink notes each request that it answers.
 """
 
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -32,6 +33,20 @@ RUN: dict[str, Any] = {
     "local": {"epochs": 1}, "fleet": {"groups": [{"budget": 1.0}]}, "evaluate": {"every": 0},
 }  # fmt: skip
 _MB = 1e6
+# Of no message: looks for one, heartbeats, what Flower asks between its own processes, and commands.
+POLLS = ("/v1/fleet/send-node-heartbeat", "/v1/runtime/get-nodes", "/v1/runtime/acquire-task", "/v1/runtime/push-logs")
+# In the SuperLink: its own log leaves out what succeeds.
+NOTING = """
+import os, sys
+if "REQUESTS" in os.environ and "flower-superlink" in " ".join(sys.orig_argv):
+    from flwr.supercore.http_logging import RoutineAccessFilter
+    file, judge = open(os.environ["REQUESTS"], "a", 1), RoutineAccessFilter.filter
+    def noting(self, record):
+        if record.name == "uvicorn.access":
+            file.write(record.args[2] + chr(10))
+        return judge(self, record)
+    RoutineAccessFilter.filter = noting
+"""
 
 
 @dataclass
@@ -52,26 +67,35 @@ class Taken:
     link_bytes: int
     app_cpu_s: float
     rounds_s: list[float]
+    link_cpu_s: float
+    requests: Counter[str]
     messages: dict[str, float]
-    asked: float
     bytes: float
+
+    def count_requests(self, nodes: int) -> float:
+        """Return how many requests a message to one of so many nodes took with its reply, polls aside."""
+        messages = sum(self.messages.values()) * nodes
+        empty = self.requests["/v1/fleet/pull-messages"] - messages
+        others = sum(n for path, n in self.requests.items() if path in POLLS or "/control/" in path)
+        return (self.requests.total() - empty - others) / messages
 
 
 def figures(options: Options) -> Iterator[Figure]:
     """Run with few nodes and with many, once each."""
     few, many = [n // 5 for n in NODES] if options.quick else NODES
-    with tempfile.TemporaryDirectory(prefix="light-") as place, Deployment(Path(place) / "lab", {}, kept=False) as lab:
-        names = [f"light-{number:04d}" for number in range(many)]
-        for name in names:
-            lab.add_node(name, {})
-        lab.register(*names)
-        found = {count: measured(lab, names[:count]) for count in (few, many)}
+    found = dict(zip((few, many), measure_fleets((few, many)), strict=True))
     a, b = found[few], found[many]
     each = many - few
     what = f"a fleet of {many} light nodes"
     said = ", ".join(f"{n:g} {kind}" for kind, n in sorted(b.messages.items()))
     yield amount(f"{what}: messages to a node in {ROUNDS} rounds", sum(b.messages.values()), "messages",
                  detail=f"{said}; {b.bytes / _MB:.2f} MB of content both ways")  # fmt: skip
+    yield amount(f"{what}: requests to the SuperLink for a message and its reply, polls aside",
+                 b.count_requests(many), "requests", wanted=15,
+                 detail=f"{a.count_requests(few):.1f} with {few}; with polls "
+                        f"{b.requests.total() / sum(b.messages.values()) / many:.1f}")  # fmt: skip
+    yield amount(f"{what}: CPU of the SuperLink for a request", b.link_cpu_s / b.requests.total() * 1e3, "ms",
+                 detail=f"{a.link_cpu_s / a.requests.total() * 1e3:.2f} ms with {few}")  # fmt: skip
     yield amount(f"{what}: memory of the server app for each node more", (b.app_bytes - a.app_bytes) / each / _MB,
                  "MB", detail=f"{a.app_bytes / _MB:.0f} with {few}, {b.app_bytes / _MB:.0f} with {many}")  # fmt: skip
     yield amount(f"{what}: memory of the SuperLink for each node more", (b.link_bytes - a.link_bytes) / each / _MB,
@@ -80,21 +104,36 @@ def figures(options: Options) -> Iterator[Figure]:
                  (b.app_cpu_s - a.app_cpu_s) / each / ROUNDS * 1e3, "ms",
                  detail=f"{a.app_cpu_s:.1f} s with {few}, {b.app_cpu_s:.1f} s with {many}, start included")  # fmt: skip
     yield amount(f"{what}: a round, wall", statistics.median(b.rounds_s), "s",
-                 detail=f"{statistics.median(a.rounds_s):.1f} s with {few}; a node asks every second")  # fmt: skip
+                 detail=f"{statistics.median(a.rounds_s):.1f} s with {few}")  # fmt: skip
 
 
-def measured(lab: Deployment, names: Sequence[str]) -> Taken:
-    """Run with these nodes."""
+def measure_fleets(counts: Sequence[int], kept: bool = False) -> Iterator[Taken]:
+    """Run with so many nodes each time; `kept`: with the SuperLink's state on disk."""
+    with tempfile.TemporaryDirectory(prefix="light-") as place:
+        (Path(place) / "sitecustomize.py").write_text(NOTING)
+        os.environ |= {"PYTHONPATH": f"{place}{os.pathsep}{ROOT}", "REQUESTS": f"{place}/requests"}
+        with Deployment(Path(place) / "lab", {}, kept=kept) as lab:
+            names = [f"light-{number:04d}" for number in range(max(counts))]
+            for name in names:
+                lab.add_node(name, {})
+            lab.register(*names)
+            for count in counts:
+                yield _measure(lab, names[:count], Path(place) / "requests")
+
+
+def _measure(lab: Deployment, names: Sequence[str], noted: Path) -> Taken:
     out, count = lab.folder / f"nodes-{len(names)}.json", len(names)
     keys = [str(lab.folder / name / "key") for name in names]
     command = [sys.executable, "-m", "benchmarks.light_nodes", f"127.0.0.1:{lab.port}", str(lab.ca), str(out), *keys]
-    lab.start("light", command, {"PYTHONPATH": str(ROOT)})
+    superlink = psutil.Process(lab.processes["superlink"].pid)
+    size, spent = noted.stat().st_size, sum(superlink.cpu_times()[:2])
+    lab.start("light", command)
     name, folder = f"app-{count}", lab.folder / f"run-{count}"
     run = lab.start_run(name, RUN | {"engine": {"name": "flower", "nodes": count}}, out=str(folder))
     app, link, cpu = 0, 0, 0.0
     while run.poll() is None:
-        with_app = [p for p in psutil.Process(lab.processes["superlink"].pid).children(recursive=True) if _is_app(p)]
-        link = max(link, psutil.Process(lab.processes["superlink"].pid).memory_info().rss)
+        with_app = [p for p in superlink.children(recursive=True) if _is_app(p)]
+        link = max(link, superlink.memory_info().rss)
         for process in with_app:
             try:
                 app, times = max(app, process.memory_info().rss), process.cpu_times()
@@ -103,6 +142,8 @@ def measured(lab: Deployment, names: Sequence[str]) -> Taken:
             cpu = max(cpu, times.user + times.system)
         time.sleep(0.1)
     lab.stop(f"run-{name}")
+    requests = Counter(noted.read_text()[size:].split())
+    spent = sum(superlink.cpu_times()[:2]) - spent
     lab.stop("light")
     if not (folder / "summary.json").exists() or not out.exists():
         raise RuntimeError(f"the run did not finish: {lab.log(f'run-{name}')[-2000:]}{lab.log('light')[-2000:]}")
@@ -112,8 +153,8 @@ def measured(lab: Deployment, names: Sequence[str]) -> Taken:
         messages.update(node["messages"])
     rounds = [report["seconds"] for report in ff.load(folder).metrics]
     return Taken(
-        app, link, cpu, rounds, {kind: n / count for kind, n in messages.items()},
-        sum(node["asked"] for node in got) / count, sum(node["bytes"] for node in got) / count,
+        app, link, cpu, rounds, spent, requests, {kind: n / count for kind, n in messages.items()},
+        sum(node["bytes"] for node in got) / count,
     )  # fmt: skip
 
 

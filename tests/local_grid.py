@@ -1,20 +1,31 @@
-"""A Flower grid in this process: each message is answered at once by the real client app, with one node per file."""
+"""A Flower grid in this process: each message is answered at once by the real client app, with one node per file.
+
+`_runtime_client` has the three requests by which a server app gets replies.
+"""
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import tomli_w
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.node_pb2 import Node
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.task_identity import TaskIdentity
 
 from fleetfit.fleet.client_app import app
 
 
 class LocalGrid(Grid):
-    """Nodes 101, 102, ... of configuration files; `offline` are away, `twist` may change or lose a reply."""
+    """Nodes 101, 102, ... of configuration files; `offline` are away, `twist` may change or lose a reply.
+
+    `late` are messages whose replies are announced, and do not come.
+    """
 
     def __init__(self, configs: Iterable[Path]) -> None:
         self.contexts = {
@@ -24,6 +35,9 @@ class LocalGrid(Grid):
         self.replies: dict[str, Message | None] = {}
         self.sent: list[Message] = []
         self.twist: Callable[[Message, Message], Message | None] = lambda message, reply: reply
+        self.late: set[str] = set()
+        self.node, self._runtime_client = Node(node_id=1), self
+        self._objects: dict[str, tuple[str, bytes]] = {}
         self._turn = threading.Lock()
         TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 
@@ -32,7 +46,7 @@ class LocalGrid(Grid):
 
     @property
     def run(self) -> Any:
-        raise NotImplementedError
+        return SimpleNamespace(run_id=1)
 
     def create_message(self, *arguments: Any, **named: Any) -> Message:
         raise NotImplementedError
@@ -69,6 +83,27 @@ class LocalGrid(Grid):
         with self._turn:
             replies = [self.replies.pop(name) for name in message_ids if self.replies.get(name) is not None]
         return [reply for reply in replies if reply is not None]
+
+    def PullMessages(self, request: Any) -> Any:
+        replies = self.pull_messages(list(request.message_ids))
+        for reply in replies:
+            answered = reply.metadata.reply_to_message_id
+            self._objects |= {name: (answered, o.deflate()) for name, o in get_all_nested_objects(reply).items()}
+        return SimpleNamespace(
+            messages_list=[message_to_proto(remove_content_from_message(reply)) for reply in replies],
+            message_object_trees=[get_object_tree(reply) for reply in replies],
+        )
+
+    def PullObject(self, request: Any) -> Any:
+        assert (request.node.node_id, request.run_id) == (1, 1)
+        message, content = self._objects[request.object_id]
+        is_there = message not in self.late
+        return SimpleNamespace(
+            object_found=True, object_available=is_there, object_content=content if is_there else b""
+        )
+
+    def ConfirmMessageReceived(self, request: Any) -> None:
+        del self._objects[request.message_object_id]
 
 
 def node_file(folder: Path, name: str, settings: Mapping[str, Any]) -> Path:

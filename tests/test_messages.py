@@ -19,7 +19,8 @@ from fleetfit import names
 from fleetfit.anatomy import Layout, infer_layout
 from fleetfit.core import Evaluation, Failure, Job, Update
 from fleetfit.errors import RunError, one_line
-from fleetfit.fleet.protocol import PROTOCOL, read_answer
+from fleetfit.fleet import PROTOCOL
+from fleetfit.fleet.protocol import read_answer
 from fleetfit.messages import (
     compress,
     dump_job,
@@ -175,13 +176,14 @@ def test_bytes_behind_a_header_are_counted(counts: str) -> None:
 def test_messages_need_bounded_memory(element: str, length: int) -> None:
     """Also where it is refused: 16 times, and a MiB. Unbounded, it is up to 91 times."""
     elements = ",".join([element] * (length // len(element)))
-    refused_small(raw('{"protocol":1,"x":[' + elements + "]}"))
+    refused_small(raw(f'{{"protocol":{PROTOCOL},"x":[' + elements + "]}"))
 
 
 @pytest.mark.parametrize("count", [200, 3_000, 100_000])
 def test_memory_of_a_message_is_bounded(count: int) -> None:
     """Of ten bytes, a name and a shape without a number, one can make a tensor of 900."""
-    refused_small(raw('{"protocol":1,"x":{"$s":["bool",{' + ",".join(f'"{i:x}":[0]' for i in range(count)) + "}]}}"))
+    shapes = ",".join(f'"{i:x}":[0]' for i in range(count))
+    refused_small(raw(f'{{"protocol":{PROTOCOL},"x":{{"$s":["bool",{{{shapes}}}]}}}}'))
 
 
 def refused_small(content: bytes) -> None:

@@ -11,6 +11,10 @@ The server sends each node the sub-model that fits it, as `fleetfit.messages` me
 - Both: `protocol` (the messages' contents), `secure_aggregation` (the messages of secure rounds), `logs`.
 - Beforehand: `app_folder` (what `flwr run` takes), `certificates`.
 
-Names inside Flower are in `superlink` and `server_watch` alone, one more in `server_app`; `tests/fleet/test_fence.py`
-lists them. Nothing here imports torch or Flower: a node's two processes do with one of them each.
+Names inside Flower are in `superlink`, `server_watch` and `transport` alone, one more in `server_app`;
+`tests/fleet/test_fence.py` lists them. Nothing here imports torch or Flower: a node's two processes do with one of them
+each.
 """
+
+PROTOCOL = 2
+"""Version of the form and the content of messages; here, since a node's loop has no torch, and its worker no Flower."""

@@ -1,8 +1,9 @@
 """The nodes of a fleet's run: they enrol, receive the model's description, go away and come back.
 
-The server asks a new node for its description, and then whether it can train this model; a node gets the tensors that
-are never trained once, if it lacks them. A node that refuses, or does not fit, is reported with the reason and asked
-again a minute later. A client's number is its position in the list of members, which only grows.
+The server asks a new node for its description and whether it can train this model: the first nodes by two messages,
+since the model depends on their data, and later ones by one. A node gets the tensors that are never trained once, if it lacks them. A
+node that refuses, or does not fit, is reported with the reason and asked again a minute later. A client's number is its
+position in the list of members, which only grows.
 
 Questions and answers get lost: with a node that was killed and restarted, or where Flower's own node still has the
 reply to a message of a stopped run, which it sends in place of the next one, so that every later reply comes one
@@ -151,24 +152,25 @@ class ClientManager:
 
     def advance(self) -> None:
         """Find the connected nodes, send the questions that are due, and take the answers; returns at once."""
-        self.transport.ensure_thread()
         before, self.online = self.online, self.transport.list_nodes()
         for node in before - self.online:  # it is asked again when it comes back
             self._not_before.pop(node, None)
         enrolled = {member.node: member for member in (*self.members, *self._new)}
         for node in (self.online - before) & enrolled.keys():
             enrolled[node].is_ready = enrolled[node].is_described = False
-        busy = dict(self._questions.values())
-        for node in sorted(self.online & busy.keys()):
-            self._repeat(node, busy[node])
+        busy, now, due = dict(self._questions.values()), time.monotonic(), list[tuple[int, str]]()
+        silent = [(node, busy[node]) for node in sorted(self.online & busy.keys()) if self._is_silent(node, busy[node])]
         for node in sorted(self.online - busy.keys()):
             member = enrolled.get(node)
-            if time.monotonic() < self._not_before.get(node, 0.0):
+            if now < self._not_before.get(node, 0.0):
                 continue
-            if member is None or not member.is_described:
-                self._ask(node, "hello")
-            elif self.setup is not None and not member.is_ready:
-                self._ask(node, "setup")
+            if self.setup is None and (member is None or not member.is_described):
+                due.append((node, "hello"))
+            elif self.setup is not None and (member is None or not member.is_ready):
+                due.append((node, "setup"))
+        self._ask(silent, held=True)
+        self._ask(due + silent)
+        self._sent_at |= {node: math.inf for node, _ in silent}
         self._receive()
 
     def mark_unready(self, client: int) -> None:
@@ -184,34 +186,43 @@ class ClientManager:
     def hello(self) -> dict[str, Part]:
         """The parts of the message that asks a node for its description."""
         header = pack_message({"what": "hello", "run": self.run, "terms": dict(self.terms), "transform": self.digest})
-        self._transform_part = self._transform_part or transport.make_part(self.transform)
-        return {"header": header} | ({"transform": self._transform_part} if self.transform else {})
+        return {"header": header, **self._make_transform()}
+
+    def _make_transform(self) -> dict[str, Part]:
+        self._transform_part = self._transform_part or transport.make_part("transform", self.transform)
+        return {"transform": self._transform_part} if self.transform else {}
 
     def _find_member(self, node: int) -> EnrolledNode | None:
         return next((m for m in (*self.members, *self._new) if m.node == node), None)
 
-    def _repeat(self, node: int, what: str) -> None:
-        """Repeat a question that has had no answer for a while."""
-        if what != "base" and time.monotonic() - self._sent_at[node] > _REPEAT_S:
-            self._ask(node, what, held=True)
-            self._ask(node, what)
-            self._sent_at[node] = math.inf
+    def _is_silent(self, node: int, what: str) -> bool:
+        """Return whether a question has had no answer for a while, and is to be repeated."""
+        return what != "base" and time.monotonic() - self._sent_at[node] > _REPEAT_S
 
-    def _ask(self, node: int, what: str, held: bool = False) -> None:
+    def _ask(self, questions: Sequence[tuple[int, str]], held: bool = False) -> None:
+        """Ask nodes, each one question."""
+        messages = (
+            transport.make_request(node, "query", self._make_question(node, what, held), _ANSWER_S, 0)
+            for node, what in questions
+        )
+        for sent, (node, what) in zip(self.transport.send(messages, self._replies), questions, strict=True):
+            if sent:
+                self._questions[sent] = (node, what)
+                self._sent_at[node] = time.monotonic()
+
+    def _make_question(self, node: int, what: str, held: bool) -> dict[str, Part]:
         if what == "hello":
             parts = self.hello
         else:
             assert self.setup is not None
+            member = self._find_member(node)
             parts = {"header": pack_message({"what": what, **self.setup.header})}
+            if member is None or not member.is_described:
+                parts |= self._make_transform()
             if what == "base":
-                self._base_part = self._base_part or transport.make_part(self.setup.base)
+                self._base_part = self._base_part or transport.make_part("base", self.setup.base)
                 parts["base"] = self._base_part
-        if held:
-            parts[transport.HOLD] = b"1"
-        sent = self.transport.send(transport.make_request(node, "query", parts, _ANSWER_S, 0), self._replies)
-        if sent:
-            self._questions[sent] = (node, what)
-            self._sent_at[node] = time.monotonic()
+        return {**parts, transport.HOLD: b"1"} if held else parts
 
     def _receive(self) -> None:
         while True:
@@ -248,18 +259,18 @@ class ClientManager:
             self.keep_head(member.description.name, answer)
         if "refused" in answer:
             raise RunError(one_line(answer["refused"], 500))
-        if what == "hello":
+        if what == "hello" or "hello" in answer or member is None:
             description = parse_node_description(answer.get("hello"))
             self.keep_head(description.name, answer)
-            self._enrol(node, description)
+            member = self._enrol(node, description)
+        if what == "hello":
             return
-        assert member is not None
         if answer.get("lost") is True:
             member.is_described = False
         elif answer.get("ready") is True:
             member.is_ready = True
         elif what == "setup":
-            self._ask(node, "base")
+            self._ask([(node, "base")])
         else:
             raise RunError("it did not keep the tensors that are never trained.")
 
@@ -277,18 +288,19 @@ class ClientManager:
         if isinstance(head, Mapping) and type(head.get("entries")) is int and isinstance(head.get("hash"), str):
             self.heads[name] = {"entries": head["entries"], "hash": head["hash"][:64]}
 
-    def _enrol(self, node: int, description: NodeDescription) -> None:
+    def _enrol(self, node: int, description: NodeDescription) -> EnrolledNode:
         if problem := self.check_node(description) or self._check_name(node, description.name):
             raise RunError(problem)
         member, budget = self._find_member(node), _format_budget(description)
         if member is None:
             self._new.append(EnrolledNode(node, description, is_described=True))
             self.say(f"Node {description.name} has enrolled: {description.num_examples} training samples{budget}.")
-            return
+            return self._new[-1]
         member.is_described = True
         if description != member.description:
             member.description, self.changed = replace(description), True
             self.say(f"Node {description.name} is back, and is another than before{budget}.")
+        return member
 
 
 def _format_budget(description: NodeDescription) -> str:

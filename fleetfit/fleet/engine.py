@@ -9,7 +9,7 @@ import math
 import queue
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from fleetfit.rounds.links import AFTER_QUORUM
 from fleetfit.submodel import Submodel
 
 _AHEAD = 2  # jobs waiting or in flight, for each node
-_MAX_SHARED = 4  # states that are kept as Flower objects
+_MAX_SHARED = 4  # states that are kept as records
 _WAIT_S = 0.5  # for a reply, at most, before the next look at deadlines
 _JOB: Mapping[str, Any] = {"what": "job"}
 _NO_PARTS: Mapping[str, transport.Part] = {}
@@ -120,17 +120,14 @@ class FleetEngine:
         """
         sent: dict[str, tuple[int, Job]] = {}
         try:
-            busy, ready = set(self._late.values()), self._manager.find_ready()
-            for index, (job, parts) in requests.items():
-                is_free = job.client is not None and ready[job.client] and job.client not in busy
-                message = self._transport.send(self._make_message(job, what, parts), self._replies) if is_free else ""
-                if message:
-                    sent[message] = (index, job)
-                else:
-                    yield index, Failure.of(job, "the node is not connected, or not free", absent=True)
+            free = {client for client, is_free in enumerate(self.find_free_clients()) if is_free}
+            asked = [(index, *request) for index, request in requests.items() if request[0].client in free]
+            ids = self._transport.send((self._make_message(job, what, parts) for _, job, parts in asked), self._replies)
+            sent |= {message: (index, job) for message, (index, job, _) in zip(ids, asked, strict=True) if message}
+            for index in requests.keys() - {index for index, _ in sent.values()}:
+                yield index, Failure.of(requests[index][0], "the node is not connected, or not free", absent=True)
             until = time.monotonic() + self._rules.deadline_s
             while sent and (left := until - time.monotonic()) > 0:
-                self._transport.ensure_thread()
                 try:
                     reply = self._replies.get(timeout=min(left, _WAIT_S))
                 except queue.Empty:
@@ -185,23 +182,25 @@ class FleetEngine:
     def _send_next(self, state: "_RunState") -> None:
         """Send to every node without a job the first of its jobs."""
         busy = {job.client for _, job, _ in state.sent.values()} | set(self._late.values())
-        ready = self._manager.find_ready()
+        ready, jobs = self._manager.find_ready(), list[tuple[int, Job, float]]()
         for client, waiting in state.queued.items():
             if not waiting or client in busy:
                 continue
             position, job = waiting.popleft()
             if ready[client]:
-                self._dispatch(state, position, job)
+                jobs.append((position, job, math.inf))
             else:
                 state.done[position] = Failure.of(job, "the node is not connected", absent=True)
+        self._dispatch(state, jobs)
 
-    def _dispatch(self, state: "_RunState", position: int, job: Job, until: float = math.inf) -> None:
-        """Send a job to its node, which must answer by the deadline, or by an earlier moment."""
-        message = self._transport.send(self._make_message(job), self._replies)
-        if message:
-            state.sent[message] = (position, job, min(until, time.monotonic() + self._rules.deadline_s))
-        else:
-            state.done[position] = Failure.of(job, "the SuperLink did not take the message", absent=True)
+    def _dispatch(self, state: "_RunState", jobs: Sequence[tuple[int, Job, float]]) -> None:
+        """Send jobs to their nodes, which must answer by the deadline, or by an earlier moment."""
+        sent = self._transport.send((self._make_message(job) for _, job, _ in jobs), self._replies)
+        for message, (position, job, until) in zip(sent, jobs, strict=True):
+            if message:
+                state.sent[message] = (position, job, min(until, time.monotonic() + self._rules.deadline_s))
+            else:
+                state.done[position] = Failure.of(job, "the SuperLink did not take the message", absent=True)
 
     def _make_message(
         self, job: Job, what: Mapping[str, Any] = _JOB, further: Mapping[str, transport.Part] = _NO_PARTS
@@ -212,31 +211,30 @@ class FleetEngine:
         header = pack_message({**what, **self._manager.setup.header, "job": table})
         parts: dict[str, transport.Part] = {"header": header, **further}
         if job.state:
-            parts["state"] = self._share(job.state, job.submodel)
+            parts["state"] = self._share("state", job.state, job.submodel)
         if job.statistics:
-            parts["statistics"] = self._share(job.statistics, job.submodel)
+            parts["statistics"] = self._share("statistics", job.statistics, job.submodel)
         if job.extra:
-            parts["extra"] = transport.make_part(pack(dict(job.extra)))
+            parts["extra"] = pack(dict(job.extra))
         kind = "train" if job.kind == "train" else "evaluate"
         node = self._manager.members[job.client].node
         ttl_s = self._rules.deadline_s + min(_GRACE_S, self._rules.deadline_s)
         return transport.make_request(node, kind, parts, ttl_s, job.round + 1)
 
-    def _share(self, tensors: State, submodel: Submodel) -> Any:
-        """Return tensors as a Flower object, the same one for all jobs that share them."""
+    def _share(self, name: str, tensors: State, submodel: Submodel) -> Any:
+        """Return tensors as a part, of the same Flower objects for all jobs that share them."""
         entry = self._shared.get(id(tensors))
         if entry is None:
             while len(self._shared) >= _MAX_SHARED:
                 del self._shared[next(iter(self._shared))]
             content = pack(dump_state(tensors, self._layout, submodel))
-            entry = self._shared[id(tensors)] = (tensors, transport.make_part(content))
+            entry = self._shared[id(tensors)] = (tensors, transport.make_part(name, content))
         return entry[1]
 
     # -- receiving replies
 
     def _receive(self, state: "_RunState", detector: LostJobDetector) -> None:
         """Wait a moment for replies, and store those that came."""
-        self._transport.ensure_thread()
         pause = min([_WAIT_S, *(max(until - time.monotonic(), 0.0) for _, _, until in state.sent.values())])
         try:
             replies = [self._replies.get(timeout=max(pause, 0.001))]
@@ -281,16 +279,16 @@ class FleetEngine:
         assert job.client is not None
         node = self._manager.members[job.client].node
         question = transport.make_request(node, "query", self._manager.hello, ttl_s, 0)
-        return self._transport.send(question, self._replies)
+        return self._transport.send([question], self._replies)[0]
 
     def _repeat_lost(self, state: "_RunState", detector: LostJobDetector) -> None:
         """Send lost jobs again; the deadline stays."""
-        for message in detector.find_lost(state.sent):
-            position, job, until = state.sent.pop(message)
+        jobs = [state.sent.pop(message) for message in detector.find_lost(state.sent)]
+        for _, job, _ in jobs:
             assert job.client is not None
             name = self._manager.members[job.client].description.name
             self._manager.say(f"Node {name} has nothing to do, and its answer has not come: it gets its job again.")
-            self._dispatch(state, position, job, until)
+        self._dispatch(state, jobs)
 
     def _end_at_quorum(self, state: "_RunState") -> None:
         """End a round of training as soon as its quorum of updates has come."""

@@ -319,7 +319,7 @@ class Node:
         Raises:
             FleetFitError: The message cannot be answered.
         """
-        if header["what"] == "hello" and header["transform"]:
+        if header["transform"] and (header["what"] == "hello" or "transform" in parts):
             self._memory.keep_transform(header["transform"], _get_part(parts, "transform"))
         if not self._use_transform(header["transform"]):
             return {"lost": True}
@@ -327,7 +327,9 @@ class Node:
             return self._describe(header["terms"])
         if header["what"] == "base":
             self._memory.keep_base(header["base"], _get_part(parts, "base"))
-        if header["what"] in ("setup", "base"):
+        if header["what"] == "setup":
+            return self._set_up(header) | self._describe(header["terms"])
+        if header["what"] == "base":
             return self._set_up(header)
         if header["job"].get("kind") == "labels" and not self.settings.reports_labels:
             raise RunError(

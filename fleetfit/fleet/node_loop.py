@@ -64,6 +64,7 @@ def _answer(message: Message, tree: Any, link: SuperLink, worker: NodeWorker) ->
                 raise RunOver
             trace("answered", name)
             reply = transport.make_reply(message, {"answer": content})
+            del content
         except (Incomplete, WorkerDeath) as reason:
             reply = _make_error(message, str(reason))
         try:

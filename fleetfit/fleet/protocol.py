@@ -2,13 +2,14 @@
 
 Server to node, in part `header`: `what` is one of
 - hello: describe yourself, with the files of the fleet's transform in part `transform`
-- setup: can you train this? (`problem`, `method`, `base`: the digest of the tensors that are never trained, or "")
+- setup: as hello, and can you train this? (`problem`, `method`, `base`: the digest of the tensors that are never
+  trained, or "")
 - base: as setup, with those tensors in part `base`
 - secure: a phase of a secure round, with a message of `fleetfit.secure` in part `secure` (see `secure_aggregation`)
 - job: a job, with its tensors in parts `state` and `statistics`, which several nodes' messages share.
 Each has `run`, the run's `terms` (see `fleetfit.fleet.terms`), and `transform`, the digest of the transform that
 prepares the nodes' samples, or "". All but the first have `privacy`, the noise and the sampling of `[privacy]`.
-Node to server, in part `answer`: `hello`, `ready`, `reply` (of a job), `secure` (of a phase), `lost` (the node has lost
+Node to server, in part `answer`: `hello` (also to setup), `ready`, `reply` (of a job), `secure` (of a phase), `lost` (the node has lost
 the base or the transform), or `refused` with a reason; and in each `log`, the head of the node's log.
 """
 
@@ -23,10 +24,9 @@ from fleetfit.data import Data
 from fleetfit.data.transform import COLUMNS, FILE, TOKENIZER, Transform
 from fleetfit.errors import DataError, RunError, one_line
 from fleetfit.files import parse_json, read_text
+from fleetfit.fleet import PROTOCOL
 from fleetfit.hooks import is_portable
 from fleetfit.messages import pack, unpack
-
-PROTOCOL = 1
 
 Header = Mapping[str, Any]
 _HELLO: Mapping[str, type] = {"run": str, "terms": dict, "transform": str}
@@ -68,6 +68,8 @@ def check_header(table: Any) -> Header:
     for key in _iter_keys(table):
         if not isinstance(key, str):
             raise RunError(f"a message's header has the key {one_line(repr(key), 40)}; keys must be text.")
+    if "problem" in table:
+        entries = {**entries, **_SETUP}
     for key, kind in entries.items():
         if not isinstance(table.get(key), kind):
             raise RunError(f'a message\'s "{key}" is missing or of a wrong type.', key=key)

@@ -50,7 +50,7 @@ from fleetfit.fleet.engine import FleetEngine
 from fleetfit.fleet.node_log import HEADS
 from fleetfit.fleet.protocol import compute_digest, make_model_key, pack_transform
 from fleetfit.fleet.secure_aggregation import NodeParties
-from fleetfit.fleet.server_watch import poll_often, report_server_death
+from fleetfit.fleet.server_watch import report_server_death
 from fleetfit.fleet.terms import Terms, check_terms, compute_fingerprint, make_terms, parse_terms
 from fleetfit.fleet.transport import Transport
 from fleetfit.hooks import build, dump_problem
@@ -239,7 +239,6 @@ def main(grid: Grid, context: Context) -> None:
     logs.log_to_stderr()
     folder = Path(get_project_dir(grid.run.fab_id, grid.run.fab_version, grid.run.fab_hash))
     try:
-        poll_often()
         with report_server_death(grid):
             serve(grid, ServerAppConfig.from_run_config(context.run_config, folder), _print_line)
     except FleetFitError as error:

@@ -1,14 +1,11 @@
-"""The server app gets its replies soon, and a process beside it reports at once if it was killed.
+"""A process beside the server app reports at once if it was killed.
 
 A server app reports its task's result when it ends. If it is killed (no memory was left, say), Flower notices after a
 minute, for which all nodes work for a server app that has ended. So `report_server_death` starts a small process beside
-it: `python -m fleetfit.fleet.server_watch`. Both use names inside Flower, and do nothing where these have changed.
+it: `python -m fleetfit.fleet.server_watch`. It uses names inside Flower, and does nothing where these have changed.
 """
 
 import contextlib
-import functools
-import importlib
-import inspect
 import json
 import subprocess
 import sys
@@ -19,20 +16,6 @@ from typing import Any
 _TRY_S = 60.0  # to reach a SuperLink that is away; by then Flower has noticed
 _PAUSE_S = 2.0
 _OVER = b"over\n"
-
-
-def poll_often() -> None:
-    """Have Flower poll often for a reply's content, which comes after the reply, if it has that setting.
-
-    Flower waits 1 s after the first failed poll, and longer each time: most of the time of a small model's round.
-    """
-    try:
-        module = importlib.import_module("flwr.superlink.grid.http_grid")
-    except ImportError:
-        return
-    pull = getattr(module, "pull_objects", None)
-    if pull is not None and "initial_backoff" in inspect.signature(pull).parameters:
-        module.pull_objects = functools.partial(pull, initial_backoff=0.05)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

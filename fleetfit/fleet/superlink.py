@@ -32,10 +32,8 @@ from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
-    iterate_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
@@ -171,17 +169,14 @@ class SuperLink:
             Incomplete: They did not come whole, or are not parts.
             RunOver: Its run has ended.
         """
-        run, contents = message.metadata.run_id, dict[str, bytes]()
-        for each in iterate_object_tree(tree):
-            if each.object_id not in contents:
-                contents[each.object_id] = self._pull(run, each.object_id)
+        run = message.metadata.run_id
+        contents = [self._pull(run, record.object_id) for content in tree.children for record in content.children]
         # The SuperLink keeps the content of a message that is not confirmed until its run ends.
         confirmation = ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=tree.object_id)
         with contextlib.suppress(Trouble):
             self._call(self._client.ConfirmMessageReceived, confirmation)
         try:
-            whole: Any = inflate_object_from_contents(tree.object_id, contents)
-            return transport.read_parts(whole)
+            return transport.join_records([transport.read_record(contents.pop()) for _ in range(len(contents))])
         except Exception as error:  # content of a foreign server, in any form
             raise Incomplete(f"the message cannot be read: {format_exception(error)}") from error
 
@@ -220,7 +215,9 @@ class SuperLink:
             )
             for _ in range(_PUSHES):
                 answer = self._call(self._client.PushMessages, request)
-                left = list(answer.objects_to_push)  # all of them: what is not whole in three minutes is deleted
+                # All of them: what is not whole in three minutes is deleted. The server looks for the first record,
+                # which is the last one pushed.
+                left = list(answer.objects_to_push)
                 while left and self._push(run, answer.session_id, left[-1], objects[left[-1]]):
                     left.pop()
                 if not left:

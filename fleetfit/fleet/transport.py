@@ -1,11 +1,12 @@
 """Flower's messages: named parts of bytes out, replies in, so that no reply delays another one.
 
-`fleetfit.messages` defines the bytes. A part that several messages share (the state of a level) is the same Flower
-object in all of them: Flower stores it once and sends it to each node from there. Nothing in a message is pickled, and
-Flower's labels are not trusted: a part must be a vector of bytes.
+`fleetfit.messages` defines the bytes. A part is one record, or several where it is large, and a record is one Flower
+object: Flower stores one that several messages share (the state of a level) once, and sends it to each node from there.
+Nothing in a message is pickled, and Flower's labels are not trusted: a record must be one name with bytes.
 
-Pulling a reply blocks for minutes if its node died during the upload. So a thread pulls each message by itself and is
-replaced when it hangs. Replies that wait for their turn are in memory up to a bound, and on disk beyond it.
+A thread asks for all replies in one request. A reply is announced before its content, which comes in minutes if the
+node is slow, and never if it died: the thread takes what is there, and looks for the rest later. Replies that wait for
+their turn are in memory up to a bound, and on disk beyond it.
 
 The SuperLink delivers each message and each reply once. If it is killed at that moment, or the network fails, the
 message is lost: the node does not know of the job, or the server does not get its reply. `LostJobDetector` finds such
@@ -14,7 +15,6 @@ jobs, which are then sent again.
 The client app imports this module in a process without torch, so nothing here imports torch.
 """
 
-import heapq
 import itertools
 import logging
 import math
@@ -22,34 +22,44 @@ import queue
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import httpx
-import numpy as np
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 
 from fleetfit.errors import format_exception, one_line
+from fleetfit.fleet import PROTOCOL
 from fleetfit.fleet.logs import trace
-
-if TYPE_CHECKING:
-    from flwr.serverapp import Grid
 
 _LOG = logging.getLogger("fleetfit")
 
 # ---- messages ------------------------------------------------------------------------------------------------------
 
-Part = bytes | bytearray | ArrayRecord
+_RECORD_BYTES = 8 * 2**20  # copies of a record are made on its way; a broken connection repeats one
+
+Part = bytes | bytearray | Sequence[ConfigRecord]
 
 HOLD = "hold"
 """Part of a message that is answered only when a later one has come, or after a few seconds: see `client_manager`."""
 
+_VERSION_1 = (
+    f"the other side speaks version 1 of the protocol, and this one version {PROTOCOL}. Bring both to the same version "
+    "of FleetFit."
+)
 
-def make_part(content: bytes) -> ArrayRecord:
-    """Return a part that several messages may share."""
-    return ArrayRecord({"bytes": Array(np.frombuffer(content, dtype=np.uint8))})
+
+def make_part(name: str, content: bytes | bytearray) -> list[ConfigRecord]:
+    """Return a part, which several messages may share."""
+    starts, view = range(0, len(content) or 1, _RECORD_BYTES), memoryview(content)
+    return [
+        ConfigRecord({f"{name}.{number}": bytes(view[start : start + _RECORD_BYTES])})
+        for number, start in enumerate(starts)
+    ]
 
 
 def make_request(node: int, kind: str, parts: Mapping[str, Part], ttl_s: float, round: int) -> Message:
@@ -63,34 +73,56 @@ def make_reply(message: Message, parts: Mapping[str, Part]) -> Message:
 
 
 def _make_records(parts: Mapping[str, Part]) -> RecordDict:
-    return RecordDict({name: p if isinstance(p, ArrayRecord) else make_part(bytes(p)) for name, p in parts.items()})
+    made = [make_part(name, p) if isinstance(p, bytes | bytearray) else p for name, p in parts.items()]
+    return RecordDict({name: record for records in made for record in records for name in record})
 
 
 def read_parts(message: Message) -> dict[str, bytearray]:
     """Return the parts of a message.
 
     Raises:
-        ValueError: A part is not a vector of bytes.
+        ValueError: A record is not one of `make_part`.
     """
-    parts = {}
-    for name, record in message.content.items():
-        if not isinstance(record, ArrayRecord) or list(record) != ["bytes"]:
-            raise ValueError(f'part "{str(name)[:40]}" of a message is not a single array "bytes".')
-        array = record["bytes"].numpy()
-        if array.dtype != np.uint8 or array.ndim != 1:
-            raise ValueError(f'part "{str(name)[:40]}" of a message is not a vector of bytes.')
-        parts[str(name)] = bytearray(array)
+    return join_records(message.content.values())
+
+
+def read_record(content: bytes) -> ConfigRecord:
+    """Return a record from the bytes of its Flower object.
+
+    Raises:
+        ValueError: It is another object.
+    """
+    if content.startswith(b"ArrayRecord"):
+        raise ValueError(_VERSION_1)
+    return ConfigRecord.inflate(content)
+
+
+def join_records(records: Iterable[Any]) -> dict[str, bytearray]:
+    """Return the parts that are in records, in any order.
+
+    Raises:
+        ValueError: A record is not one of `make_part`.
+    """
+    pieces: dict[str, dict[int, bytes]] = {}
+    for record in records:
+        [(key, content)] = record.items() if isinstance(record, ConfigRecord) and len(record) == 1 else [("", "")]
+        name, _, number = key.rpartition(".")
+        if not name or not number.isdecimal() or not isinstance(content, bytes):
+            raise ValueError(f'record "{one_line(key, 40)}" of a message is not a piece of bytes.')
+        pieces.setdefault(name, {})[int(number)] = content
+    parts = {name: bytearray() for name in pieces}
+    for name, numbered in pieces.items():
+        for position in sorted(numbered):
+            parts[name] += numbered.pop(position)
     return parts
 
 
 # ---- sending them, and their replies -------------------------------------------------------------------------------
 
-_MIN_PAUSE_S = 0.1  # between two pulls of a reply, at first and where few are out
-_PAUSE_SHARE = 0.05  # part of the time that a message has been out
+_MESSAGES = 16  # that are announced together: a node asks in vain while their contents are being sent
+_MIN_PAUSE_S = 0.1  # between two looks for replies, and for the content of one
+_PAUSE_SHARE = 0.05  # part of the time without any
 _MAX_PAUSE_S = 1.0
-_MAX_PULLS_PER_S = 200.0
-_HANGS_S = 2.0  # a thread that pulls for longer is replaced
-_PULLING_S = 0.5  # a pull that takes longer has most likely found a reply
 _PUSH_AGAIN_S = 1.0  # after a push that failed
 _MAX_BYTES = 512 * 2**20  # of waiting replies in memory
 _ERRORS = {
@@ -126,64 +158,71 @@ class NodeReply:
 ReplyQueue = queue.Queue[NodeReply]
 
 
+@dataclass
+class _Arrival:
+    """A reply that was announced: its Flower object, an error, objects that lack, and the records that came."""
+
+    name: str
+    error: NodeReply | None
+    missing: list[str]
+    records: list[ConfigRecord] = field(default_factory=list)
+    since: float = field(default_factory=time.monotonic)
+    look_at: float = 0.0
+
+
 class Transport:
     """Sends messages and delivers their replies."""
 
-    def __init__(self, grid: "Grid") -> None:
+    def __init__(self, grid: Any) -> None:
+        """Take Flower's grid of a server app; its client is inside Flower."""
         self._grid = grid
-        self._due: list[tuple[float, int, str]] = []
         self._waiting: dict[str, ReplyQueue] = {}
-        self._sent_at: dict[str, float] = {}
+        self._arriving: dict[str, _Arrival] = {}
+        self._look_at, self._busy_at = math.inf, 0.0
         self._counter = itertools.count()
         self._changed = threading.Condition()
-        self._pulling: dict[threading.Thread, tuple[str, float]] = {}
+        self._thread: threading.Thread | None = None
         self._waiting_bytes = 0
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._closed = False
 
-    def send(self, message: Message, replies: ReplyQueue) -> str:
-        """Send a message, whose reply will be put into the queue. Return its id, or "" where it could not be sent."""
-        sent = self._push(message)
-        if not sent:
-            return ""
-        trace("pushed", sent, f"to {message.metadata.dst_node_id}")
-        with self._changed:
-            self._waiting[sent], self._sent_at[sent] = replies, time.monotonic()
-            heapq.heappush(self._due, (time.monotonic() + _MIN_PAUSE_S / 2, next(self._counter), sent))
-            self._changed.notify()
-        self.ensure_thread()
+    def send(self, messages: Iterable[Message], replies: ReplyQueue) -> list[str]:
+        """Send messages, whose replies will be put into the queue. Return their ids, "" for those not sent."""
+        sent, left = list[str](), iter(messages)
+        while batch := list(itertools.islice(left, _MESSAGES)):
+            ids = self._push(batch)
+            with self._changed:
+                self._waiting |= {name: replies for name in ids if name}
+                self._busy_at = time.monotonic()
+                self._look_at = min(self._look_at, self._busy_at + _MIN_PAUSE_S / 2)
+                self._changed.notify()
+            for message, name in zip(batch, ids, strict=True):
+                if name:
+                    trace("pushed", name, f"to {message.metadata.dst_node_id}")
+            sent += ids
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, daemon=True, name="fleetfit-transport")
+            self._thread.start()
         return sent
 
-    def _push(self, message: Message) -> str:
-        """Push a message; twice if that fails, for example since the SuperLink was restarted between its parts.
+    def _push(self, messages: Sequence[Message]) -> list[str]:
+        """Push messages; twice if that fails, for example since the SuperLink was restarted between their parts.
 
-        The second push is of the same message: the parts that have arrived count.
+        The second push is of the same messages: the parts that have arrived count.
         """
         for is_last in (False, True):
             try:
-                return next((str(name) for name in self._grid.push_messages([message]) if name), "")
+                return [str(name or "") for name in self._grid.push_messages(messages)] or [""] * len(messages)
             except Exception as error:  # also Flower's own, of a push that took too long: no message must end a run
                 if not is_last:
                     time.sleep(_PUSH_AGAIN_S)
                     continue
-                _LOG.warning("A message could not be sent: %s: %s", type(error).__name__, error)
-        return ""
+                _LOG.warning("Messages could not be sent: %s: %s", type(error).__name__, error)
+        return [""] * len(messages)
 
-    def is_pulling(self, message: str) -> bool:
-        """Return whether the reply to a message is on its way: pulling it takes a while."""
-        now = time.monotonic()
-        return any(name == message and now - start > _PULLING_S for name, start in list(self._pulling.values()))
-
-    def ensure_thread(self) -> None:
-        """Start a thread that pulls if all present ones hang."""
-        with self._changed:
-            now = time.monotonic()
-            able = [t for t, (m, start) in self._pulling.items() if t.is_alive() and (not m or now - start < _HANGS_S)]
-            if able or self._closed:
-                return
-            thread = threading.Thread(target=self._work, daemon=True, name="fleetfit-transport")
-            self._pulling[thread] = ("", 0.0)
-        thread.start()
+    def is_arriving(self, message: str) -> bool:
+        """Return whether the reply to a message is on its way."""
+        return message in self._arriving
 
     def list_nodes(self) -> set[int]:
         """Return the ids of the connected nodes; none where the SuperLink does not answer."""
@@ -193,7 +232,7 @@ class Transport:
             return set()
 
     def close(self) -> None:
-        """Stop the threads, and remove the replies on disk."""
+        """Stop the thread, and remove the replies on disk."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -201,54 +240,76 @@ class Transport:
             self._folder.cleanup()
 
     def _work(self) -> None:
-        me = threading.current_thread()
-        while True:
-            message = self._wait_for_due()
-            if message is None:
-                return
-            start = time.monotonic()
-            self._pulling[me] = (message, start)
-            reply = self._pull(message)
-            hung = time.monotonic() - start > _HANGS_S
-            self._pulling[me] = ("", 0.0)
-            self._deliver(message, reply)
-            if hung:  # another thread has taken over
-                with self._changed:
-                    del self._pulling[me]
-                return
+        """Look for replies that were announced, and for the content of those that were."""
+        while self._wait_for_look():
+            try:
+                if time.monotonic() >= self._look_at:
+                    self._find_replies()
+                now = time.monotonic()
+                for message, arrival in list(self._arriving.items()):
+                    if now >= arrival.look_at:
+                        self._pull(message, arrival)
+            except Exception as error:  # the SuperLink is away, perhaps for a moment; no reply may end this thread
+                if not isinstance(error, httpx.HTTPError):
+                    _LOG.warning("Replies could not be pulled: %s", format_exception(error))
+                time.sleep(_MIN_PAUSE_S)
 
-    def _wait_for_due(self) -> str | None:
-        """Return the next message whose reply is to be pulled; None after `close`."""
+    def _wait_for_look(self) -> bool:
+        """Wait until something is to be looked for; return False after `close`."""
         with self._changed:
             while not self._closed:
-                wait = None if not self._due else self._due[0][0] - time.monotonic()
-                if wait is not None and wait <= 0:
-                    message = heapq.heappop(self._due)[2]
-                    if message in self._waiting:
-                        return message
-                    continue
-                self._changed.wait(wait)
-        return None
+                due = min([self._look_at, *(arrival.look_at for arrival in self._arriving.values())])
+                wait = due - time.monotonic()
+                if wait <= 0:
+                    return True
+                self._changed.wait(None if due == math.inf else wait)
+        return False
 
-    def _pull(self, message: str) -> NodeReply | None:
-        try:
-            replies = list(self._grid.pull_messages([message]))
-            return self._read(message, replies[0]) if replies else None
-        except httpx.HTTPError:  # the SuperLink is away, perhaps for a moment
-            return None
-        except Exception as error:  # no reply of a node may end this thread
-            return NodeReply(message, None, f"its reply cannot be read: {format_exception(error)}")
+    def _find_replies(self) -> None:
+        """Ask for all replies that were not announced yet."""
+        with self._changed:
+            open_ids = self._waiting.keys() - self._arriving.keys()
+            self._look_at = time.monotonic() + _MIN_PAUSE_S if open_ids else math.inf
+        if not open_ids:
+            return
+        answer = self._grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=sorted(open_ids)))
+        for proto, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
+            message = proto.metadata.reply_to_message_id
+            if message in open_ids:
+                error = _read_error(message, proto.error) if proto.HasField("error") else None
+                records = [record.object_id for content in tree.children for record in content.children]
+                self._arriving[message] = _Arrival(tree.object_id, error, [] if error else records[::-1])
+        now = time.monotonic()
+        self._busy_at = now if answer.messages_list else self._busy_at
+        self._look_at = now + min(max(_MIN_PAUSE_S, _PAUSE_SHARE * (now - self._busy_at)), _MAX_PAUSE_S)
 
-    def _read(self, message: str, reply: Message) -> NodeReply:
-        if reply.has_error():
-            code, reason = reply.error.code, (reply.error.reason or "").strip()
-            error = _ERRORS.get(code, f"Flower reports error {code}")
-            details = f": {one_line(reason, 400)}" if reason and code in (1, 2) else ""
-            return NodeReply(message, None, f"{error}{details}", code in NODE_LOST)
+    def _pull(self, message: str, arrival: _Arrival) -> None:
+        """Pull what is there of a reply, and deliver it if that is all."""
+        node, run = self._grid.node, self._grid.run.run_id
+        while arrival.missing:
+            request = PullObjectRequest(node=node, run_id=run, object_id=arrival.missing[-1])
+            answer = self._grid._runtime_client.PullObject(request)
+            if not answer.object_found:
+                self._deliver(NodeReply(message, None, _ERRORS[3]))
+                return
+            if not answer.object_available:
+                now = time.monotonic()
+                arrival.look_at = now + min(max(_MIN_PAUSE_S, now - arrival.since), _MAX_PAUSE_S)
+                return
+            try:
+                arrival.records.append(read_record(answer.object_content))
+            except Exception as error:  # a node's content, in any form
+                self._deliver(NodeReply(message, None, f"its reply is malformed: {format_exception(error)}"))
+                return
+            arrival.missing.pop()
+        # Until then the SuperLink keeps its content.
+        confirmation = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=arrival.name)
+        self._grid._runtime_client.ConfirmMessageReceived(confirmation)
         try:
-            return NodeReply(message, self._store(read_parts(reply)["answer"]))
-        except (ValueError, TypeError, KeyError, EOFError) as fault:
-            return NodeReply(message, None, f"its reply is malformed: {format_exception(fault)}")
+            reply = arrival.error or NodeReply(message, self._store(join_records(arrival.records)["answer"]))
+        except (ValueError, KeyError) as error:
+            reply = NodeReply(message, None, f"its reply is malformed: {format_exception(error)}")
+        self._deliver(reply)
 
     def _store(self, content: bytearray) -> bytearray | Path:
         """Return an answer, or the file to which it was written since too many wait in memory."""
@@ -273,20 +334,23 @@ class Transport:
             self._waiting_bytes -= len(content or b"")
         return content or b""
 
-    def _deliver(self, message: str, reply: NodeReply | None) -> None:
+    def _deliver(self, reply: NodeReply) -> None:
         with self._changed:
-            if reply is None:
-                if message in self._waiting:
-                    now = time.monotonic()
-                    pause = min(max(_MIN_PAUSE_S, _PAUSE_SHARE * (now - self._sent_at[message])), _MAX_PAUSE_S)
-                    pause = max(pause, len(self._waiting) / _MAX_PULLS_PER_S)
-                    heapq.heappush(self._due, (now + pause, next(self._counter), message))
-                return
-            replies = self._waiting.pop(message, None)
-            self._sent_at.pop(message, None)
-        trace("delivered", message, reply.error)
+            self._arriving.pop(reply.message, None)
+            replies = self._waiting.pop(reply.message, None)
+        trace("delivered", reply.message, reply.error)
         if replies is not None:
             replies.put(reply)
+
+
+def _read_error(message: str, error: Any) -> NodeReply:
+    """Return the reply for an error of Flower's, a protobuf message."""
+    text, reason = _ERRORS.get(error.code, f"Flower reports error {error.code}"), error.reason.strip()
+    if 'is not a single array "bytes"' in reason:  # what a node of version 1 says of a record
+        text = _VERSION_1
+    elif reason and error.code in (1, 2):
+        text = f"{text}: {one_line(reason, 400)}"
+    return NodeReply(message, None, text, error.code in NODE_LOST)
 
 
 # ---- lost jobs -------------------------------------------------------------------------------------------------------
@@ -331,7 +395,7 @@ class LostJobDetector:
         lost = []
         for message in sent:
             job = self._jobs.setdefault(message, _OpenJob(now + _SILENT_S, _SILENT_S))
-            if now - job.free_at > _AFTER_S and not self._transport.is_pulling(message):
+            if now - job.free_at > _AFTER_S and not self._transport.is_arriving(message):
                 lost.append(message)
             elif now >= job.ask_at and job.free_at == math.inf:
                 job.question = self._ask(message, job.pause_s)

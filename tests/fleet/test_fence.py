@@ -1,4 +1,4 @@
-"""What is used of Flower: its public API, and names inside it in two places; and the names by which it finds us."""
+"""What is used of Flower: its public API, and names inside it in few places; and the names by which it finds us."""
 
 import ast
 import importlib
@@ -21,7 +21,7 @@ PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
 PACKAGE = Path(fleetfit.__file__).parent
 WITHOUT_TORCH = [f"fleetfit.fleet.{name}" for name in ("logs", "client_app", "node_loop", "worker")]
 
-# The names inside Flower by the file that uses them, each with what it takes. A node replaces none of them.
+# The names inside Flower by the file that uses them, each with what it takes. None of them is replaced.
 NAMES = {
     "fleet/superlink.py": {
         "flwr.app.message:remove_content_from_message": "message",
@@ -43,9 +43,7 @@ NAMES = {
         "flwr.proto.run_pb2:GetRunRequest": "node run_id",
         "flwr.supercore.inflatable.inflatable_object:get_all_nested_objects": "obj",
         "flwr.supercore.inflatable.inflatable_object:get_object_tree": "obj",
-        "flwr.supercore.inflatable.inflatable_object:iterate_object_tree": "tree",
         "flwr.supercore.inflatable.inflatable_object:no_object_id_recompute": "",
-        "flwr.supercore.inflatable.inflatable_utils:inflate_object_from_contents": "object_id object_contents",
         "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor": "component_name",
         "flwr.supercore.primitives.asymmetric:generate_key_pairs": "",
         "flwr.supercore.primitives.asymmetric:public_key_to_bytes": "public_key",
@@ -59,7 +57,11 @@ NAMES = {
         "flwr.supercore.interceptors:RuntimeTokenHttpInterceptor": "token",
         "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor": "component_name",
         "flwr.supercore.runtime:RuntimeHttpClient": "",
-        "flwr.superlink.grid.http_grid:": "",  # its `pull_objects` is replaced, where it has `initial_backoff`
+    },
+    "fleet/transport.py": {
+        "flwr.proto.message_pb2:ConfirmMessageReceivedRequest": "node run_id message_object_id",
+        "flwr.proto.message_pb2:PullObjectRequest": "node run_id object_id",
+        "flwr.proto.runtime_pb2:PullAppMessagesRequest": "message_ids",
     },
 }
 # What else must be there: the requests and constructors of clients, and the fields of answers.
@@ -71,11 +73,14 @@ MORE = {
         "PushMessages", "PushObject", "RegisterNode", "SendNodeHeartbeat", "UnregisterNode")},
     f"{CLIENT}.from_server_address": CREATE,
     "flwr.supercore.runtime:RuntimeHttpClient.from_server_address": CREATE,
-    "flwr.superlink.grid.http_grid:pull_objects": "initial_backoff",
+    **{f"flwr.supercore.runtime:RuntimeHttpClient.{name}": "request" for name in (
+        "ConfirmMessageReceived", "PullMessages", "PullObject")},
+    "flwr.superlink.grid.http_grid:HttpGrid._runtime_client": "",
+    "flwr.proto.runtime_pb2:PullAppMessagesResponse": "messages_list message_object_trees",
     "flwr.proto.fleet_pb2:ActivateNodeResponse": "node_id",
     "flwr.proto.fleet_pb2:PullMessagesResponse": "messages_list message_object_trees",
     "flwr.proto.fleet_pb2:PushMessagesResponse": "objects_to_push session_id",
-    "flwr.proto.message_pb2:ObjectTree": "object_id",
+    "flwr.proto.message_pb2:ObjectTree": "object_id children",
     "flwr.proto.message_pb2:PullObjectResponse": "object_found object_available object_content",
     "flwr.proto.message_pb2:PushObjectResponse": "stored",
 }  # fmt: skip

@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives import serialization
 from fleetfit.anatomy.infer import _infer_once
 from fleetfit.core import Device, Job
 from fleetfit.core.nodes import parse_node_description
-from fleetfit.fleet import worker
+from fleetfit.fleet import PROTOCOL, worker
 from fleetfit.fleet.app_folder import write_app
 from fleetfit.fleet.certificates import make_certificates, make_node_key
 from fleetfit.fleet.node import MemoryLimit, NodeFiles, answer, get_node
@@ -162,7 +162,7 @@ def test_allowed_names_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "parts",
     [
-        {}, {"header": b""}, {"header": b"FFIT"}, {"header": pack([1])}, {"header": pack({"protocol": 2})},
+        {}, {"header": b""}, {"header": b"FFIT"}, {"header": pack([1])}, {"header": pack({"protocol": PROTOCOL + 1})},
         {"header": pack_message({"what": "format the disk"})}, {"header": pack_message({"what": "job"})},
         {"header": pack_message(add_terms({**SETUP, "what": "job", "job": {}}))},
         {"header": pack_message(add_terms({**SETUP, "run": "../../etc/passwd", "what": "job", "job": {}}))},

@@ -12,14 +12,20 @@ import pytest
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
 import httpx
-from flwr.app import ConfigRecord, Message, RecordDict
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, no_object_id_recompute
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
 from fleetfit.errors import ConfigError
-from fleetfit.fleet import node_loop, superlink, transport
+from fleetfit.fleet import PROTOCOL, node_loop, superlink, transport
 from fleetfit.fleet.connection import Connection, Fault, FaultReporter
 from fleetfit.fleet.superlink import Refusal, SuperLink, Trouble
 from fleetfit.fleet.worker import WorkerDeath
@@ -44,8 +50,10 @@ class Server:
         self.on: dict[str, Callable[[], None]] = {}  # called before a method
         self.after: dict[str, Callable[[], None]] = {}  # called when it is done, before its answer arrives
         self.reply_of: dict[str, str] = {}  # the reply to a message: a second one is refused
+        self.pulled: list[str] = []
         self.pushed: dict[str, bytes] = {}
         self.announced: Message | None = None
+        self.announced_records: list[str] = []
         self.missing: set[str] = set()
         self.root = ""
         self.link: SuperLink
@@ -90,6 +98,7 @@ class Server:
         return SimpleNamespace(messages_list=[message_to_proto(bare)], message_object_trees=[get_object_tree(message)])
 
     def _PullObject(self, request: Any) -> Any:
+        self.pulled.append(request.object_id)
         content = self.contents.get(request.object_id)
         return SimpleNamespace(object_found=content is not None, object_available=bool(content), object_content=content)
 
@@ -101,12 +110,13 @@ class Server:
         if proto.metadata.run_id in self.stopped:
             raise error(403, 2007)
         self.announced = message_from_proto(proto)
-        names = [each.object_id for each in superlink.iterate_object_tree(tree)]
+        names = [each.object_id for each in iterate_object_tree(tree)]
+        self.announced_records = names[:-2]
         if self.reply_of.setdefault(self.announced.metadata.reply_to_message_id, tree.object_id) != tree.object_id:
             return SimpleNamespace(objects_to_push=[], session_id="session")
         if tree.object_id != self.root:
             self.missing, self.root = set(names), tree.object_id
-        return SimpleNamespace(objects_to_push=sorted(self.missing), session_id="session")
+        return SimpleNamespace(objects_to_push=[n for n in names if n in self.missing], session_id="session")
 
     def _PushObject(self, request: Any) -> Any:
         if request.object_id not in self.missing:
@@ -208,7 +218,7 @@ def test_a_message_that_does_not_come_whole(server: Server, monkeypatch: pytest.
     monkeypatch.setattr(superlink, "_MISSING_S", 0.1)
     partial, new = server.put(OLD, "partial", whole=False), server.put(OLD, "new")
     gone = server.put(NEW, "gone")
-    del server.contents[gone.object_id]
+    del server.contents[gone.content["text.0"].object_id]
     assert live(server).asked == ["new"]
     assert [name for name, _ in server.replies] == [partial.object_id, new.object_id, gone.object_id]
     assert "whole" in server.replies[0][1] and "whole" in server.replies[2][1]
@@ -224,13 +234,32 @@ def test_a_part_that_comes_late_is_waited_for(server: Server) -> None:
     assert server.replies == [(late.object_id, "late")]
 
 
+def test_records_alone_are_pulled(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_RECORD_BYTES", 2)
+    message = server.put(OLD, "seven")
+    live(server)
+    assert server.replies == [(message.object_id, "seven")]
+    assert server.pulled == [record.object_id for record in message.content.values()] and len(server.pulled) == 3
+    assert list(server.pushed)[-1] == server.announced_records[0], "the server looks for it first"
+
+
+def test_a_server_of_version_1_is_named(server: Server) -> None:
+    server.put(OLD, "text")  # sets the task's identity
+    server.messages.clear()
+    record = ArrayRecord({"bytes": Array(np.zeros(3, dtype=np.uint8))})
+    server.put_message(Message(RecordDict({"header": record}), NODE, "query"))
+    assert live(server).asked == []
+    [(_, reason)] = server.replies
+    assert "version 1 " in reason and f"version {PROTOCOL}" in reason
+
+
 def test_a_foreign_message_gets_an_error_and_no_worker(server: Server) -> None:
     server.put(OLD, "text")  # sets the task's identity
     server.messages.clear()
     foreign = server.put_message(Message(RecordDict({"job": ConfigRecord({"number": 1})}), NODE, "query"))
     assert live(server).asked == []
     [(name, reason)] = server.replies
-    assert name == foreign.object_id and "job" in reason
+    assert name == foreign.object_id and "number" in reason
 
 
 @pytest.mark.parametrize("method", ["PullMessages", "PullObject", "ConfirmMessageReceived"])
