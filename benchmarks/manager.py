@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "fleet"))
 from deployment import Deployment
 
 import fleetfit as ff
+from benchmarks import stock_nodes
 
 ROOT = Path(__file__).parents[1]
 NODES = (10, 100)
@@ -84,6 +85,7 @@ def figures(options: Options) -> Iterator[Figure]:
     """Run with few nodes and with many, once each."""
     few, many = [n // 5 for n in NODES] if options.quick else NODES
     found = dict(zip((few, many), measure_fleets((few, many)), strict=True))
+    [stock] = measure_fleets([few], stock=True)
     a, b = found[few], found[many]
     each = many - few
     what = f"a fleet of {many} light nodes"
@@ -105,10 +107,13 @@ def figures(options: Options) -> Iterator[Figure]:
                  detail=f"{a.app_cpu_s:.1f} s with {few}, {b.app_cpu_s:.1f} s with {many}, start included")  # fmt: skip
     yield amount(f"{what}: a round, wall", statistics.median(b.rounds_s), "s",
                  detail=f"{statistics.median(a.rounds_s):.1f} s with {few}")  # fmt: skip
+    yield amount(f"a stock Flower app with {few} light nodes and this payload: a round, wall",
+                 statistics.median(stock.rounds_s), "s",
+                 detail=f"{stock.count_requests(few):.1f} requests a message, polls aside")  # fmt: skip
 
 
-def measure_fleets(counts: Sequence[int], kept: bool = False) -> Iterator[Taken]:
-    """Run with so many nodes each time; `kept`: with the SuperLink's state on disk."""
+def measure_fleets(counts: Sequence[int], kept: bool = False, stock: bool = False) -> Iterator[Taken]:
+    """Run with so many nodes each time; `kept`: with the SuperLink's state on disk; `stock`: a stock Flower app."""
     with tempfile.TemporaryDirectory(prefix="light-") as place:
         (Path(place) / "sitecustomize.py").write_text(NOTING)
         os.environ |= {"PYTHONPATH": f"{place}{os.pathsep}{ROOT}", "REQUESTS": f"{place}/requests"}
@@ -118,18 +123,25 @@ def measure_fleets(counts: Sequence[int], kept: bool = False) -> Iterator[Taken]
                 lab.add_node(name, {})
             lab.register(*names)
             for count in counts:
-                yield _measure(lab, names[:count], Path(place) / "requests")
+                yield _measure(lab, names[:count], Path(place) / "requests", stock)
 
 
-def _measure(lab: Deployment, names: Sequence[str], noted: Path) -> Taken:
+def _measure(lab: Deployment, names: Sequence[str], noted: Path, stock: bool) -> Taken:
     out, count = lab.folder / f"nodes-{len(names)}.json", len(names)
     keys = [str(lab.folder / name / "key") for name in names]
-    command = [sys.executable, "-m", "benchmarks.light_nodes", f"127.0.0.1:{lab.port}", str(lab.ca), str(out), *keys]
+    module = stock_nodes.__name__ if stock else "benchmarks.light_nodes"
+    command = [sys.executable, "-m", module, f"127.0.0.1:{lab.port}", str(lab.ca), str(out), *keys]
     superlink = psutil.Process(lab.processes["superlink"].pid)
     size, spent = noted.stat().st_size, sum(superlink.cpu_times()[:2])
     lab.start("light", command)
     name, folder = f"app-{count}", lab.folder / f"run-{count}"
-    run = lab.start_run(name, RUN | {"engine": {"name": "flower", "nodes": count}}, out=str(folder))
+    if stock:
+        stock_nodes.write_app(lab.folder / name)
+        config = f'out="{folder}" nodes={count} rounds={RUN["rounds"]}'
+        command = ["flwr", "run", str(lab.folder / name), "lab", "--stream", "--run-config", config]
+        run = lab.start(f"run-{name}", command)
+    else:
+        run = lab.start_run(name, RUN | {"engine": {"name": "flower", "nodes": count}}, out=str(folder))
     app, link, cpu = 0, 0, 0.0
     while run.poll() is None:
         with_app = [p for p in superlink.children(recursive=True) if _is_app(p)]
@@ -145,13 +157,13 @@ def _measure(lab: Deployment, names: Sequence[str], noted: Path) -> Taken:
     requests = Counter(noted.read_text()[size:].split())
     spent = sum(superlink.cpu_times()[:2]) - spent
     lab.stop("light")
-    if not (folder / "summary.json").exists() or not out.exists():
+    if not (folder if stock else folder / "summary.json").exists() or not out.exists():
         raise RuntimeError(f"the run did not finish: {lab.log(f'run-{name}')[-2000:]}{lab.log('light')[-2000:]}")
     got = json.loads(out.read_text())
     messages = Counter[str]()
     for node in got:
         messages.update(node["messages"])
-    rounds = [report["seconds"] for report in ff.load(folder).metrics]
+    rounds = json.loads(folder.read_text()) if stock else [report["seconds"] for report in ff.load(folder).metrics]
     return Taken(
         app, link, cpu, rounds, spent, requests, {kind: n / count for kind, n in messages.items()},
         sum(node["bytes"] for node in got) / count,

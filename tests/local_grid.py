@@ -1,6 +1,6 @@
 """A Flower grid in this process: each message is answered at once by the real client app, with one node per file.
 
-`_runtime_client` has the three requests by which a server app gets replies.
+`_runtime_client` has the requests by which a server app sends messages and gets replies.
 """
 
 import threading
@@ -15,7 +15,8 @@ from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.proto.node_pb2 import Node
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
 from fleetfit.fleet.client_app import app
@@ -38,6 +39,8 @@ class LocalGrid(Grid):
         self.late: set[str] = set()
         self.node, self._runtime_client = Node(node_id=1), self
         self._objects: dict[str, tuple[str, bytes]] = {}
+        self._announced: dict[str, list[str]] = {}
+        self._pushed: dict[str, bytes] = {}
         self._turn = threading.Lock()
         TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 
@@ -61,14 +64,29 @@ class LocalGrid(Grid):
         return [node for node in self.contexts if node not in self.offline]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        return [self._push(message) for message in messages]
+        raise NotImplementedError
 
-    def _push(self, message: Message) -> str:
+    def PushMessages(self, request: Any) -> Any:
+        trees = {tree.object_id: [each.object_id for each in iterate_object_tree(tree)]
+                 for tree in request.message_object_trees}  # fmt: skip
+        self._announced |= trees
+        missing = {name: None for names in trees.values() for name in names if name not in self._pushed}
+        return SimpleNamespace(message_ids=list(trees), objects_to_push=list(missing), session_id="session")
+
+    def PushObject(self, request: Any) -> Any:
+        self._pushed[request.object_id] = request.object_content
+        for root, names in list(self._announced.items()):
+            if all(name in self._pushed for name in names):
+                del self._announced[root]
+                message: Any = inflate_object_from_contents(root, dict(self._pushed))
+                message.metadata.__dict__["_message_id"] = root
+                self._push(message)
+        return SimpleNamespace(stored=True)
+
+    def _push(self, message: Message) -> None:
         with self._turn:
             self.sent.append(message)
-            node = message.metadata.dst_node_id
-            name = f"{message.object_id}-{len(self.sent)}"
-            message.metadata.__dict__["_message_id"] = name
+            node, name = message.metadata.dst_node_id, message.metadata.message_id
             TaskIdentity.node_id = node  # becomes the reply's source
             try:
                 reply = app(message=message, context=self.contexts[node])
@@ -77,7 +95,6 @@ class LocalGrid(Grid):
             finally:
                 TaskIdentity.node_id = 1
             self.replies[name] = self.twist(message, reply)
-            return name
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         with self._turn:

@@ -19,7 +19,8 @@ from fleetfit.fleet.worker import NodeWorker, WorkerDeath
 
 _LOG = logging.getLogger("fleetfit")
 
-_MIN_PAUSE_S, _MAX_PAUSE_S = 0.1, 3.0  # between two looks for a message: a quarter of the time without one
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.1, 3.0  # between two looks for a message
+_LONG_S, _LONG_PAUSE_S = 120.0, 10.0  # without a message: no run goes on, or not for this node
 _TROUBLE_S, _MAX_TROUBLE_S = 1.0, 60.0  # pauses after errors of the SuperLink, which double
 _FAILED = 2  # Flower's code of an error of the client app
 
@@ -30,24 +31,42 @@ def answer_messages(link: SuperLink, worker: NodeWorker) -> None:
     Raises:
         Refusal: It does.
     """
-    idle_s, trouble_s = 0.0, _TROUBLE_S
+    silences, since, trouble_s = (0.0, 0.0), time.monotonic(), _TROUBLE_S
     while True:
         try:
             received = link.receive()
             trouble_s = _TROUBLE_S
+            silent_s = time.monotonic() - since
             if received is None:
-                pause = min(max(_MIN_PAUSE_S, idle_s / 4), _MAX_PAUSE_S)
-                link.rest(pause)
-                idle_s += pause
+                link.rest(compute_pause(silent_s, min(silences)))
                 continue
-            idle_s = 0.0
+            silences = silences[1], silent_s
             _answer(*received, link, worker)
+            now = time.monotonic()
+            link.note_round(now - since)
+            since = now
         except Trouble as trouble:
             _LOG.warning(
                 "The SuperLink, or a proxy before it, has an error (%s); see its log. The node continues.", trouble
             )
             link.rest(trouble_s)
             trouble_s = min(2 * trouble_s, _MAX_TROUBLE_S)
+
+
+def compute_pause(silent_s: float, expected_s: float) -> float:
+    """Return the seconds until the next look for a message.
+
+    A node looks rarely until most of the time has passed that the last messages took to come, and often then: a message
+    waits for a twentieth of that time, and 3 s at most. After two minutes without any it waits for up to 10 s.
+
+    Args:
+        silent_s: Since the last message was answered.
+        expected_s: The shorter one of the last two times between an answer and the next message: training and
+            evaluation take turns.
+    """
+    early_s = 0.7 * expected_s
+    pause = early_s - silent_s if silent_s < early_s else max(expected_s / 20, (silent_s - early_s) / 4)
+    return min(max(pause, _MIN_PAUSE_S), _MAX_PAUSE_S if silent_s < _LONG_S else _LONG_PAUSE_S)
 
 
 def _answer(message: Message, tree: Any, link: SuperLink, worker: NodeWorker) -> None:

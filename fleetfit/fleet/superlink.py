@@ -14,9 +14,8 @@ from typing import Any
 
 import httpx
 from flwr.app import Message
-from flwr.app.message import remove_content_from_message
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
-from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.common.serde import message_from_proto
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
     DeactivateNodeRequest,
@@ -29,11 +28,6 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.run_pb2 import GetRunRequest
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    no_object_id_recompute,
-)
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
@@ -44,12 +38,11 @@ from fleetfit.fleet import transport
 from fleetfit.fleet.certificates import load_node_key
 from fleetfit.fleet.connection import GATEWAY, Connection, Fault, FaultReporter, find_clock_fault
 
-_LEASE_S = 15.0  # the SuperLink counts a node as lost after two of them without a heartbeat
-_BEAT_S = 8.0
+_LEASE_S, _MAX_LEASE_S = 15.0, 30.0  # the SuperLink counts a node as lost after two of them without a heartbeat
+_BEAT_SHARE = 0.8  # of a lease, between two heartbeats
 _MISSING_S = 30.0  # that the node waits for the next part of a message
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.2, 5.0  # between two tries to reach the SuperLink
-_PUSHES = 3  # times that a reply is announced
-_FIRST_LOOK_S, _LAST_LOOK_S = 0.05, 0.5  # between two looks for a part that is still being sent
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.1, 0.5  # between two looks for a part that is still being sent
 _NO_KEY, _NOT_ACTIVATED, _RUN_OVER = 2001, 2004, (2007, 2008)  # Flower's codes of errors
 
 
@@ -109,6 +102,7 @@ class SuperLink:
             ) from None
         self._node = Node()
         self._left = threading.Event()
+        self._lease_s = _LEASE_S
         self._jitter = random.Random()  # noqa: S311 - so that nodes do not come back all at once
 
     # ---- from joining to leaving
@@ -148,10 +142,14 @@ class SuperLink:
 
     def _beat(self) -> None:
         """Send heartbeats; what goes wrong here, the next request of the loop meets too."""
-        request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=_LEASE_S)
-        while not self._left.wait(_BEAT_S):
+        while not self._left.wait(_BEAT_SHARE * self._lease_s):
             with contextlib.suppress(Exception):
+                request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=self._lease_s)
                 self._client.SendNodeHeartbeat(request)
+
+    def note_round(self, seconds: float) -> None:
+        """Have heartbeats follow the time from one message to the next: in long rounds they become rarer."""
+        self._lease_s = min(max(seconds, _LEASE_S), _MAX_LEASE_S)
 
     # ---- messages
 
@@ -204,35 +202,24 @@ class SuperLink:
             Trouble: The SuperLink does not take it.
         """
         run = reply.metadata.run_id
-        with no_object_id_recompute():
-            reply.metadata.__dict__["_message_id"] = reply.object_id
-            objects, announced = get_all_nested_objects(reply), remove_content_from_message(reply)
+
+        def announce(metadata: list[Any], trees: list[Any]) -> Any:
             request = PushMessagesRequest(
                 node=self._node,
-                messages_list=[message_to_proto(announced)],
-                message_object_trees=[get_object_tree(reply)],
+                messages_list=metadata,
+                message_object_trees=trees,
                 clientapp_runtime_list=[seconds],
             )
-            for _ in range(_PUSHES):
-                answer = self._call(self._client.PushMessages, request)
-                # All of them: what is not whole in three minutes is deleted. The server looks for the first record,
-                # which is the last one pushed.
-                left = list(answer.objects_to_push)
-                while left and self._push(run, answer.session_id, left[-1], objects[left[-1]]):
-                    left.pop()
-                if not left:
-                    return
-        raise Trouble("it did not store a part of an answer")
+            return self._call(self._client.PushMessages, request)
 
-    def _push(self, run: int, session: str, name: str, part: Any) -> bool:
-        """Push an object of a reply; return whether it was stored now.
+        def push(session: str, name: str, content: bytes) -> bool:
+            request = PushObjectRequest(
+                node=self._node, run_id=run, session_id=session, object_id=name, object_content=content
+            )
+            return bool(self._call(self._client.PushObject, request).stored)
 
-        One whose confirmation was lost is not stored again: the reply, announced once more, says what is missing.
-        """
-        content = PushObjectRequest(
-            node=self._node, run_id=run, session_id=session, object_id=name, object_content=part.deflate()
-        )
-        return bool(self._call(self._client.PushObject, content).stored)
+        if transport.push_whole([reply], announce, push) is None:
+            raise Trouble("it did not store a part of an answer")
 
     def is_running(self, run: int) -> bool:
         """Return whether a run continues: yes, if the SuperLink has an error."""

@@ -29,10 +29,17 @@ from typing import Any
 
 import httpx
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
 
-from fleetfit.errors import format_exception, one_line
+from fleetfit.errors import RunError, format_exception, one_line
 from fleetfit.fleet import PROTOCOL
 from fleetfit.fleet.logs import trace
 
@@ -117,9 +124,46 @@ def join_records(records: Iterable[Any]) -> dict[str, bytearray]:
     return parts
 
 
+_PUSHES = 3  # times that messages are announced
+
+
+def push_whole(
+    messages: Sequence[Message],
+    announce: Callable[[list[Any], list[Any]], Any],
+    push: Callable[[str, str, bytes], bool],
+) -> Any:
+    """Announce messages to a SuperLink and push all of their objects: what is not whole in three minutes is deleted.
+
+    The receiver asks for records alone, and confirms a message when it has them: then no other object of it may lack.
+    So those come first, and the first record of a message last. What messages share comes with the first one.
+
+    Args:
+        messages: With content or an error.
+        announce: Given their metadata and trees of objects, as protobuf messages; returns the SuperLink's answer.
+        push: Given the session of the answer, an object's name and content; returns whether it was stored now. One
+            whose confirmation was lost is not stored again: the messages, announced once more, say what lacks.
+
+    Returns:
+        The last answer to `announce`; None if objects were not stored.
+    """
+    objects = dict[str, Any]()
+    with no_object_id_recompute():
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = message.object_id
+            objects |= reversed(get_all_nested_objects(message).items())
+        metadata = [message_to_proto(remove_content_from_message(message)) for message in messages]
+        trees = [get_object_tree(message) for message in messages]
+        for _ in range(_PUSHES):
+            answer = announce(metadata, trees)
+            wanted = set(answer.objects_to_push)
+            if all(push(answer.session_id, n, each.deflate()) for n, each in objects.items() if n in wanted):
+                return answer
+    return None
+
+
 # ---- sending them, and their replies -------------------------------------------------------------------------------
 
-_MESSAGES = 16  # that are announced together: a node asks in vain while their contents are being sent
+_MESSAGES = 8  # that are announced together: a node asks in vain while their contents are being sent
 _MIN_PAUSE_S = 0.1  # between two looks for replies, and for the content of one
 _PAUSE_SHARE = 0.05  # part of the time without any
 _MAX_PAUSE_S = 1.0
@@ -210,10 +254,24 @@ class Transport:
 
         The second push is of the same messages: the parts that have arrived count.
         """
+        node, run, client = self._grid.node, self._grid.run.run_id, self._grid._runtime_client
+
+        def announce(metadata: list[Any], trees: list[Any]) -> Any:
+            return client.PushMessages(PushAppMessagesRequest(messages_list=metadata, message_object_trees=trees))
+
+        def push(session: str, name: str, content: bytes) -> bool:
+            request = PushObjectRequest(
+                node=node, run_id=run, session_id=session, object_id=name, object_content=content
+            )
+            return bool(client.PushObject(request).stored)
+
         for is_last in (False, True):
             try:
-                return [str(name or "") for name in self._grid.push_messages(messages)] or [""] * len(messages)
-            except Exception as error:  # also Flower's own, of a push that took too long: no message must end a run
+                answer = push_whole(messages, announce, push)
+                if answer is None:
+                    raise RunError("the SuperLink did not store a part.")
+                return [str(name) for name in answer.message_ids]
+            except Exception as error:  # no message must end a run
                 if not is_last:
                     time.sleep(_PUSH_AGAIN_S)
                     continue

@@ -24,11 +24,9 @@ WITHOUT_TORCH = [f"fleetfit.fleet.{name}" for name in ("logs", "client_app", "no
 # The names inside Flower by the file that uses them, each with what it takes. None of them is replaced.
 NAMES = {
     "fleet/superlink.py": {
-        "flwr.app.message:remove_content_from_message": "message",
         "flwr.common.constant:SYSTEM_TIME_TOLERANCE": "",
         "flwr.common.constant:TIMESTAMP_TOLERANCE": "",
         "flwr.common.serde:message_from_proto": "message_proto",
-        "flwr.common.serde:message_to_proto": "message",
         "flwr.proto.fleet_pb2:ActivateNodeRequest": "public_key heartbeat_interval",
         "flwr.proto.fleet_pb2:DeactivateNodeRequest": "node_id",
         "flwr.proto.fleet_pb2:PullMessagesRequest": "node",
@@ -41,9 +39,6 @@ NAMES = {
         "flwr.proto.message_pb2:PushObjectRequest": "node run_id session_id object_id object_content",
         "flwr.proto.node_pb2:Node": "node_id",
         "flwr.proto.run_pb2:GetRunRequest": "node run_id",
-        "flwr.supercore.inflatable.inflatable_object:get_all_nested_objects": "obj",
-        "flwr.supercore.inflatable.inflatable_object:get_object_tree": "obj",
-        "flwr.supercore.inflatable.inflatable_object:no_object_id_recompute": "",
         "flwr.supercore.interceptors:RuntimeVersionHttpInterceptor": "component_name",
         "flwr.supercore.primitives.asymmetric:generate_key_pairs": "",
         "flwr.supercore.primitives.asymmetric:public_key_to_bytes": "public_key",
@@ -61,7 +56,14 @@ NAMES = {
     "fleet/transport.py": {
         "flwr.proto.message_pb2:ConfirmMessageReceivedRequest": "node run_id message_object_id",
         "flwr.proto.message_pb2:PullObjectRequest": "node run_id object_id",
+        "flwr.proto.message_pb2:PushObjectRequest": "node run_id session_id object_id object_content",
         "flwr.proto.runtime_pb2:PullAppMessagesRequest": "message_ids",
+        "flwr.proto.runtime_pb2:PushAppMessagesRequest": "messages_list message_object_trees",
+        "flwr.app.message:remove_content_from_message": "message",
+        "flwr.common.serde:message_to_proto": "message",
+        "flwr.supercore.inflatable.inflatable_object:get_all_nested_objects": "obj",
+        "flwr.supercore.inflatable.inflatable_object:get_object_tree": "obj",
+        "flwr.supercore.inflatable.inflatable_object:no_object_id_recompute": "",
     },
 }
 # What else must be there: the requests and constructors of clients, and the fields of answers.
@@ -74,9 +76,10 @@ MORE = {
     f"{CLIENT}.from_server_address": CREATE,
     "flwr.supercore.runtime:RuntimeHttpClient.from_server_address": CREATE,
     **{f"flwr.supercore.runtime:RuntimeHttpClient.{name}": "request" for name in (
-        "ConfirmMessageReceived", "PullMessages", "PullObject")},
+        "ConfirmMessageReceived", "PullMessages", "PullObject", "PushMessages", "PushObject")},
     "flwr.superlink.grid.http_grid:HttpGrid._runtime_client": "",
     "flwr.proto.runtime_pb2:PullAppMessagesResponse": "messages_list message_object_trees",
+    "flwr.proto.runtime_pb2:PushAppMessagesResponse": "message_ids objects_to_push session_id",
     "flwr.proto.fleet_pb2:ActivateNodeResponse": "node_id",
     "flwr.proto.fleet_pb2:PullMessagesResponse": "messages_list message_object_trees",
     "flwr.proto.fleet_pb2:PushMessagesResponse": "objects_to_push session_id",

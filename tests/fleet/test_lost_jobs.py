@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -135,19 +136,24 @@ def test_an_answer_that_is_just_coming_is_waited_for(tmp_path: Path) -> None:
     assert "hello" in list_requests(lab)  # it has said meanwhile that it has nothing to do
 
 
-def test_a_message_that_was_sent_in_part_is_sent_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when the SuperLink was started anew between a message and its content: Flower's push then fails."""
+@pytest.mark.parametrize("error", [None, RuntimeError("the SuperLink is another one")])
+def test_messages_that_were_sent_in_part_are_sent_whole(
+    error: Exception | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the SuperLink was started anew between a message and its content."""
     monkeypatch.setattr(transport, "_PUSH_AGAIN_S", 0.01)
     lab, base = fleet(tmp_path)
-    push, failed = lab.grid.push_messages, list[Message]()
+    push, tries = lab.grid.PushObject, list[str]()
 
-    def pushing(messages: Any) -> Any:
-        if any(map(is_first_job, messages)) and not failed:
-            failed.extend(messages)
-            raise RuntimeError("The push session may have expired or been replaced.")
-        return push(messages)
+    def pushing(request: Any) -> Any:
+        tries.append(request.object_id)
+        if len(tries) != 36:  # among the objects of the first jobs
+            return push(request)
+        if error is not None:
+            raise error
+        return SimpleNamespace(stored=False)
 
-    lab.grid.push_messages = pushing  # type: ignore[method-assign]
+    lab.grid.PushObject = pushing  # type: ignore[method-assign]
     assert is_same_without_failures(base, lab.serve())
-    sent = [m for m in lab.grid.sent if m.metadata.message_type == "train" and m.metadata.group_id == "1"]
-    assert sent == failed  # the same messages, whose parts count
+    assert tries.count(tries[35]) == 2 and len(tries) == len(set(tries)) + 1, "the parts that have arrived count"
+    assert sum(map(is_first_job, lab.grid.sent)) == 1

@@ -14,6 +14,7 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 import httpx
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -94,7 +95,7 @@ class Server:
             self.link._left.set()
             return SimpleNamespace(messages_list=[])
         message = self.messages.pop(0)
-        bare = superlink.remove_content_from_message(message)
+        bare = remove_content_from_message(message)
         return SimpleNamespace(messages_list=[message_to_proto(bare)], message_object_trees=[get_object_tree(message)])
 
     def _PullObject(self, request: Any) -> Any:
@@ -234,6 +235,27 @@ def test_a_part_that_comes_late_is_waited_for(server: Server) -> None:
     assert server.replies == [(late.object_id, "late")]
 
 
+def test_who_has_all_records_may_confirm(server: Server) -> None:
+    """A message that is confirmed is deleted: an object of it that came later would not be stored."""
+    server.put(OLD, "text")  # sets the task's identity
+    state = transport.make_part("state", b"shared")
+    messages = [
+        transport.make_request(node, "train", {"header": bytes([node]), "state": state}, 60.0, 0) for node in (1, 2)
+    ]
+    stored: list[str] = []
+
+    def announce(_: Any, trees: list[Any]) -> Any:
+        wanted = [each.object_id for tree in trees for each in iterate_object_tree(tree)]
+        return SimpleNamespace(objects_to_push=wanted, session_id="session")
+
+    assert transport.push_whole(messages, announce, lambda _, name, __: stored.append(name) is None) is not None
+    for message in messages:
+        own = [stored.index(name) for name in get_all_nested_objects(message) if name != state[0].object_id]
+        assert max(own) == stored.index(message.content["header.0"].object_id)
+    assert len(stored) == len(set(stored)) == 7 and stored.index(state[0].object_id) < 4
+    assert transport.push_whole(messages, announce, lambda *_: False) is None
+
+
 def test_records_alone_are_pulled(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_RECORD_BYTES", 2)
     message = server.put(OLD, "seven")
@@ -323,6 +345,32 @@ def test_a_job_beyond_its_time_is_not_waited_for(server: Server) -> None:
     worker.on["job"] = lambda: time.sleep(0.3)
     assert live(server, worker).asked == ["job", "new"]
     assert server.replies == [(new.object_id, "new")]
+
+
+@pytest.mark.parametrize("expected", [0.0, 0.2, 5.0, 60.0])
+@pytest.mark.parametrize("share", [0.3, 1.0, 1.5, 20.0])
+def test_looks_for_a_message_follow_the_length_of_a_round(expected: float, share: float) -> None:
+    """A message that comes when the last ones did waits for a twentieth of that time; no other one for over 3 s."""
+    arrival, clock, looks, pause = expected * share or share, 0.0, 0, 0.0
+    while clock < arrival:
+        pause = node_loop.compute_pause(clock, expected)
+        clock, looks = clock + pause, looks + 1
+    assert clock - arrival <= (3.0 if arrival < 120.0 else 10.0)
+    if share == 1.0 and expected:
+        assert clock - arrival <= max(0.1, expected / 20) + 1e-9 and looks <= 8 + arrival / 3
+    assert node_loop.compute_pause(1e6, expected) == 10.0
+
+
+@pytest.mark.parametrize(("seconds", "lease"), [(2.0, 15.0), (20.0, 20.0), (600.0, 30.0)])
+def test_heartbeats_are_rarer_in_long_rounds(
+    seconds: float, lease: float, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beats: list[float] = []
+    monkeypatch.setattr(server.link._left, "wait", lambda pause: beats.append(pause) or len(beats) > 1)
+    monkeypatch.setattr(server, "_SendNodeHeartbeat", lambda request: beats.append(request.heartbeat_interval))
+    server.link.note_round(seconds)
+    server.link._beat()
+    assert beats == [0.8 * lease, lease, 0.8 * lease]
 
 
 @pytest.mark.parametrize(("status", "code", "lasting"), [(401, 0, False), (403, 2004, False), (403, 2001, True)])
