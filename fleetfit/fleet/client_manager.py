@@ -1,9 +1,9 @@
 """The nodes of a fleet's run: they enrol, receive the model's description, go away and come back.
 
 The server asks a new node for its description and whether it can train this model: the first nodes by two messages,
-since the model depends on their data, and later ones by one. A node gets the tensors that are never trained once, if it lacks them. A
-node that refuses, or does not fit, is reported with the reason and asked again a minute later. A client's number is its
-position in the list of members, which only grows.
+since the model depends on their data, and later ones by one. A node gets the tensors that are never trained once, if it
+lacks them. A node that refuses, or does not fit, is reported with the reason and asked again a minute later. A client's
+number is its position in the list of members, which only grows.
 
 Questions and answers get lost: with a node that was killed and restarted, or where Flower's own node still has the
 reply to a message of a stopped run, which it sends in place of the next one, so that every later reply comes one

@@ -285,7 +285,7 @@ def _explain(response: httpx.Response) -> Exception:
         return Refusal(
             Fault(
                 "The SuperLink refuses the key: it is not registered, or its node counts as online, as one that was "
-                "killed does for half a minute. Register it: flwr supernode register KEY.pub SUPERLINK."
+                "killed does for a minute. Register it: flwr supernode register KEY.pub SUPERLINK."
             )
         )
     if code in _RUN_OVER:
