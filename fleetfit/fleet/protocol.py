@@ -10,7 +10,7 @@ Server to node, in part `header`: `what` is one of
 Each has `run`, the run's `terms` (see `fleetfit.fleet.terms`), and `transform`, the digest of the transform that
 prepares the nodes' samples, or "". All but the first have `privacy`, the noise and the sampling of `[privacy]`.
 Node to server, in part `answer`: `hello` (also to setup), `ready`, `reply` (of a job), `secure` (of a phase), `lost`
-(the node has lost the base or the transform), or `refused` with a reason; and in each `log`, the head of the node's log.
+(the node has lost the base or the transform), or `refused` with a reason; and in each `log`, the head of its log.
 """
 
 import hashlib

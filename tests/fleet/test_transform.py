@@ -198,7 +198,8 @@ def test_columns_and_tokens_of_a_node_s_own_do_not_fit(kind: str, tmp_path: Path
 def ask(config: Path, content: bytes, digest: str | None = None, **changes: Any) -> dict[str, Any]:
     digest = compute_digest(content) if digest is None else digest
     header = {"what": "hello", "transform": digest, **changes}
-    return read_answer(answer(str(config), {"header": pack_message(add_terms(header)), "transform": content}))
+    parts = {"header": pack_message(add_terms(header))} | ({"transform": content} if content else {})
+    return read_answer(answer(str(config), parts))
 
 
 def test_a_node_keeps_the_transform_and_says_when_it_is_lost(tmp_path: Path) -> None:
