@@ -20,7 +20,7 @@ from fleetfit.fleet.worker import NodeWorker, WorkerDeath
 _LOG = logging.getLogger("fleetfit")
 
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.1, 3.0  # between two looks for a message
-_LONG_S, _LONG_PAUSE_S = 120.0, 10.0  # without a message: no run goes on, or not for this node
+_LONG_S, _LONG_PAUSE_S = 120.0, 10.0  # without a message: between runs, say
 _TROUBLE_S, _MAX_TROUBLE_S = 1.0, 60.0  # pauses after errors of the SuperLink, which double
 _FAILED = 2  # Flower's code of an error of the client app
 

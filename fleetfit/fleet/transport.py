@@ -5,7 +5,7 @@ object: Flower stores one that several messages share (the state of a level) onc
 Nothing in a message is pickled, and Flower's labels are not trusted: a record must be one name with bytes.
 
 A thread asks for all replies in one request. A reply is announced before its content, which comes in minutes if the
-node is slow, and never if it died: the thread takes what is there, and looks for the rest later. Replies that wait for
+node is slow, and never if it died: the thread takes what has come, and looks for the rest later. Replies that wait for
 their turn are in memory up to a bound, and on disk beyond it.
 
 The SuperLink delivers each message and each reply once. If it is killed at that moment, or the network fails, the
@@ -163,7 +163,7 @@ def push_whole(
 
 # ---- sending them, and their replies -------------------------------------------------------------------------------
 
-_MESSAGES = 8  # that are announced together: a node asks in vain while their contents are being sent
+_MESSAGES = 8  # that are announced together: a node that asks while their contents are being sent asks again
 _MIN_PAUSE_S = 0.1  # between two looks for replies, and for the content of one
 _PAUSE_SHARE = 0.05  # part of the time without any
 _MAX_PAUSE_S = 1.0
@@ -342,7 +342,7 @@ class Transport:
         self._look_at = now + min(max(_MIN_PAUSE_S, _PAUSE_SHARE * (now - self._busy_at)), _MAX_PAUSE_S)
 
     def _pull(self, message: str, arrival: _Arrival) -> None:
-        """Pull what is there of a reply, and deliver it if that is all."""
+        """Pull what has come of a reply, and deliver it if that is all."""
         node, run = self._grid.node, self._grid.run.run_id
         while arrival.missing:
             request = PullObjectRequest(node=node, run_id=run, object_id=arrival.missing[-1])

@@ -469,11 +469,11 @@ def test_a_reply_that_hangs_does_not_delay_the_others(tmp_path: Path) -> None:
 def test_the_replies_of_a_round_are_asked_for_together(tmp_path: Path) -> None:
     lab, _ = lab_of(tmp_path, described({"name": "scalefl"}, rounds=1, cohort={"fraction": 1.0}))
     push, pull = lab.grid.PushMessages, lab.grid.pull_messages
-    pushed, asked = list[int](), list[int]()
+    pushed, pulled = list[int](), list[int]()
     lab.grid.PushMessages = lambda request: pushed.append(len(request.messages_list)) or push(request)  # type: ignore
-    lab.grid.pull_messages = lambda ids: asked.append(len(ids)) or pull(ids)  # type: ignore[method-assign]
+    lab.grid.pull_messages = lambda ids: pulled.append(len(ids)) or pull(ids)  # type: ignore[method-assign]
     lab.serve()
-    assert max(pushed) == CLIENTS and max(asked) == CLIENTS
+    assert max(pushed) == CLIENTS and max(pulled) == CLIENTS
 
 
 @pytest.mark.parametrize("size", [1, 7, 10**6])

@@ -245,8 +245,8 @@ def test_who_has_all_records_may_confirm(server: Server) -> None:
     stored: list[str] = []
 
     def announce(_: Any, trees: list[Any]) -> Any:
-        wanted = [each.object_id for tree in trees for each in iterate_object_tree(tree)]
-        return SimpleNamespace(objects_to_push=wanted, session_id="session")
+        names = [each.object_id for tree in trees for each in iterate_object_tree(tree)]
+        return SimpleNamespace(objects_to_push=names, session_id="session")
 
     assert transport.push_whole(messages, announce, lambda _, name, __: stored.append(name) is None) is not None
     for message in messages:
