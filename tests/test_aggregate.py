@@ -251,3 +251,40 @@ def test_memory_does_not_grow_with_the_cohort(cohort: int) -> None:
         assert sum(ref() is not None for ref in alive) <= 1
     held = {id(t): t.numel() for t in vars(mean).values() if isinstance(t, torch.Tensor)}
     assert sum(held.values()) <= 4 * sum(t.numel() for t in full_state(0).values())
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.floats(0.5, 50)), min_size=1, max_size=12), st.integers(1, 4))
+@settings(max_examples=20, deadline=None)
+def test_regions_add_up_to_the_whole(drawn: list[tuple[int, float]], count: int) -> None:
+    """Regional servers that send mean and coverage have together what one server has, up to rounding.
+
+    A sum of n terms in fp32 differs from the exact one by at most about n u sum |w x|, with u = 2^-24: in each region,
+    in the sum over regions, and in the server's own sum. A mean adds one rounding, and its product with the coverage
+    another.
+    """
+    updates = [
+        (piece_of(s), extract(LAYOUT, full_state(s + 100 + i), piece_of(s)), w) for i, (s, w) in enumerate(drawn)
+    ]
+    whole, sizes = Mean(LAYOUT), Mean(LAYOUT)
+    for piece, state, weight in updates:
+        whole.add(piece, state, weight)
+        sizes.add(piece, {name: tensor.abs() for name, tensor in state.items()}, weight)
+    regions = []
+    for number in range(count):
+        region = Mean(LAYOUT)
+        for update in updates[number::count]:
+            region.add(*update)
+        regions.append(region.result())
+    expected, magnitude = whole.result(), sizes.result()
+    terms = len(updates) + count + 4
+    for name, mean in expected.mean.items():
+        covered = expected.coverage[name] > 0
+        sums, weights = torch.zeros_like(mean), torch.zeros_like(mean)
+        for region in regions:
+            has_any = region.coverage[name] > 0
+            sums[has_any] += (region.mean[name] * region.coverage[name])[has_any]
+            weights += region.coverage[name]
+        assert torch.equal(weights > 0, covered)
+        assert torch.allclose(weights, expected.coverage[name], rtol=terms * 2**-23)
+        error = ((sums / weights).double() - mean.double()).abs()[covered]
+        assert (error <= 2 * terms * 2**-24 * magnitude.mean[name].double()[covered] * (1 + 1e-5)).all(), name
