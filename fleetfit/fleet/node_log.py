@@ -26,7 +26,7 @@ class NodeLog:
     """The log of one node, which one process writes."""
 
     def __init__(self, folder: Path) -> None:
-        """Find the head; a line that a loss of power cut off is removed, since its answer was not sent.
+        """Find the head. A line that a loss of power cut off does not count, since its answer was not sent.
 
         Raises:
             ConfigError: The last line is damaged.
@@ -34,13 +34,12 @@ class NodeLog:
         self._path, self._entries, self._head = folder / FILE, 0, NO_LINE
         self._trained: dict[str, int] = {}
         self._day, self._jobs, self._bytes = "", 0, 0
+        self._cut_off: bytes | None = None  # the lines before one that was cut off
         if not self._path.is_file():
             return
         content = files.read_bytes(self._path)
         whole = content[: content.rfind(b"\n") + 1]
-        if whole != content:
-            with files.atomic_write(self._path, 0o600) as file:
-                file.write(whole)
+        self._cut_off = whole if whole != content else None
         for line in whole.splitlines():
             self._count(line)
 
@@ -57,6 +56,10 @@ class NodeLog:
             entry: Its further values.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self._cut_off is not None:
+            with files.atomic_write(self._path, 0o600) as file:
+                file.write(self._cut_off)
+            self._cut_off = None
         table = {"number": self._entries + 1, "time": datetime.now().astimezone().isoformat(timespec="seconds"),
                  "event": event, **entry, "before": self._head}  # fmt: skip
         line = json.dumps(table).encode()
