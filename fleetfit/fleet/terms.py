@@ -39,13 +39,14 @@ def make_terms(experiment: Experiment, transform: str) -> Terms:
     """
     table, local = to_table(experiment), make_plain(build_settings(experiment).local.dump())
     method = build(build_method_spec(experiment))
+    open_keys = list_open_keys(experiment) if ":" in str(experiment.model.name) else set[str]()
     return {
         "name": experiment.name,
         "rounds": experiment.rounds,
         "model": {key: value for key, value in table["model"].items() if key != "derive"},
         "peft": table["peft"],
         "method": build_method_spec(experiment),
-        "local": {key: value for key, value in local.items() if key not in list_open_keys(experiment)},
+        "local": {key: value for key, value in local.items() if key not in open_keys},
         "metrics": list(experiment.evaluate.metrics),
         "personal": experiment.evaluate.personal,
         "fleet": {key: value for key, value in table["fleet"].items() if key not in _OF_NODES},
