@@ -20,7 +20,7 @@ import stat
 from collections.abc import Collection, Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from fleetfit import errors
 from fleetfit.errors import ConfigError, FleetFitError
@@ -253,7 +253,8 @@ def _open(path: str | Path, flags: int, mode: int = 0o666) -> BinaryIO:
     handle = os.open(path, flags, mode)
     try:
         _check_regular(os.fstat(handle), path)
-        return os.fdopen(handle, "wb" if flags & (os.O_WRONLY | os.O_RDWR) else "rb")
+        kind = "r+b" if flags & os.O_RDWR else "wb" if flags & os.O_WRONLY else "rb"
+        return cast("BinaryIO", os.fdopen(handle, kind))
     except BaseException:
         os.close(handle)
         raise
@@ -509,6 +510,11 @@ def hold_lock(path: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def lock(file: BinaryIO) -> None:
+    """Lock a file exclusively until it is closed, waiting for others; without effect where there are no such locks."""
+    _lock(file.fileno(), wait=True)
 
 
 def share_lock(file: BinaryIO) -> None:

@@ -15,17 +15,17 @@ def add_terms(header: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     problem, job = header.get("problem"), header.get("job")
     problem, job = problem if isinstance(problem, Mapping) else {}, job if isinstance(job, Mapping) else {}
     model, evaluation = problem.get("model"), job.get("evaluation")
-    metrics = evaluation.get("metrics", []) if isinstance(evaluation, Mapping) else []
-    local = job.get("local")
-    method = header.get("method", {"name": "fedavg"})
+    evaluation = evaluation if isinstance(evaluation, Mapping) else {}
+    local = job.get("local") if job.get("kind") == "train" else None
+    method, samples = header.get("method", {"name": "fedavg"}), evaluation.get("samples")
     terms = {
         "name": "", "rounds": 1000, "model": dict(model) if isinstance(model, Mapping) else {},
         "peft": problem.get("peft", {"name": "full"}), "method": method if isinstance(method, Mapping) else {},
-        "local": make_plain(local if isinstance(local, Mapping) else plain().dump()), "metrics": metrics,
-        "personal": True, "fleet": {"cost": header.get("cost", "parameters")}, "asks_budget": True,
-        "asks_labels": True,
-        "asks_frequencies": True, "transform": header["transform"] if isinstance(header["transform"], str) else "",
-        "secure": {}, "privacy": {},
+        "local": make_plain(local if isinstance(local, Mapping) else plain().dump()), "open": [],
+        "cost": header.get("cost", "parameters"), "metrics": evaluation.get("metrics", []), "personal": True,
+        "split": evaluation.get("split", "test"), "samples": samples if isinstance(samples, int) else 10,
+        "asks_budget": True, "asks_labels": True, "asks_frequencies": True,
+        "transform": header["transform"] if isinstance(header["transform"], str) else "", "secure": {}, "privacy": {},
     }  # fmt: skip
     if header["what"] == "hello":
         header.pop("privacy")

@@ -117,9 +117,10 @@ def node(
 def approve(
     file: Annotated[Path, path_argument(parse_input_file, "The node's configuration (TOML).")],
     fingerprint: Annotated[str, typer.Argument(help="Of a run; its first digits are enough. Default: list runs.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Approve the run; it needs the whole fingerprint.")] = False,
     withdraw: Annotated[bool, typer.Option("--withdraw", help="Withdraw the approval of the run.")] = False,
 ) -> None:
-    """Approve a run that waits for the owner of this node, or list the runs. Takes effect at the next message."""
+    """Show the runs that wait for the owner of this node, or the terms of one; with --yes, approve it."""
     import tomli_w
 
     from fleetfit.cli import output
@@ -132,9 +133,17 @@ def approve(
     if withdraw:
         output.print_line(f"Withdrawn: {approvals.withdraw(fingerprint)}.")
     elif fingerprint:
-        found, terms = approvals.approve(fingerprint)
-        output.print_line(tomli_w.dumps(make_plain(terms)))
-        output.print_line(f"Approved: {found}.")
+        whole, terms = approvals.find_waiting(fingerprint)
+        if yes and whole != fingerprint:
+            raise ConfigError(
+                f"--yes takes the whole fingerprint of the terms that you have read: {whole}.", key="fingerprint"
+            )
+        if yes:
+            approvals.approve(whole, terms)
+            output.print_line(f"Approved: {whole}.")
+        else:
+            output.print_line(tomli_w.dumps(make_plain(terms)))
+            output.print_line(f"To approve it: fleetfit flower approve {file} {whole} --yes")
     else:
         for line in approvals.format_lines():
             output.print_line(line)
@@ -162,10 +171,11 @@ def log(
         output.print_line(format_entry(entry))
     output.print_line(f"{len(entries)} lines, each follows from the one before. Hash of the last: {head}.")
     if heads is not None:
-        kept = read_heads(heads, settings.name)
-        if wrong := find_wrong_heads(path, kept):
+        by_node = read_heads(heads, settings.name)  # several, if nodes share a name: one of them is this one
+        wrong = min((find_wrong_heads(path, kept) for kept in by_node), key=len)
+        if wrong:
             raise RunError(f"{path} is not the log that the server knows. {' '.join(wrong[:3])}", path=path)
-        output.print_line(f"The server's {len(kept)} heads agree.")
+        output.print_line("The heads that the server kept agree.")
 
 
 @app.command()

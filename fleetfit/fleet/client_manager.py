@@ -78,7 +78,7 @@ class ClientManager:
         online: Flower's ids of the connected nodes.
         changed: Whether members were added or have changed since they were last stored.
         names: Names of the only nodes that take part, one node each; empty for any.
-        heads: The last head of each node's log that came since they were last stored, by the node's name.
+        heads: The last head of each member's log that came since they were last stored, by Flower's id of it.
     """
 
     transport: Transport
@@ -256,13 +256,12 @@ class ClientManager:
         answer = read_answer(self.transport.take_content(reply))
         member = self._find_member(node)
         if member is not None:
-            self.keep_head(member.description.name, answer)
+            self.keep_head(member, answer)
         if "refused" in answer:
             raise RunError(one_line(answer["refused"], 500))
         if what == "hello" or "hello" in answer or member is None:
-            description = parse_node_description(answer.get("hello"))
-            self.keep_head(description.name, answer)
-            member = self._enrol(node, description)
+            member = self._enrol(node, parse_node_description(answer.get("hello")))
+            self.keep_head(member, answer)
         if what == "hello":
             return
         if answer.get("lost") is True:
@@ -282,11 +281,12 @@ class ClientManager:
             return f"another node has the name {name}, which engine.nodes has once."
         return ""
 
-    def keep_head(self, name: str, answer: Mapping[str, Any]) -> None:
-        """Keep the head of a node's log, if an answer has one."""
+    def keep_head(self, member: EnrolledNode, answer: Mapping[str, Any]) -> None:
+        """Keep the head of a member's log, if an answer has one."""
         head = answer.get("log")
         if isinstance(head, Mapping) and type(head.get("entries")) is int and isinstance(head.get("hash"), str):
-            self.heads[name] = {"entries": head["entries"], "hash": head["hash"][:64]}
+            table = {"name": member.description.name, "entries": head["entries"], "hash": head["hash"][:64]}
+            self.heads[str(member.node)] = table
 
     def _enrol(self, node: int, description: NodeDescription) -> EnrolledNode:
         if problem := self.check_node(description) or self._check_name(node, description.name):

@@ -340,7 +340,7 @@ class FleetEngine:
         """Return the table of an answer, and keep the head of the node's log."""
         assert job.client is not None
         answer = read_answer(content)
-        self._manager.keep_head(self._manager.members[job.client].description.name, answer)
+        self._manager.keep_head(self._manager.members[job.client], answer)
         return answer
 
     def _read_answer(self, job: Job, answer: Mapping[str, Any]) -> Update | Failure:

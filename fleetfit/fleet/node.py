@@ -35,6 +35,7 @@ from fleetfit.errors import ConfigError, FleetFitError, RunError, format_excepti
 from fleetfit.fleet.node_log import NodeLog
 from fleetfit.fleet.policy import PolicyCheck
 from fleetfit.fleet.protocol import (
+    RUN,
     Header,
     check_header,
     compute_digest,
@@ -69,7 +70,6 @@ Finish = Callable[[Job, Update | Failure], dict[str, Any] | Failure]
 _MAX_RUNS = 8
 _MAX_BASES = 3
 _MAX_TRANSFORMS = 3
-_RUN = re.compile(r"[0-9a-f]{8,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -105,7 +105,7 @@ class NodeFiles:
             return {}
 
     def _find_file(self, run: str) -> Path:
-        if not _RUN.fullmatch(run):
+        if not RUN.fullmatch(run):
             raise RunError(f'"{run[:40]}" is not the name of a run.', key="run")
         return self._folder / "runs" / f"{run}.ffit"
 
@@ -284,12 +284,14 @@ class Node:
         try:
             header = check_header(unpack(_get_part(parts, "header"), bounded=True))
             about = _describe_request(header)
-            self._check(header, received)
+            check_names(header, self.settings.allow)
+            with _blame_server("run"):
+                check_terms(header)
+                spent = self._policy.check(header, received)
         except Exception as error:
             reason = _explain(error)
             self._log.add("refused", **about, bytes=received, reason=reason)
             return pack_message({"refused": reason, "log": self._log.head})
-        spent = self._policy.compute_spent(header)
         self._log.add("allowed", **about, bytes=received)
         try:
             table = self._make_answer(header, parts)
@@ -301,17 +303,6 @@ class Node:
         self._log.add("left", **about, bytes=len(content), sha256=compute_digest(content))
         del content  # the device may lack the memory for both
         return pack_message({**table, "log": self._log.head})
-
-    def _check(self, header: Header, received: int) -> None:
-        """Refuse names of foreign code, what the run's terms do not have, and what the owner does not allow.
-
-        Raises:
-            FleetFitError: The message is refused; nothing of the node's data was read.
-        """
-        check_names(header, self.settings.allow)
-        with _blame_server("method"):
-            check_terms(header)
-        self._policy.check(header, received)
 
     def _make_answer(self, header: Header, parts: Mapping[str, bytes | bytearray]) -> dict[str, Any]:
         """Return the table of an answer.
@@ -497,12 +488,13 @@ class Node:
 def _describe_request(header: Header) -> dict[str, Any]:
     """Return what the log has of a message."""
     job, terms = header.get("job", {}), header["terms"]
-    about = {"what": header["what"], "run": header["run"][:64], "name": one_line(terms.get("name", ""), 60),
+    about = {"what": header["what"], "run": header["run"], "name": one_line(terms.get("name"), 60),
              "fingerprint": compute_fingerprint(terms)}  # fmt: skip
     if "problem" in header:
         about["model"] = compute_digest(make_model_key(header).encode())
-    about |= {key: value for key in ("kind", "round") if isinstance(value := job.get(key), str | int)}
-    return about | ({"phase": str(header["secure"].get("phase"))} if "secure" in header else {})
+    about |= {"kind": one_line(job["kind"], 20)} if "kind" in job else {}
+    about |= {"round": job["round"]} if type(job.get("round")) is int and 0 <= job["round"] < 1 << 31 else {}
+    return about | ({"phase": one_line(header["secure"].get("phase"), 20)} if "secure" in header else {})
 
 
 def _get_part(parts: Mapping[str, bytes | bytearray], name: str) -> bytes | bytearray:

@@ -7,6 +7,7 @@ has a later head of.
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -23,25 +24,19 @@ NO_LINE = "0" * 64
 
 
 class NodeLog:
-    """The log of one node, which one process writes."""
+    """The log of one node. Several processes may write it, one line after the other."""
 
     def __init__(self, folder: Path) -> None:
-        """Find the head. A line that a loss of power cut off does not count, since its answer was not sent.
+        """Read the log.
 
         Raises:
-            ConfigError: The last line is damaged.
+            ConfigError: A line is damaged.
         """
-        self._path, self._entries, self._head = folder / FILE, 0, NO_LINE
+        self._path, self._entries, self._head, self._size = folder / FILE, 0, NO_LINE, 0
         self._trained: dict[str, int] = {}
         self._day, self._jobs, self._bytes = "", 0, 0
-        self._cut_off: bytes | None = None  # the lines before one that was cut off
-        if not self._path.is_file():
-            return
-        content = files.read_bytes(self._path)
-        whole = content[: content.rfind(b"\n") + 1]
-        self._cut_off = whole if whole != content else None
-        for line in whole.splitlines():
-            self._count(line)
+        if self._path.is_file():
+            self._read(files.read_bytes(self._path))
 
     @property
     def head(self) -> dict[str, Any]:
@@ -51,47 +46,61 @@ class NodeLog:
     def add(self, event: str, **entry: Any) -> None:
         """Append a line, and flush it to disk.
 
+        A line that a full disk or a loss of power cut off goes: its answer was not sent.
+
         Args:
             event: "allowed", "refused" or "left".
             entry: Its further values.
+
+        Raises:
+            OSError: It cannot be written.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if self._cut_off is not None:
-            with files.atomic_write(self._path, 0o600) as file:
-                file.write(self._cut_off)
-            self._cut_off = None
-        table = {"number": self._entries + 1, "time": datetime.now().astimezone().isoformat(timespec="seconds"),
-                 "event": event, **entry, "before": self._head}  # fmt: skip
-        line = json.dumps(table).encode()
-        files.append_line(self._path, line + b"\n")
-        self._count(line)
+        with files.open_in_folder(self._path, os.O_RDWR | os.O_CREAT, 0o600) as file:
+            files.lock(file)
+            file.seek(self._size)
+            self._read(file.read())  # what another process wrote
+            table = {"number": self._entries + 1, "time": datetime.now().astimezone().isoformat(timespec="seconds"),
+                     "event": event, **entry, "before": self._head}  # fmt: skip
+            line = json.dumps(table).encode() + b"\n"
+            file.seek(self._size)
+            file.truncate()
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        self._read(line)
 
     def count_today(self) -> tuple[int, int]:
-        """Return the jobs that were allowed today, and the bytes of all messages, both ways."""
+        """Return the jobs that were allowed today, and the bytes of allowed messages and of answers."""
         return (self._jobs, self._bytes) if self._day == _today() else (0, 0)
 
-    def count_trained(self, run: str) -> int:
-        """Return the training jobs of a run that were answered."""
-        return self._trained.get(run, 0)
+    def count_trained(self, fingerprint: str) -> int:
+        """Return the training jobs of runs with these terms that were answered."""
+        return self._trained.get(fingerprint, 0)
 
-    def _count(self, line: bytes) -> None:
-        entry = _parse(line, self._path, self._entries + 1)
-        self._entries, self._head = self._entries + 1, hash_line(line)
-        day = str(entry.get("time", ""))[:10]
+    def _read(self, content: bytes) -> None:
+        """Count the whole lines of what follows in the log."""
+        end = content.rfind(b"\n") + 1
+        for line in content[:end].splitlines():
+            entry = _parse(line, self._path, self._entries + 1)
+            self._entries, self._head = self._entries + 1, hash_line(line)
+            self._count(entry)
+        self._size += end
+
+    def _count(self, entry: Mapping[str, Any]) -> None:
+        day, is_job = str(entry.get("time", ""))[:10], is_whole_job(entry.get("what"), entry.get("phase"))
         if day != self._day:
             self._day, self._jobs, self._bytes = day, 0, 0
-        self._bytes += entry.get("bytes", 0)
-        self._jobs += entry["event"] == "allowed" and count_jobs(entry)
-        if entry["event"] == "left" and entry.get("kind") == "train":
-            self._trained[entry["run"]] = self._trained.get(entry["run"], 0) + 1
+        self._bytes += 0 if entry["event"] == "refused" else entry.get("bytes", 0)
+        self._jobs += entry["event"] == "allowed" and is_job
+        if entry["event"] == "left" and is_job and entry.get("kind") == "train":
+            terms = str(entry.get("fingerprint"))
+            self._trained[terms] = self._trained.get(terms, 0) + 1
 
 
-def count_jobs(entry: Mapping[str, Any]) -> int:
-    """Return 1 for a message, or its line in a log, that is a job; a secure round is one job of five messages."""
-    if entry["what"] == "secure":
-        phase = entry.get("phase") or entry.get("secure", {}).get("phase")
-        return int(phase == "train")
-    return int(entry["what"] == "job")
+def is_whole_job(what: Any, phase: Any) -> bool:
+    """Return whether a message counts as a job: of the five messages of a secure round the one that trains."""
+    return what == "job" or (what == "secure" and phase == "train")
 
 
 def hash_line(line: bytes) -> str:
@@ -120,20 +129,23 @@ def read_log(path: Path) -> tuple[list[dict[str, Any]], str]:
     return entries, before
 
 
-def read_heads(path: Path, node: str) -> list[Mapping[str, Any]]:
-    """Return the heads of a node's log that a server has kept in a file.
+def read_heads(path: Path, node: str) -> list[list[Mapping[str, Any]]]:
+    """Return the heads that a server has kept of the nodes of a name, of each node by itself.
 
     Raises:
         ConfigError: The file has no heads of this node, or is damaged.
     """
+    heads: dict[str, list[Mapping[str, Any]]] = {}
     try:
-        tables = [files.parse_json(line.decode())["heads"] for line in _read_lines(path)]
-        heads = [table[node] for table in tables if node in table]
-        if all(type(head["entries"]) is int and isinstance(head["hash"], str) for head in heads) and heads:
-            return heads
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise ConfigError(f"{path} has no heads of the log of {node}.", path=path)
+        for line in _read_lines(path):
+            for key, head in files.parse_json(line.decode())["heads"].items():
+                if head["name"] == node and type(head["entries"]) is int and isinstance(head["hash"], str):
+                    heads.setdefault(key, []).append(head)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        heads = {}
+    if not heads:
+        raise ConfigError(f"{path} has no heads of the log of {node}.", path=path)
+    return list(heads.values())
 
 
 def find_wrong_heads(path: Path, heads: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -167,7 +179,9 @@ def format_entry(entry: Mapping[str, Any]) -> str:
 
 
 def _read_lines(path: Path) -> list[bytes]:
-    return files.read_bytes(path, ConfigError).splitlines()
+    """Return the whole lines of a file: the last one may just be written."""
+    content = files.read_bytes(path, ConfigError)
+    return content[: content.rfind(b"\n") + 1].splitlines()
 
 
 def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from fleetfit import files
 from fleetfit.errors import ConfigError, RunError, make_printable
-from fleetfit.fleet.node_log import NodeLog, count_jobs
+from fleetfit.fleet.node_log import NodeLog, is_whole_job
 from fleetfit.fleet.protocol import Header
 from fleetfit.fleet.settings import NodePolicy, NodePrivacy, NodeSettings, parse_hours
 from fleetfit.fleet.terms import Terms, compute_fingerprint, parse_terms
@@ -21,7 +21,6 @@ from fleetfit.planner import parse_amount
 from fleetfit.privacy import compute_epsilon
 
 _MAX_WAITING = 20
-_JOBS = ("job", "secure")
 
 
 class PolicyCheck:
@@ -39,12 +38,15 @@ class PolicyCheck:
         if self._policy.privacy is not None:
             compute_epsilon(1.0, 1.0, 1, self._policy.privacy.delta)
 
-    def check(self, header: Header, received: int) -> None:
+    def check(self, header: Header, received: int) -> float | None:
         """Refuse a message that the owner does not allow.
 
         Args:
-            header: Of the message, which asks for nothing but its terms.
+            header: Of the message, which keeps to its terms.
             received: Bytes of the message.
+
+        Returns:
+            The epsilon that the run has spent with this message; None where the owner does not bound it.
 
         Raises:
             RunError: It is refused; the key is that of the node's configuration.
@@ -61,8 +63,7 @@ class PolicyCheck:
                     f'the owner of this node allows the {key}s {", ".join(allowed)}, and the run has "{name}".',
                     key=f"policy.{key}s",
                 )
-        if policy.privacy is not None:
-            self._check_privacy(policy.privacy, header)
+        spent = None if policy.privacy is None else self._check_privacy(policy.privacy, header)
         if policy.hours is not None and not _is_within(*parse_hours(policy.hours), datetime.now().time()):
             raise RunError(
                 f"the owner of this node allows work from {policy.hours.replace('-', ' to ')}.", key="policy.hours"
@@ -70,8 +71,9 @@ class PolicyCheck:
         self._check_amounts(policy, header, received)
         if policy.approval:
             self._approvals.check(terms)
+        return spent
 
-    def _check_privacy(self, limits: NodePrivacy, header: Header) -> None:
+    def _check_privacy(self, limits: NodePrivacy, header: Header) -> float | None:
         settings, key = header["terms"]["privacy"], "policy.privacy"
         norm = settings.get("clipping_norm")
         if not isinstance(norm, float | int) or not 0 < norm <= limits.clipping_norm:
@@ -80,35 +82,26 @@ class PolicyCheck:
                 f"{limits.clipping_norm:g}; this run has {'none' if norm is None else norm}.",
                 key=f"{key}.clipping_norm",
             )
-        epsilon = self.compute_spent(header)
-        if epsilon is not None and epsilon > limits.epsilon:
-            raise RunError(
-                f"with this round the run would spend epsilon {epsilon:.2f} at delta {limits.delta:g}, and the owner "
-                f"of this node allows {limits.epsilon:g}.",
-                key=f"{key}.epsilon",
-            )
-
-    def compute_spent(self, header: Header) -> float | None:
-        """Return the epsilon of a run's training jobs with this one, at the owner's delta; None where it costs nothing.
-
-        The noise and the probability of being drawn are the server's word. A node that was asked more often than there
-        were rounds counts its own jobs.
-
-        Raises:
-            RunError: The server does not say them.
-        """
-        limits, job = self._policy.privacy, header.get("job")
-        if limits is None or job is None or job.get("kind") != "train":
+        if "job" not in header:
             return None
         noise, rate = header["privacy"].get("noise_multiplier"), header["privacy"].get("rate")
         if type(noise) is not float or type(rate) is not float or not (0 < noise < 1e6 and 0 < rate <= 1):
-            raise RunError("the server does not say how much noise the run adds.", key="policy.privacy")
-        rounds = max(job["round"], self._log.count_trained(header["run"])) + 1
-        return compute_epsilon(noise, rate, rounds, limits.delta, bool(header["terms"]["secure"]))
+            raise RunError("the server does not say how much noise the run adds.", key=key)
+        # a server that does not count its rounds is charged for the jobs that the node has done
+        rounds = max(header["job"]["round"], self._log.count_trained(compute_fingerprint(header["terms"]))) + 1
+        spent = compute_epsilon(noise, rate, rounds, limits.delta, bool(header["terms"]["secure"]))
+        if spent > limits.epsilon:
+            raise RunError(
+                f"with this round the run would spend epsilon {spent:.2f} at delta {limits.delta:g}, and the owner "
+                f"of this node allows {limits.epsilon:g}.",
+                key=f"{key}.epsilon",
+            )
+        return spent
 
     def _check_amounts(self, policy: NodePolicy, header: Header, received: int) -> None:
         jobs, total = self._log.count_today()
-        if policy.jobs_a_day is not None and header["what"] in _JOBS and jobs + count_jobs(header) > policy.jobs_a_day:
+        is_job = is_whole_job(header["what"], header.get("secure", {}).get("phase"))
+        if policy.jobs_a_day is not None and is_job and jobs >= policy.jobs_a_day:
             raise RunError(f"the owner of this node allows {policy.jobs_a_day} jobs a day.", key="policy.jobs_a_day")
         limit = policy.bytes_a_day
         if limit is not None and total + received > parse_amount(limit, "memory_bytes"):
@@ -143,17 +136,19 @@ class Approvals:
             key="policy.approval",
         )
 
-    def approve(self, start: str) -> tuple[str, Terms]:
-        """Approve the waiting run whose fingerprint begins so; return fingerprint and terms.
+    def find_waiting(self, start: str) -> tuple[str, Terms]:
+        """Return fingerprint and terms of the waiting run whose fingerprint begins so.
 
         Raises:
             ConfigError: None does, or several do.
         """
-        fingerprint = _find_one(self.read_waiting(), start, "waits for approval")
-        terms = self.read_waiting()[fingerprint]
-        approved = {**self.read_approved(), fingerprint: {"time": _format_now(), "terms": terms}}
-        _write_json(self._approved, approved)
-        return fingerprint, terms
+        waiting = self.read_waiting()
+        fingerprint = _find_one(waiting, start, "waits for approval")
+        return fingerprint, waiting[fingerprint]
+
+    def approve(self, fingerprint: str, terms: Terms) -> None:
+        """Approve a run."""
+        _write_json(self._approved, {**self.read_approved(), fingerprint: {"time": _format_now(), "terms": terms}})
 
     def withdraw(self, start: str) -> str:
         """Withdraw an approval; return its fingerprint.

@@ -15,6 +15,7 @@ Node to server, in part `answer`: `hello` (also to setup), `ready`, `reply` (of 
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -27,6 +28,8 @@ from fleetfit.files import parse_json, read_text
 from fleetfit.fleet import PROTOCOL
 from fleetfit.hooks import is_portable
 from fleetfit.messages import pack, unpack
+
+RUN = re.compile(r"[0-9a-f]{8,64}")
 
 Header = Mapping[str, Any]
 _HELLO: Mapping[str, type] = {"run": str, "terms": dict, "transform": str}
@@ -68,8 +71,10 @@ def check_header(table: Any) -> Header:
     for key in _iter_keys(table):
         if not isinstance(key, str):
             raise RunError(f"a message's header has the key {one_line(repr(key), 40)}; keys must be text.")
-    if "problem" in table:
-        entries = {**entries, **_SETUP}
+    if further := table.keys() - entries.keys() - {"protocol", "what"}:
+        raise RunError(f"a message of its kind has no entry {one_line(', '.join(sorted(further)), 60)}.")
+    if not RUN.fullmatch(str(table.get("run"))):
+        raise RunError("a message does not name its run.", key="run")
     for key, kind in entries.items():
         if not isinstance(table.get(key), kind):
             raise RunError(f'a message\'s "{key}" is missing or of a wrong type.', key=key)

@@ -160,11 +160,14 @@ class Member:
         """
         request = header["secure"]
         if request.get("phase") == "keys":
-            return _make_answer(self._begin(request, header["job"], layout, setting))
+            minimum = max(self._minimum, header["terms"]["secure"]["min_clients"])
+            return _make_answer(self._begin(request, header["job"], layout, setting, minimum))
         client = self._get_client(request)
         return _make_answer(answer_phase(request["phase"], client, read_message(REQUESTS[request["phase"]], message)))
 
-    def _begin(self, request: Mapping[str, Any], job: Mapping[str, Any], layout: Layout, setting: str) -> Keys:
+    def _begin(
+        self, request: Mapping[str, Any], job: Mapping[str, Any], layout: Layout, setting: str, minimum: int
+    ) -> Keys:
         run, round, number = request.get("run"), job.get("round"), job.get("client")
         are_numbers = all(type(n) is int and 0 <= n < 2**31 for n in (round, number))
         if not isinstance(run, str) or not 0 < len(run) <= 64 or not are_numbers:
@@ -173,7 +176,7 @@ class Member:
         submodel = format_submodel(parse_submodel(job["submodel"]))
         self._blocks = BlockLayout(layout, setting)
         self._client = SecureClient(
-            number, self._identity, self._authority, self._minimum, self._blocks.get_lengths, self._journal
+            number, self._identity, self._authority, minimum, self._blocks.get_lengths, self._journal
         )
         self._round = (run, round, number, submodel)
         return self._client.begin(run, round, submodel)

@@ -1,10 +1,10 @@
 """The terms of a run: what it asks of a node, as one table that the node's owner can read and approve.
 
-The server sends them with each message. A node refuses a message that asks for anything else (`check_terms`), so a
-fingerprint that an owner approved covers every message of the run: model, method, local training, metrics, what the
-node reports, and the settings of `[secure]` and `[privacy]`. Two things follow from the nodes that enroll, and are not
-in the terms: the levels, of which the terms have what they are planned by, and the optimizer of a plain module, where
-the run file leaves it open.
+The server sends them with each message, and a node refuses a message that does not keep to them (`check_terms`). So a
+fingerprint that an owner approved holds for the whole run: model and fine-tuning, method, local training in each round,
+metrics, what the node reports, and of `[secure]` and `[privacy]` what a node can hold the server to. The levels are not
+among them: they are planned from the nodes that enroll. `open` names the keys that the run file leaves to the data and
+the model: their values are those that FleetFit chooses by itself.
 """
 
 import json
@@ -12,21 +12,24 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fleetfit.config import Experiment
-from fleetfit.config.assemble.local import RECIPE, list_open_keys
+from fleetfit.config.assemble.local import list_open_keys, list_recipes
 from fleetfit.config.assemble.method import build_method_spec
-from fleetfit.config.assemble.rounds import build_settings
 from fleetfit.config.dump import make_plain, to_table
+from fleetfit.core import Local
+from fleetfit.engines.secure import LABEL_GRID
 from fleetfit.errors import RunError, truncate
 from fleetfit.fleet.protocol import Header, compute_digest
 from fleetfit.hooks import build
 
 Terms = Mapping[str, Any]
-ENTRIES: Mapping[str, type] = {
-    "name": str, "rounds": int, "model": dict, "peft": dict, "method": dict, "local": dict, "metrics": list,
-    "personal": bool, "fleet": dict, "asks_budget": bool, "asks_labels": bool, "asks_frequencies": bool,
-    "transform": str, "secure": dict, "privacy": dict,
+_ENTRIES: Mapping[str, type] = {
+    "name": str, "rounds": int, "model": dict, "peft": dict, "method": dict, "local": dict, "open": list,
+    "cost": str, "metrics": list, "personal": bool, "split": str, "samples": int, "asks_budget": bool,
+    "asks_labels": bool, "asks_frequencies": bool, "transform": str, "secure": dict, "privacy": dict,
 }  # fmt: skip
-_OF_NODES = ("groups", "clients", "reports_budget", "reports_labels")  # keys of [fleet] that a fleet's nodes decide
+_OF_MODELS = {"classes", "channels", "input_shape", "vocabulary", "padding"}  # what data say to a model
+_SECURE, _PRIVACY = ("min_clients", "clipping_range", "bits"), ("clipping_norm", "noise_multiplier")
+_MIN_SAMPLES = 10
 _MAX_CHARACTERS = 1 << 16
 
 
@@ -37,25 +40,31 @@ def make_terms(experiment: Experiment, transform: str) -> Terms:
         experiment: The run.
         transform: The digest of the nodes' transform, or "".
     """
-    table, local = to_table(experiment), make_plain(build_settings(experiment).local.dump())
-    method = build(build_method_spec(experiment))
-    open_keys = list_open_keys(experiment) if ":" in str(experiment.model.name) else set[str]()
+    table, evaluate = to_table(experiment), experiment.evaluate
+    spec = build_method_spec(experiment)
+    method, decided = build(spec), experiment.request.decided
+    of_tasks = {f"method.{key}" for defaults in method.task_defaults.values() for key in defaults}
+    of_modules = {f"local.{key}" for key in list_open_keys(experiment)} if ":" in str(experiment.model.name) else set()
+    cohort = {"deadline_s": experiment.cohort.deadline_s, "late": experiment.cohort.on_deadline}
     return {
         "name": experiment.name,
         "rounds": experiment.rounds,
         "model": {key: value for key, value in table["model"].items() if key != "derive"},
         "peft": table["peft"],
-        "method": build_method_spec(experiment),
-        "local": {key: value for key, value in local.items() if key not in open_keys},
-        "metrics": list(experiment.evaluate.metrics),
-        "personal": experiment.evaluate.personal,
-        "fleet": {key: value for key, value in table["fleet"].items() if key not in _OF_NODES},
+        "method": spec,
+        "local": make_plain({**table["local"], **cohort}),
+        "open": sorted((of_tasks | of_modules) - {key for key in of_tasks if key in decided}),
+        "cost": experiment.fleet.cost,
+        "metrics": list(evaluate.metrics),
+        "personal": evaluate.personal,
+        "split": evaluate.split,
+        "samples": min(_MIN_SAMPLES, evaluate.samples or _MIN_SAMPLES, evaluate.statistics_samples),
         "asks_budget": method.needs_budgets,
         "asks_labels": experiment.fleet.reports_labels,
-        "asks_frequencies": method.needs_prior or experiment.evaluate.personal,
+        "asks_frequencies": method.needs_prior or evaluate.personal,
         "transform": transform,
-        "secure": table.get("secure", {}),
-        "privacy": {key: value for key, value in table.get("privacy", {}).items() if key != "key_file"},
+        "secure": {key: value for key, value in table.get("secure", {}).items() if key in _SECURE},
+        "privacy": {key: value for key, value in table.get("privacy", {}).items() if key in _PRIVACY},
     }
 
 
@@ -70,9 +79,9 @@ def parse_terms(table: Any) -> Terms:
     Raises:
         RunError: They are malformed.
     """
-    if not isinstance(table, Mapping) or table.keys() != ENTRIES.keys():
+    if not isinstance(table, Mapping) or table.keys() != _ENTRIES.keys():
         raise RunError("the server does not send the terms of its run.", key="terms")
-    for key, kind in ENTRIES.items():
+    for key, kind in _ENTRIES.items():
         if type(table[key]) is not kind:
             raise RunError(f'"{key}" in the terms of the run is of a wrong type.', key=f"terms.{key}")
     if len(_dump(table)) > _MAX_CHARACTERS:
@@ -80,77 +89,104 @@ def parse_terms(table: Any) -> Terms:
     return table
 
 
+# ---- holding a message to its terms ----------------------------------------------------------------------------------
+
+
 def check_terms(header: Header) -> None:
-    """Refuse a message that asks for anything but its terms.
+    """Refuse a message that does not keep to its terms.
 
     Raises:
-        RunError: It does; its key is the entry of the terms.
+        RunError: It does not; its key is the entry of the terms.
     """
     terms = parse_terms(header["terms"])
-    for key, expected, got in _iter_pairs(header, terms):
-        if _dump(expected) != _dump(got):
+    for key, got, allowed in _iter_values(header, terms):
+        if _dump(got) not in map(_dump, allowed):
             raise RunError(
                 f'the server asks for "{key}" = {truncate(_dump(got), 100)}, and the terms of its run have '
-                f"{truncate(_dump(expected), 100)}.",
+                f"{truncate(' or '.join(map(_dump, allowed)), 100) or 'nothing of the kind'}.",
                 key=f"terms.{key}",
             )
 
 
-def _iter_pairs(header: Header, terms: Terms) -> Iterator[tuple[str, Any, Any]]:
-    """Yield entries of the terms, each with the value that a message has."""
-    yield "transform", terms["transform"], header["transform"]
+Values = Iterator[tuple[str, Any, list[Any]]]
+"""Names of entries, each with what a message has, and with what it may have."""
+
+
+def _iter_values(header: Header, terms: Terms) -> Values:
+    yield "transform", header["transform"], [terms["transform"]]
     if header["what"] == "hello":
         return
-    problem = header["problem"]
-    yield "fleet.cost", terms["fleet"].get("cost"), header["cost"]
-    yield "model", terms["model"], _drop_unset(problem.get("model"))
-    yield "peft", terms["peft"], problem.get("peft", {"name": "full"})
-    yield "method", _resolve_method(terms["method"], header["method"]), header["method"]
-    if "method" in problem:  # it has changed the model
-        yield "method", header["method"], problem["method"]
+    problem, method = header["problem"], header["method"]
+    given = problem.get("given")
+    yield "cost", header["cost"], [terms["cost"]]
+    yield "model", _drop_unset(problem.get("model")), [terms["model"]]
+    yield "model", sorted(given) if isinstance(given, Mapping) else given, [sorted(_OF_MODELS & set(given or ()))]
+    yield "peft", problem.get("peft", {"name": "full"}), [terms["peft"]]
+    yield "method", method, list(_list_methods(terms, method, problem))
+    yield "method", problem.get("method", method), [method]  # where it has changed the model
     if "noise_multiplier" in terms["privacy"]:
         noise = header["privacy"].get("noise_multiplier")
-        yield "privacy.noise_multiplier", terms["privacy"]["noise_multiplier"], noise
-    job = header.get("job")
-    if job is not None:
-        yield from _iter_pairs_of_job(job, header, terms)
+        yield "privacy.noise_multiplier", noise, [terms["privacy"]["noise_multiplier"]]
+    if "job" in header:
+        yield from _iter_values_of_job(header, terms)
     if header["what"] == "secure":
-        asked, bound = header["secure"], terms["privacy"].get("clipping_norm")
-        yield "secure.clipping_range", terms["secure"].get("clipping_range"), asked.get("range")
-        yield "secure.bits", terms["secure"].get("bits"), asked.get("bits")
-        yield "privacy.clipping_norm", bound, asked.get("clip")
+        yield from _iter_values_of_sum(header, terms)
 
 
-def _iter_pairs_of_job(job: Mapping[str, Any], header: Header, terms: Terms) -> Iterator[tuple[str, Any, Any]]:
-    kind, local, evaluation = job.get("kind"), job.get("local"), job.get("evaluation")
-    yield "method", header["method"], job.get("method")
+def _list_methods(terms: Terms, asked: Mapping[str, Any], problem: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the methods that the terms allow: theirs, also with the defaults for the task."""
+    named = terms["method"]
+    yield named
+    if all(_dump(named.get(key)) == _dump(asked.get(key)) for key in ("name", "hooks", "options")):
+        for task in (problem.get("task"), "tokens"):
+            defaults = build(asked).task_defaults.get(task, {}) if isinstance(task, str) else {}
+            yield {**named, **{key: value for key, value in defaults.items() if f"method.{key}" in terms["open"]}}
+
+
+def _iter_values_of_job(header: Header, terms: Terms) -> Values:
+    job, is_secure = header["job"], bool(terms["secure"])
+    kind, evaluation = job.get("kind"), job.get("evaluation")
+    evaluation = evaluation if isinstance(evaluation, Mapping) else {}
+    yield "method", job.get("method"), [header["method"]]
+    kinds = ["train"] if terms["privacy"] else ["train", "evaluate", *(["statistics"] * (not is_secure))]
+    kinds += ["labels"] if terms["asks_frequencies"] and not terms["privacy"] else []
+    yield "kind", kind, kinds
+    if kind in ("train", "labels"):
+        yield "secure", header["what"] == "secure", [is_secure]
     if kind == "train":
-        yield "secure", bool(terms["secure"]), header["what"] == "secure"
-        rounds, round = terms["rounds"], job.get("round")
-        yield "rounds", True, type(round) is int and 0 <= round < rounds
-        table, named = make_plain(local) if isinstance(local, Mapping) else {}, terms["local"]
-        if "lr" in named:
-            yield "local.lr", True, isinstance(rate := table.get("lr"), float) and 0 <= rate <= named["lr"]
-        asked = {key: value for key, value in table.items() if key in named or key not in RECIPE}
-        yield "local", {**named, "lr": 0}, {**asked, "lr": 0}
-    elif kind == "labels":
-        yield "asks_frequencies", terms["asks_frequencies"], True
-        yield "secure", bool(terms["secure"]), header["what"] == "secure"
-    if isinstance(evaluation, Mapping) and kind == "evaluate":
-        yield "metrics", terms["metrics"], list(evaluation.get("metrics", ()))
-        if evaluation.get("personal"):
-            yield "personal", terms["personal"], True
+        rounds, round = job.get("rounds"), job.get("round")
+        is_round = type(rounds) is int and type(round) is int and 0 <= round < rounds <= terms["rounds"]
+        yield "rounds", [round, rounds], [[round, rounds]] if is_round else [[0, terms["rounds"]]]
+        local = job.get("local")
+        yield "local", make_plain(local), list(_list_training(terms, rounds, round))
+    if kind == "evaluate":
+        yield "metrics", list(evaluation.get("metrics", ())), [terms["metrics"]]
+        yield "personal", bool(evaluation.get("personal")), [False, terms["personal"]]
+        yield "split", evaluation.get("split"), ["test", "validation", terms["split"]]
+    samples = evaluation.get("samples")
+    if kind in ("evaluate", "statistics") and samples is not None:
+        is_enough = type(samples) is int and samples >= terms["samples"]
+        yield "samples", samples, [samples if is_enough else terms["samples"]]
 
 
-def _resolve_method(named: Mapping[str, Any], asked: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the method of the terms with the defaults for a task, where a message has them."""
-    if any(_dump(named.get(key)) != _dump(asked.get(key)) for key in ("name", "hooks", "options")):
-        return named
-    defaults = build(asked).task_defaults.values()
-    return {
-        key: asked[key] if key in asked and any(_dump(asked[key]) == _dump(d[key]) for d in defaults if key in d) else v
-        for key, v in named.items()
-    }
+def _list_training(terms: Terms, rounds: int, round: int) -> Iterator[dict[str, Any]]:
+    """Yield the settings of local training that the terms allow in a round."""
+    local = terms["local"]
+    open_keys = {str(key).removeprefix("local.") for key in terms["open"] if str(key).startswith("local.")}
+    for recipe in ({}, *list_recipes(open_keys, local.get("optimizer"))):
+        gone = open_keys if "optimizer" in recipe else ()
+        settings = {key: value for key, value in local.items() if key not in gone} | recipe
+        yield make_plain(Local.load(settings).at_round(rounds, round).dump())
+
+
+def _iter_values_of_sum(header: Header, terms: Terms) -> Values:
+    asked, secure, clip = header["secure"], terms["secure"], terms["privacy"].get("clipping_norm")
+    reach, bits = secure.get("clipping_range"), secure.get("bits")
+    if header["job"].get("kind") == "labels":
+        reach, bits, clip = LABEL_GRID.range, LABEL_GRID.bits, None
+    yield "secure.clipping_range", asked.get("range"), [reach]
+    yield "secure.bits", asked.get("bits"), [bits]
+    yield "privacy.clipping_norm", asked.get("clip"), [clip]
 
 
 def _drop_unset(table: Any) -> Any:

@@ -33,7 +33,7 @@ def test_an_owner_approves_a_run_and_verifies_the_log(tmp_path: Path) -> None:
         members = json.loads((alone.folder / "nodes.json").read_text())
         assert [member["name"] for member in members["members"]] == ["node-a"]
         fingerprint = compute_fingerprint(members["terms"])
-        run_verb("flower", "approve", config, fingerprint[:12], code=0)
+        run_verb("flower", "approve", config, fingerprint, "--yes", code=0)
         both = finished(lab, "approved", {**table, "engine": {"name": "flower", "nodes": 2}}, tmp_path / "approved")
         assert len(json.loads((both.folder / "nodes.json").read_text())["members"]) == 2
         file = lab.folder / "node-b" / "fleetfit-node" / "node-b" / "log.jsonl"

@@ -20,10 +20,12 @@ pytest.importorskip("flwr", reason="the extra flower is not installed")
 from local_fleet import ALLOW, Lab, described
 
 from fleetfit.config import load_experiment
-from fleetfit.core import Evaluation, Job
+from fleetfit.config.assemble.local import RECIPE
+from fleetfit.core import Evaluation, Job, Local
+from fleetfit.core.local import LocalSection
 from fleetfit.fleet.certificates import replace_members_authority
 from fleetfit.fleet.node import answer, get_node
-from fleetfit.fleet.node_log import HEADS, NO_LINE, hash_line, read_heads, read_log
+from fleetfit.fleet.node_log import HEADS, NO_LINE, NodeLog, hash_line, read_heads, read_log
 from fleetfit.fleet.policy import Approvals, _is_within
 from fleetfit.fleet.protocol import pack_message, read_answer
 from fleetfit.fleet.secure_aggregation import read_member
@@ -88,11 +90,17 @@ def test_a_message_that_keeps_to_its_terms_is_answered(tmp_path: Path) -> None:
     assert "reply" in send(configure(tmp_path), add_terms(header), state)
 
 
+def without_none(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if value is not None}
+
+
 OTHER_TERMS: dict[str, dict[str, Any]] = {
     "model": {"model": {"name": "cnn"}}, "peft": {"peft": {"name": "lora"}}, "method": {"method": {"name": "scalefl"}},
-    "fleet.cost": {"fleet": {"cost": "multiply_adds"}}, "transform": {"transform": "ab" * 32}, "rounds": {"rounds": 1},
-    "local": {"local": {**plain(0.1, 2, 8).dump()}}, "local.lr": {"local": {**plain(0.05, 1, 8).dump()}},
-    "secure": {"secure": {"bits": 20}},
+    "cost": {"cost": "multiply_adds"}, "transform": {"transform": "ab" * 32}, "rounds": {"rounds": 1},
+    "local": {"local": without_none(plain(0.1, 2, 8).dump())}, "secure": {"secure": {"bits": 20}},
+    "local, its rate": {"local": without_none(plain(0.2, 1, 8).dump())},
+    "local, its schedule": {"local": {**without_none(plain(0.1, 1, 8).dump()),
+                                      "schedule": {"kind": "cosine", "minimum": 0.0}}},
 }  # fmt: skip
 
 
@@ -100,26 +108,85 @@ OTHER_TERMS: dict[str, dict[str, Any]] = {
 def test_a_job_that_its_terms_do_not_have_is_refused(key: str, tmp_path: Path) -> None:
     """The server shows harmless terms to the owner, and asks for something else."""
     header, state = make_job()
-    terms = {k: {n: v for n, v in t.items() if v is not None} if k == "local" else t
-             for k, t in OTHER_TERMS[key].items()}  # fmt: skip
-    table = send(configure(tmp_path), add_terms(header, **terms), state)
-    assert f'"{key}"' in table["refused"] and "reply" not in table and not was_read(tmp_path)
+    table = send(configure(tmp_path), add_terms(header, **OTHER_TERMS[key]), state)
+    assert f'"{key.split(",")[0]}"' in table["refused"] and "reply" not in table and not was_read(tmp_path)
+
+
+PRIVACY_TERMS = {"privacy": {"clipping_norm": 1.0}}
 
 
 @pytest.mark.parametrize(
-    ("changes", "key"),
+    ("changes", "terms", "key"),
     [
-        ({"kind": "evaluate", "evaluation": Evaluation(metrics=("tiny:tiny",))}, "metrics"),
-        ({"kind": "evaluate", "evaluation": Evaluation(personal=True)}, "personal"),
-        ({"kind": "labels"}, "asks_frequencies"),
-        ({"method": {"name": "scalefl"}}, "method"),
+        ({"kind": "evaluate", "evaluation": Evaluation(metrics=("tiny:tiny",))}, {}, "metrics"),
+        ({"kind": "evaluate", "evaluation": Evaluation(personal=True)}, {}, "personal"),
+        ({"kind": "evaluate", "evaluation": Evaluation(split="train")}, {}, "split"),
+        ({"kind": "evaluate", "evaluation": Evaluation(samples=1)}, {}, "samples"),
+        ({"kind": "statistics", "evaluation": Evaluation(split="train", samples=2)}, {}, "samples"),
+        ({"kind": "statistics"}, {"secure": {"bits": 20}}, "kind"),
+        *[({"kind": kind}, PRIVACY_TERMS, "kind") for kind in ("statistics", "evaluate", "labels", "format")],
+        ({"kind": "labels"}, {}, "kind"),
+        ({"method": {"name": "scalefl"}}, {}, "method"),
+        ({"rounds": 10**9}, {}, "rounds"),
+        ({"round": True}, {}, "rounds"),
+        ({"round": 7}, {}, "rounds"),
     ],
 )
-def test_a_job_asks_for_no_more_than_its_terms(changes: dict[str, Any], key: str, tmp_path: Path) -> None:
+def test_a_job_asks_for_no_more_than_its_terms(
+    changes: dict[str, Any], terms: dict[str, Any], key: str, tmp_path: Path
+) -> None:
     header, state = make_job(**changes)
-    terms = add_terms(header, metrics=[], personal=False, asks_frequencies=False)
-    table = send(configure(tmp_path, reports_labels=True), terms, state)
+    bounds = {"metrics": [], "personal": False, "split": "test", "samples": 10, "asks_frequencies": False, "rounds": 6}
+    table = send(configure(tmp_path, reports_labels=True), add_terms(header, **{**bounds, **terms}), state)
     assert f'"{key}"' in table["refused"] and not was_read(tmp_path)
+
+
+def test_data_say_no_more_to_a_model_than_their_shape(tmp_path: Path) -> None:
+    header, state = make_job()
+    header["problem"]["given"]["dropout"] = 0.9  # a key of the model, past the terms
+    table = send(configure(tmp_path), add_terms(header), state)
+    assert '"model"' in table["refused"] and not was_read(tmp_path)
+
+
+def test_a_header_has_no_more_entries_than_its_kind(tmp_path: Path) -> None:
+    header, state = make_job()
+    for message in ({**HELLO, "job": header["job"]}, {**add_terms(header), "phase": "keys"}):
+        assert "entry" in send(configure(tmp_path), message, state)["refused"]
+
+
+def test_defaults_for_a_task_are_no_other_method(tmp_path: Path) -> None:
+    """Where the run file sets beta, the default for a regression is not taken; where it does not, it is."""
+    header, state = make_job()
+    spec = {"name": "fleetfit", "tau": 1.0, "beta": 0.5, "temperature": 3.0, "momentum": 0.5}
+    asked = {**spec, "beta": 0.0}
+    header |= {"method": asked, "job": {**header["job"], "method": asked}}
+    for task, open_keys, is_refused in (
+        ("regression", [], True), ("classification", ["method.beta"], True), ("regression", ["method.beta"], False),
+    ):  # fmt: skip
+        header["problem"]["task"] = task
+        table = send(configure(tmp_path), add_terms(header, method=spec, open=open_keys), state)
+        assert ('"method"' in table.get("refused", "")) == is_refused, (task, open_keys, table)
+
+
+def test_an_open_optimizer_is_one_that_fleetfit_chooses(tmp_path: Path) -> None:
+    header, state = make_job(local=Local.load({"optimizer": "adamw", "lr": 0.005, "epochs": 1, "batch_size": 8}))
+    terms = {"local": without_none(LocalSection(epochs=1, batch_size=8).model_dump())}
+    open_keys = [f"local.{key}" for key in RECIPE]
+    assert "reply" in send(configure(tmp_path), add_terms(header, **terms, open=open_keys), state)
+    assert '"local"' in send(configure(tmp_path), add_terms(header, **terms), state)["refused"]
+    header["job"]["local"]["lr"] = 0.5
+    assert '"local"' in send(configure(tmp_path), add_terms(header, **terms, open=open_keys), state)["refused"]
+
+
+@pytest.mark.parametrize("schedule", [{"kind": "exponential", "factor": 1.05}, {"kind": "cosine", "minimum": 0.01}])
+def test_each_round_has_the_rate_of_its_schedule(schedule: dict[str, Any], tmp_path: Path) -> None:
+    local = {**without_none(plain(0.1, 1, 8).dump()), "schedule": schedule}
+    path = configure(tmp_path)
+    for round in range(3):
+        header, state = make_job(round=round, local=Local.load(local).at_round(5, round))
+        assert "reply" in send(path, add_terms(header, local=local, rounds=5), state)
+        header["job"]["round"] = round + 1
+        assert '"local"' in send(path, add_terms(header, local=local, rounds=5), state)["refused"]
 
 
 def test_a_hello_is_answered_by_its_terms(tmp_path: Path) -> None:
@@ -134,13 +201,15 @@ def test_each_entry_of_a_run_file_that_a_node_sees_is_in_its_fingerprint() -> No
         return compute_fingerprint(make_terms(adapt_experiment(load_experiment(None, overrides)), ""))
 
     changes = (
-        "rounds=7", "model.norm=group", "method.beta=0.1", "local.epochs=2", "local.lr=0.2", "fleet.tolerance=0.3",
+        "rounds=7", "model.norm=group", "method.beta=0.1", "local.epochs=2", "local.lr=0.2", "fleet.cost=multiply_adds",
+        "local.schedule.kind=constant", "cohort.deadline_s=9", "evaluate.split=validation", "evaluate.samples=5",
         "fleet.reports_labels=true", "evaluate.personal=true", "method.options.fedprox.mu=0.1",
         "secure.min_clients=4", "privacy.clipping_norm=0.3", "peft.name=lora", "name=diabetes",
     )  # fmt: skip
     fingerprints = {fingerprint(), *(fingerprint(change) for change in changes)}
     assert len(fingerprints) == len(changes) + 1
-    for change in ("engine.wait_s=5", "checkpoint.keep=5", "cohort.fraction=0.5", "seed=4"):  # of the server alone
+    of_the_server = ("engine.wait_s=5", "checkpoint.keep=5", "cohort.fraction=0.5", "seed=4", "fleet.tolerance=0.3")
+    for change in of_the_server:
         assert fingerprint(change) == fingerprint()
 
 
@@ -162,7 +231,8 @@ REFUSING: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("what", ["hello", "setup", "job"])
 def test_what_the_owner_does_not_allow_is_refused_before_data_are_read(what: str, key: str, tmp_path: Path) -> None:
     header, state = make_job()
-    message = HELLO if what == "hello" else add_terms({**header, "what": what})
+    fields = {key: value for key, value in header.items() if what == "job" or key != "job"}
+    message = HELLO if what == "hello" else add_terms({**fields, "what": what})
     message = {**message, "terms": {**message["terms"], "model": {"name": "tiny:tiny"}}}
     path = configure(tmp_path, policy=REFUSING[key])
     assert "owner" in send(path, message, state)["refused"]
@@ -262,11 +332,13 @@ def test_other_private_runs_are_refused(
     assert "refused" in send(careful, *private(0, noise, **terms)) and not was_read(tmp_path)
 
 
-def test_the_budget_ends_also_if_the_server_counts_no_rounds(careful: str) -> None:
-    """It says round 0 each time; the node counts its own jobs."""
+@pytest.mark.parametrize("runs", [1, 100])
+def test_the_budget_ends_also_if_the_server_counts_no_rounds(runs: int, careful: str) -> None:
+    """It says round 0 each time, also of another run with the same terms; the node counts its own jobs."""
     bound = next(n for n in range(1, 100) if compute_epsilon(2.0, 0.5, n, 1e-3) > LIMITS["epsilon"])
     answered = 0
-    while "reply" in send(careful, *private()):
+    header, state = private()
+    while "reply" in send(careful, {**header, "run": f"{answered % runs:064x}"}, state):
         answered += 1
         get_node.cache_clear()
     assert answered == bound - 1
@@ -283,6 +355,9 @@ def test_a_run_waits_until_its_owner_approves(tmp_path: Path) -> None:
     assert "waiting" in listed and fingerprint[:12] in listed
     shown = run_verb("flower", "approve", path, fingerprint[:10], code=0).out
     assert "fedavg" in shown and fingerprint in shown
+    run_verb("flower", "approve", path, fingerprint[:10], "--yes", code=2)
+    assert "refused" in send(path, HELLO), "shown is not approved"
+    run_verb("flower", "approve", path, fingerprint, "--yes", code=0)
     assert "hello" in send(path, HELLO)
     assert "approved" in run_verb("flower", "approve", path, code=0).out
     run_verb("flower", "approve", path, fingerprint[:10], "--withdraw", code=0)
@@ -293,7 +368,7 @@ def test_a_run_waits_until_its_owner_approves(tmp_path: Path) -> None:
 def test_an_approved_run_with_other_terms_is_another_run(key: str, tmp_path: Path) -> None:
     path = configure(tmp_path, policy={"approval": True})
     send(path, HELLO)
-    Approvals(tmp_path / "fleetfit-node" / "pi").approve(compute_fingerprint(HELLO["terms"]))
+    Approvals(tmp_path / "fleetfit-node" / "pi").approve(compute_fingerprint(HELLO["terms"]), HELLO["terms"])
     other: dict[type, Callable[[Any], Any]] = {
         str: lambda value: value + "x", int: lambda value: value + 1, bool: lambda value: not value,
         dict: lambda value: {**value, "more": 1}, list: lambda value: [*value, "x"],
@@ -310,14 +385,14 @@ def test_waiting_terms_that_were_changed_are_not_approved(tmp_path: Path) -> Non
     waiting = tmp_path / "fleetfit-node" / "pi" / "waiting.json"
     waiting.write_text(waiting.read_text().replace("fedavg", "fedprox"))
     fingerprint = compute_fingerprint(HELLO["terms"])
-    assert run_verb("flower", "approve", path, fingerprint[:12], code=2).err
+    assert run_verb("flower", "approve", path, fingerprint, "--yes", code=2).err
 
 
 @pytest.mark.parametrize("start", ["", "abc", "0123456789"])
 def test_an_unknown_fingerprint_is_a_sentence(start: str, tmp_path: Path) -> None:
     configure(tmp_path, policy={"approval": True})
     with raises(ConfigError, key="fingerprint"):
-        Approvals(tmp_path / "fleetfit-node" / "pi").approve(start)
+        Approvals(tmp_path / "fleetfit-node" / "pi").find_waiting(start)
 
 
 def test_a_flood_of_runs_does_not_fill_the_disk(tmp_path: Path) -> None:
@@ -403,9 +478,11 @@ def test_a_log_with_a_new_chain_is_found_by_the_servers_heads(change: str, tmp_p
     """The node's side rewrites its log alone: every hash is computed anew."""
     path, heads = fill_log(tmp_path)
     stored = tmp_path / HEADS
-    stored.write_text("".join(json.dumps({"heads": {"pi": head, "other": {"entries": 1, "hash": ""}}}) + "\n"
-                            for head in heads))  # fmt: skip
-    assert "4 heads agree" in run_verb("flower", "log", path, "--heads", stored, code=0).out
+    other = {"name": "other", "entries": 1, "hash": ""}
+    stored.write_text(
+        "".join(json.dumps({"heads": {"1": {"name": "pi", **head}, "2": other}}) + "\n" for head in heads)
+    )
+    run_verb("flower", "log", path, "--heads", stored, code=0)
     rewrite(log_of(tmp_path), REWRITTEN[change])
     read_log(log_of(tmp_path))
     assert "server" in run_verb("flower", "log", path, "--heads", stored, code=2).err
@@ -414,9 +491,9 @@ def test_a_log_with_a_new_chain_is_found_by_the_servers_heads(change: str, tmp_p
 def test_heads_that_the_server_changes_do_not_agree(tmp_path: Path) -> None:
     path, heads = fill_log(tmp_path)
     stored = tmp_path / HEADS
-    stored.write_text(json.dumps({"heads": {"pi": {**heads[1], "hash": "ab" * 32}}}) + "\n")
+    stored.write_text(json.dumps({"heads": {"1": {"name": "pi", **heads[1], "hash": "ab" * 32}}}) + "\n")
     assert "line 4" in run_verb("flower", "log", path, "--heads", stored, code=2).err
-    stored.write_text(json.dumps({"heads": {"other": heads[1]}}) + "\n")
+    stored.write_text(json.dumps({"heads": {"1": {"name": "other", **heads[1]}}}) + "\n")
     assert run_verb("flower", "log", path, "--heads", stored, code=2).err
 
 
@@ -429,6 +506,45 @@ def test_a_line_that_a_loss_of_power_cut_off_goes(tmp_path: Path) -> None:
     assert len(read_log(log_of(tmp_path))[0]) == 9
 
 
+def test_a_line_that_a_full_disk_cut_off_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, heads = fill_log(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        assert "refused" in send(path, HELLO)
+    assert send(path, HELLO)["log"]["entries"] == heads[-1]["entries"] + 3, "the line that was written stands"
+    read_log(log_of(tmp_path))
+
+
+def test_two_processes_of_a_node_write_one_chain(tmp_path: Path) -> None:
+    first, second = NodeLog(tmp_path), NodeLog(tmp_path)
+    for log in (first, second, second, first, second):
+        log.add("allowed", what="job", kind="train", bytes=10)
+    entries, head = read_log(tmp_path / "log.jsonl")
+    assert len(entries) == 5 and second.head == {"entries": 5, "hash": head}
+    assert second.count_today() == (5, 50)
+
+
+def test_a_line_that_is_being_written_is_not_read(tmp_path: Path) -> None:
+    path, _ = fill_log(tmp_path)
+    with log_of(tmp_path).open("ab") as file:
+        file.write(b'{"number": 8, "time')
+    run_verb("flower", "log", path, code=0)
+
+
+def test_no_line_of_the_log_is_as_long_as_the_server_likes(tmp_path: Path) -> None:
+    header, state = make_job(kind="x" * 100_000)
+    assert "refused" in send(configure(tmp_path), add_terms(header), state)
+    assert log_of(tmp_path).stat().st_size < 3000
+
+
+def test_refused_messages_cost_nothing_of_the_day(tmp_path: Path) -> None:
+    path = configure(tmp_path, policy={"bytes_a_day": "10 kB", "methods": ["fedavg"]})
+    other = add_terms({"what": "hello", "transform": ""}, method={"name": "scalefl"}, name="x" * 5000)
+    for _ in range(5):
+        assert "refused" in send(path, other)
+    assert "hello" in send(path, HELLO)
+
+
 def test_nothing_leaves_a_node_that_cannot_write_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     header, state = make_job()
     path = configure(tmp_path)
@@ -437,7 +553,7 @@ def test_nothing_leaves_a_node_that_cannot_write_its_log(tmp_path: Path, monkeyp
     def fail(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fleetfit.files.append_line", fail)
+    monkeypatch.setattr("os.fsync", fail)
     assert send(path, add_terms(header), state).keys() == {"protocol", "refused"}
 
 
@@ -455,7 +571,8 @@ def test_a_run_goes_on_without_the_node_whose_owner_refuses(tmp_path: Path) -> N
         entries, head = read_log(folder / "log.jsonl")
         assert any(entry["event"] == "left" and entry.get("kind") == "train" for entry in entries) == has_part
         if has_part:
-            assert read_heads(run.folder / HEADS, f"node-{client}")[-1] == {"entries": len(entries), "hash": head}
+            [heads] = read_heads(run.folder / HEADS, f"node-{client}")
+            assert heads[-1] == {"name": f"node-{client}", "entries": len(entries), "hash": head}
     fingerprint = compute_fingerprint(json.loads((run.folder / "nodes.json").read_text())["terms"])
     assert fingerprint in lab.output and all(entry["fingerprint"] == fingerprint for entry in entries)
 
@@ -487,7 +604,7 @@ def test_a_run_has_its_fingerprint_also_when_it_is_resumed(tmp_path: Path) -> No
         folder = Path(read_settings(config).folder)
         with raises(RunError, key="policy.approval"):
             Approvals(folder).check(terms)
-        Approvals(folder).approve(compute_fingerprint(terms))
+        Approvals(folder).approve(compute_fingerprint(terms), terms)
     run = lab.serve()
     assert run.finished and ALLOW
     (run.folder / "summary.json").unlink()

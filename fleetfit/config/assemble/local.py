@@ -30,14 +30,25 @@ def choose_training(experiment: Experiment, architecture: Architecture, method: 
     """
     open_keys, local, derived = list_open_keys(experiment), experiment.local, find_derived(architecture)
     is_closed = not open_keys & OPTIMIZERS[local.optimizer].keys() or "momentum" in method.fixed_keys
-    if derived is None or is_closed:
+    recipes = list_recipes(open_keys, local.optimizer)
+    if derived is None or is_closed or not recipes:
         return experiment
-    if open_keys == set(RECIPE):
+    if "optimizer" in recipes[0]:
         parameters = sum(tensor.numel() for tensor in derived.net.parameters())
-        return _replace_recipe(experiment, {"optimizer": "adamw", "lr": _LR if parameters < _LARGE else _LARGE_LR})
-    if local.optimizer == "sgd" and {"clip_norm", "clip_value"} <= open_keys:
-        return replace_key(experiment, "local.clip_norm", _CLIP_NORM)
-    return experiment
+        return _replace_recipe(experiment, recipes[0 if parameters < _LARGE else 1])
+    return replace_key(experiment, "local.clip_norm", _CLIP_NORM)
+
+
+def list_recipes(open_keys: set[str], optimizer: Any) -> list[dict[str, Any]]:
+    """Return what is chosen for a plain module: for a small and for a large one, or for both.
+
+    Args:
+        open_keys: See `list_open_keys`.
+        optimizer: That of the run file, or the default.
+    """
+    if open_keys == set(RECIPE):
+        return [{"optimizer": "adamw", "lr": lr} for lr in (_LR, _LARGE_LR)]
+    return [{"clip_norm": _CLIP_NORM}] if optimizer == "sgd" and {"clip_norm", "clip_value"} <= open_keys else []
 
 
 def restore_training(experiment: Experiment, recorded: Experiment) -> Experiment:
