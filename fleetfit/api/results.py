@@ -483,7 +483,10 @@ class Run:
             assembly = assemble_without_data(self.experiment, absent, fleet.clients or 1, batch_size, base or None)
         else:
             assembly = assemble(self.experiment, base or None)
-            assembly = replace(assembly, notes=(*assembly.notes, *find_data_changes(self.files, assembly)))
+            changes = find_data_changes(self.files, assembly)
+            assembly = replace(assembly, notes=(*assembly.notes, *changes))
+            for sentence in changes if self.finished else ():  # whose notes are those of its end
+                logging.getLogger("fleetfit").warning("%s", sentence)
         check_base(assembly.federation.problem, base)
         return assembly
 
@@ -574,7 +577,8 @@ def find_data_changes(files: RunFolder, assembly: Assembly) -> tuple[str, ...]:
     return (
         (
             f"{CHANGED} this run began: {changes}. Earlier and later rounds train on different data, and accuracy is "
-            "measured on the new data. Restore the data, or start a new run.",
+            "measured on the new data. Restore the data, or start a new run. To score other samples, use "
+            "run.evaluate(data).",
         )
         if changes
         else ()
@@ -684,7 +688,18 @@ def load_usable_checkpoint(
         if most is not None and round > most:
             raise CheckpointError(f"metrics.jsonl has complete reports of only {most} rounds; restore the file")
 
-    checkpoint = run.files.load_checkpoint(check, due, only)
+    try:
+        checkpoint = run.files.load_checkpoint(check, due, only)
+    except RunError:
+        before, data = run.files.environment.data, run.assembly.data
+        if before is None or not isinstance(data, Data) or before.shape == list(data.sample_shape):
+            raise
+        raise RunError(
+            f"{run.folder} was trained on samples of shape {before.shape}, and those at hand have "
+            f"{list(data.sample_shape)}. Open it with data like its own; run.predict names what differs.",
+            key="data",
+            path=run.folder,
+        ) from None
     if checkpoint is None:
         return None
     server = checkpoint["server"]

@@ -215,7 +215,7 @@ def resume(
     old_run._callbacks = make_callbacks(add_callbacks(old_run.experiment, entries).callbacks, callables)
     with open_display(progress, old_run.folder) as display:
         display.say("Preparing the data, the model and its levels.")
-        if progress is False:  # a display shows all notes
+        if progress is False and not old_run.finished:  # a display shows all notes
             for sentence in find_data_changes(old_run.files, old_run.assembly):
                 logging.getLogger("fleetfit").warning("%s", sentence)
         _run_with_display(old_run, display, on_round)

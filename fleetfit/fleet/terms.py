@@ -117,10 +117,10 @@ def _iter_values(header: Header, terms: Terms) -> Values:
     if header["what"] == "hello":
         return
     problem, method = header["problem"], header["method"]
-    given = problem.get("given")
+    given = problem.get("given", {})
     yield "cost", header["cost"], [terms["cost"]]
     yield "model", _drop_unset(problem.get("model")), [terms["model"]]
-    yield "model", sorted(given) if isinstance(given, Mapping) else given, [sorted(_OF_MODELS & set(given or ()))]
+    yield "model", sorted(given) if isinstance(given, Mapping) else given, [sorted(_OF_MODELS & set(given))]
     yield "peft", problem.get("peft", {"name": "full"}), [terms["peft"]]
     yield "method", method, list(_list_methods(terms, method, problem))
     yield "method", problem.get("method", method), [method]  # where it has changed the model

@@ -148,7 +148,8 @@ def test_a_node_imports_allowed_names_only(change: dict[str, Any], tmp_path: Pat
     assert read_answer(answer(path, {"header": pack_message(add_terms(SETUP))}))["ready"] is True
     for what in ("setup", "base", "job"):
         base = pack({"w": torch.ones(1)}) if what == "base" else b""
-        header = {**SETUP, **change, "what": what, "job": {}, "base": compute_digest(base) if base else ""}
+        header = {**SETUP, **change, "what": what, "base": compute_digest(base) if base else ""}
+        header |= {"job": {}} if what == "job" else {}
         refused = read_answer(answer(path, {"header": pack_message(add_terms(header)), "base": base}))["refused"]
         assert "allow" in refused, refused
 
@@ -201,7 +202,7 @@ def make_parts() -> tuple[dict[str, Any], bytes]:
     federation, _ = tiny_federation({"name": "fedavg"})
     problem, sub = federation.problem, federation.levels[0].submodel
     state = federation.method.dispatch(federation, start(federation), 0, sub)
-    job = Job("train", 1, 1, 0, 0, sub, state, {"name": "fedavg"}, 1, 0, local=plain(0.1, 1, 8))
+    job = Job("train", 1, 2, 0, 0, sub, state, {"name": "fedavg"}, 1, 0, local=plain(0.1, 1, 8))
     parts = {
         "exits": list(problem.exits),
         "levels": dump_prefixes(problem.levels),
@@ -279,7 +280,7 @@ def test_a_loss_on_a_node_sees_all_levels(tmp_path: Path) -> None:
     federation, _ = tiny_federation({"name": "plugin_method:reporting_levels"})
     problem, piece = federation.problem, federation.levels[1].submodel
     state = federation.method.dispatch(federation, start(federation), 0, piece)
-    job = Job("train", 1, 1, 0, 0, piece, state, federation.method_spec, 1, 1, local=plain(0.1, 1, 8))
+    job = Job("train", 1, 2, 0, 0, piece, state, federation.method_spec, 1, 1, local=plain(0.1, 1, 8))
     header = {**SETUP, "what": "job", "method": federation.method_spec, "problem": problem.spec,
               "job": dump_job(dataclasses.replace(job, state={}), problem.layout)}  # fmt: skip
     path = str(config(tmp_path, allow=["tiny:tiny", "plugin_method:reporting_levels"]))
@@ -621,7 +622,7 @@ def test_a_job_without_memory_is_tried_again_once(fails: int, tmp_path: Path, mo
     monkeypatch.setattr("fleetfit.fleet.node.run_job", scarce)
     sub = federation.levels[0].submodel
     state = federation.method.dispatch(federation, start(federation), 0, sub)
-    job = Job("train", 1, 1, 0, 0, sub, state, {"name": "fedavg"}, 1, 0, local=plain(0.1, 1, 8))
+    job = Job("train", 1, 2, 0, 0, sub, state, {"name": "fedavg"}, 1, 0, local=plain(0.1, 1, 8))
     path = str(config(tmp_path, allow=["tiny:tiny"], memory_limit="2 GB"))
     header = {**SETUP, "what": "job", "problem": {**SETUP["problem"], "exits": list(problem.exits)}}
     bare = dump_job(dataclasses.replace(job, state={}), problem.layout)
