@@ -158,8 +158,8 @@ def test_defaults_for_a_task_are_no_other_method(tmp_path: Path) -> None:
     """Where the run file sets beta, the default for a regression is not taken; where it does not, it is."""
     header, state = make_job()
     spec = {"name": "fleetfit", "tau": 1.0, "beta": 0.5, "temperature": 3.0, "momentum": 0.5}
-    asked = {**spec, "beta": 0.0}
-    header |= {"method": asked, "job": {**header["job"], "method": asked}}
+    other = {**spec, "beta": 0.0}
+    header |= {"method": other, "job": {**header["job"], "method": other}}
     for task, open_keys, is_refused in (
         ("regression", [], True), ("classification", ["method.beta"], True), ("regression", ["method.beta"], False),
     ):  # fmt: skip
