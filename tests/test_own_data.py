@@ -537,9 +537,8 @@ def test_unknown_formats(name: str, mention: str, tmp_path: Path) -> None:
 
 
 def test_a_name_with_hyphens_stands_for_the_same_run() -> None:
-    experiment = load_experiment(
-        overrides=["data.name=CIFAR-10", "model.name=ResNet-20", "method.options.fed-prox.mu=0.1"]
-    )
+    keys = ["data.name=CIFAR-10", "model.name=ResNet-20", "method.options.fed-prox.mu=0.1"]
+    experiment = load_experiment(None, keys)
     assert (experiment.data.name, experiment.model.name, list(experiment.method.options)) == (
         "cifar10",
         "resnet20",
