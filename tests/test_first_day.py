@@ -7,9 +7,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from support import raises
 
 import fleetfit as ff
+from fleetfit.errors import DataError
 from fleetfit.runs.listing import clear_checkpoints
 
 
@@ -54,3 +57,17 @@ def test_the_page_is_one_file_in_utf_8(stopped: Path) -> None:
     text = Path(page).read_text(encoding="utf-8")
     assert "größen" in text and text.rstrip().endswith("</html>")
     assert b"\r\n" not in Path(page).read_bytes()
+
+
+def test_one_sample_leads_to_a_batch_of_one_and_objects_print_on_a_line(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).random((300, 1, 8, 8), dtype=np.float32)
+    run = ff.run(data=(x, np.arange(300) % 3), model="cnn", rounds=1, out=tmp_path / "run", progress=False)
+    with raises(DataError, "x[None]", key="x"):
+        run.predict(x[0])
+    assert len(run.predict(x[0][None])) == 1
+    rows = {"row": [{"method": "fedavg"}, {"method": "heterofl"}], "smallest_baseline": False}
+    comparison = ff.compare(
+        compare=rows, data=(x, np.arange(300) % 3), model="cnn", rounds=1, out=tmp_path / "both", progress=False
+    )
+    for value in (run, comparison, run.calibrate(budget=0.7)):
+        assert "\n" not in repr(value) and len(repr(value)) < 250

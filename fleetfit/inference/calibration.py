@@ -59,6 +59,14 @@ class Calibration:
     level_cost: float | None = None
     file: Path | None = None
 
+    def __repr__(self) -> str:
+        """Return level, budget and the outcome on test samples."""
+        outcome = self.test.numbers()
+        return (
+            f"Calibration(level {self.level}, {self.mode}, budget {self.budget:.4g} {self.cost}: accuracy "
+            f"{outcome['accuracy']:.1%} at {outcome['cost']:.4g} a sample)"
+        )
+
     def numbers(self) -> dict[str, Any]:
         """Return the calibration as JSON values."""
         names = ("level", "cost", "costs", "budget", "mode", "accuracies", "calibration_errors", "curve")

@@ -85,6 +85,12 @@ class Comparison:
     if not TYPE_CHECKING:  # a type checker refuses other names itself
         __getattr__ = find_attribute
 
+    def __repr__(self) -> str:
+        """Return the folder, and the numbers of rows and runs."""
+        rows, runs = len({row for row, _ in self.runs}), sum(map(len, self.runs.values()))
+        state = "finished" if self.finished else "not finished"
+        return f"Comparison({str(self.folder)!r}, {rows} rows, {runs} finished runs, {state})"
+
     def _repr_html_(self) -> str:
         """Return the tables, for notebooks."""
         return "".join(one.to_html() for one in self.tables) + f"<p>{escape_html(str(self.folder))}</p>"

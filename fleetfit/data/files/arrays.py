@@ -411,7 +411,12 @@ def prepare_arrays(x: Any, y: Any, facts: Data, name: str = "own-data", halves: 
     moves = array.ndim > 2 and array.shape[1:] != shape and (array.shape[-1], *array.shape[1:-1]) == shape
     samples = convert_samples(array, facts.x.dtype == torch.int64, moves)
     if facts.resize is None and tuple(samples.shape[1:]) != shape:
-        raise DataError(f"data=(x, y): x is {list(samples.shape)}, but a sample of the run is {list(shape)}.", key="x")
+        expected = ", ".join(["N", *map(str, shape)])
+        raise DataError(
+            f"data=(x, y): x has the shape {list(array.shape)}, and the run takes [{expected}]"
+            f"{': one sample is x[None]' * (array.shape == shape)}.",
+            key="x",
+        )
     if samples.dtype.is_floating_point != facts.x.dtype.is_floating_point:
         raise DataError(
             f"data=(x, y): x has {str(samples.dtype).removeprefix('torch.')}, but the run was trained on "
