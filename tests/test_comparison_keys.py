@@ -405,3 +405,9 @@ def test_a_row_may_give_what_the_file_s_method_needs(tmp_path: Path) -> None:
     assert [run.experiment.method.settings for run in runs] == [{"beta": 0.1}, {"beta": 0.2}]
     with raises(ConfigError, '"beta"', key="method.beta"):
         plan_comparison({**table, "compare": {"smallest_baseline": False, "row": [rows[0], {"label": "c"}]}})
+
+
+@pytest.mark.parametrize("section", [["fleetfit", "heterofl"], {"row": ["fleetfit", "heterofl"]}])
+def test_names_in_place_of_rows_lead_to_rows(section: Any) -> None:
+    with raises(ConfigError, '{"row": [{"method": '):
+        ff.compare(compare=section)

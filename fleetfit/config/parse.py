@@ -171,6 +171,8 @@ def _describe_error(error: Any, schema: type[Section], words: Sequence[str] = ()
                     message += f', such as {row.keys[0].rpartition(".")[2]} = "{row.example}"'
             if path == ["fleet"] or path[:2] == ["fleet", "groups"]:
                 message += f", such as {_GROUPS}"
+            if path == ["compare"] or path[:2] == ["compare", "row"]:
+                message += f", such as {_ROWS}"
             if path == ["method", "options"]:
                 message = "should be a table with the keys of each option, such as scaffold = {}"
         case _:
@@ -183,6 +185,10 @@ def _describe_error(error: Any, schema: type[Section], words: Sequence[str] = ()
 
 _GROUPS = (
     'groups = [{ budget = 0.25 }, { budget = 1.0 }] (in Python fleet={"groups": [{"budget": 0.25}, {"budget": 1.0}]})'
+)
+_ROWS = (
+    'row = [{ method = "scalefl" }, { method = "fleetfit" }] '
+    '(in Python compare={"row": [{"method": "scalefl"}, {"method": "fleetfit"}]})'
 )
 _SEEDS = "A comparison lists seeds in [compare.grid]: seed = [0, 1, 2]."
 
