@@ -1,7 +1,7 @@
 """The row "smallest model": which comparisons have it, what it trains, and what it leaves alone."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,9 @@ WITHOUT = "compare.smallest_baseline = false\n"
 WITH = "compare.smallest_baseline = true\n"
 
 
-def planned(folder: Path, text: str, **more: Any) -> Any:
+def planned(folder: Path, text: str, overrides: Sequence[str] = ()) -> Any:
     (folder / "file.toml").write_text(text)
-    return plan_comparison(folder / "file.toml", **more)
+    return plan_comparison(folder / "file.toml", overrides)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Masks for padded tokens: what forward of an instance gets beside its tokens."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,11 +80,18 @@ def call_instance(net: nn.Module, x: Tensor, mask: InputMask | None, answers: Se
     if not (x.is_meta and (arguments or answers)):
         with contextlib.nullcontext() if torch.compiler.is_compiling() else skip_recomputation():
             return net(x, **arguments)
+    # PyTorch's encoders have no fast path for masks on the meta device
+    with without_fast_path(), skip_recomputation(), _MetaReads([*arguments.values()], x.shape[1], answers):
+        return net(x, **arguments)
+
+
+@contextlib.contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Have PyTorch's encoders compute as with hooks: their fast path for inference has other values at padding."""
     before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # PyTorch's encoders have no path for masks on the meta device
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with skip_recomputation(), _MetaReads([*arguments.values()], x.shape[1], answers):
-            return net(x, **arguments)
+        yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
 
