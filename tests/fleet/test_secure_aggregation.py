@@ -18,7 +18,7 @@ from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
 from fleetfit.core import Failure
 from fleetfit.engines.secure import BlockLayout
-from fleetfit.errors import ConfigError, NoUsableUpdates
+from fleetfit.errors import ConfigError, NoUsableUpdates, RunError
 from fleetfit.privacy import Privacy, count_registered
 from fleetfit.secure import Quantizer, keys
 from fleetfit.submodel import concat_state
@@ -31,6 +31,7 @@ from open_updates import needles
 
 from fleetfit.fleet import node as nodes_side, transport
 from fleetfit.fleet.certificates import make_member
+from fleetfit.fleet.node_log import read_log
 from fleetfit.fleet.secure_aggregation import read_member
 
 SECURE: dict[str, Any] = {"min_clients": 2, "reconstruction_threshold": 0.6}
@@ -183,9 +184,10 @@ def _failed(message: Message) -> Message:
 def test_a_member_refuses_to_train_in_the_open(tmp_path: Path) -> None:
     lab = lab_of(tmp_path)
     del lab.table["secure"]
-    run = in_vain(lab)
-    reasons = [failure["reason"] for failure in run.metrics[0]["failures"]]
-    assert len(reasons) == CLIENTS and all("secure" in reason for reason in reasons)
+    with raises(RunError, key="engine.nodes"):
+        lab.serve(wait_s=0.5)
+    logs = [read_log(path)[0] for path in tmp_path.rglob("log.jsonl")]
+    assert len(logs) == CLIENTS and all("[secure]" in entry["reason"] for log in logs for entry in log)
 
 
 def test_nodes_without_a_key_stay_out(tmp_path: Path) -> None:
