@@ -27,7 +27,7 @@ from fleetfit.anatomy.copies import copy_instance, copy_level, get_number
 from fleetfit.anatomy.exits import ExitHead, ModuleWithExits
 from fleetfit.anatomy.labels import list_tensors
 from fleetfit.anatomy.logits import get_logits
-from fleetfit.anatomy.masks import call_instance, without_fast_path
+from fleetfit.anatomy.masks import call_instance, skip_fast_path
 from fleetfit.anatomy.norms import STATISTICS, find_kept_norms, is_trained, iter_norms
 from fleetfit.anatomy.observe import list_aliases
 from fleetfit.anatomy.plan import DerivedPlan, ExitPoint, Segments
@@ -312,7 +312,7 @@ def check_full_model(architecture: DerivedArchitecture, example: torch.Tensor) -
         set_tensors(behind[i] - behind[min(i + 1, len(behind) - 1)], lambda tensor: tensor)
         return False
 
-    with torch.no_grad(), without_fast_path(), explain_errors(architecture, example.shape[1:]):
+    with torch.no_grad(), skip_fast_path(), explain_errors(architecture, example.shape[1:]):
         out = call_instance(instance, example, plan.mask)
         expected = out if plan.exits and plan.exits[0].is_own else [get_logits(out)]
         logits = full(example)

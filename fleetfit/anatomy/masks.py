@@ -81,12 +81,12 @@ def call_instance(net: nn.Module, x: Tensor, mask: InputMask | None, answers: Se
         with contextlib.nullcontext() if torch.compiler.is_compiling() else skip_recomputation():
             return net(x, **arguments)
     # PyTorch's encoders have no fast path for masks on the meta device
-    with without_fast_path(), skip_recomputation(), _MetaReads([*arguments.values()], x.shape[1], answers):
+    with skip_fast_path(), skip_recomputation(), _MetaReads([*arguments.values()], x.shape[1], answers):
         return net(x, **arguments)
 
 
 @contextlib.contextmanager
-def without_fast_path() -> Iterator[None]:
+def skip_fast_path() -> Iterator[None]:
     """Have PyTorch's encoders compute as with hooks: their fast path for inference has other values at padding."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
