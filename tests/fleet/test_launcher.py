@@ -30,7 +30,7 @@ def test_a_killed_worker_is_replaced_and_a_foreign_app_is_refused(lab):
     node = lab.node("killed", lab.key(), {"SLEEPS": str(started), "FLWR_HOME": str(home)})
     lab.accepted("killed")
     error = lab.run_app("foreign", "killed", kind="foreign")
-    assert error["code"] == 2 and '"job"' in error["reason"]
+    assert error["code"] == 2 and '"number"' in error["reason"]
     assert len(descendants(node)) == 1, "no worker was started for it"
     out = lab.submit("deadly", "killed")
     wait_for(lambda: started.exists() and started.read_text(), LIMIT_S, "the job starts")
