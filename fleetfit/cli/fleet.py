@@ -166,13 +166,13 @@ def log(
 
     settings = read_settings(file)
     path = Path(settings.folder) / FILE
-    entries, head = read_log(path)
+    entries, hashes = read_log(path)
     for entry in entries[-last:] if last else ():
         output.print_line(format_entry(entry))
-    output.print_line(f"{len(entries)} lines, each follows from the one before. Hash of the last: {head}.")
+    output.print_line(f"{len(entries)} lines, each follows from the one before. Hash of the last: {hashes[-1]}.")
     if heads is not None:
         by_node = read_heads(heads, settings.name)  # several, if nodes share a name: one of them is this one
-        wrong = min((find_wrong_heads(path, kept) for kept in by_node), key=len)
+        wrong = min((find_wrong_heads(hashes, kept) for kept in by_node), key=len)
         if wrong:
             raise RunError(f"{path} is not the log that the server knows. {' '.join(wrong[:3])}", path=path)
         output.print_line("The heads that the server kept agree.")

@@ -316,11 +316,10 @@ class Node:
             return {"lost": True}
         if header["what"] == "hello":
             return self._describe(header["terms"])
-        if header["what"] == "base":
-            self._memory.keep_base(header["base"], _get_part(parts, "base"))
         if header["what"] == "setup":
             return self._set_up(header) | self._describe(header["terms"])
         if header["what"] == "base":
+            self._memory.keep_base(header["base"], _get_part(parts, "base"))
             return self._set_up(header)
         if header["job"].get("kind") == "labels" and not self.settings.reports_labels:
             raise RunError(

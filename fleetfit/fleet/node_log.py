@@ -5,7 +5,6 @@ goes with each answer, and the server keeps it. So neither side alone can change
 has a later head of.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 from fleetfit import files
 from fleetfit.errors import ConfigError, RunError, make_printable
+from fleetfit.fleet.protocol import compute_digest
 
 FILE = "log.jsonl"
 HEADS = "node_logs.jsonl"
@@ -32,11 +32,16 @@ class NodeLog:
         Raises:
             ConfigError: A line is damaged.
         """
-        self._path, self._entries, self._head, self._size = folder / FILE, 0, NO_LINE, 0
-        self._trained: dict[str, int] = {}
-        self._day, self._jobs, self._bytes = "", 0, 0
+        self._path = folder / FILE
+        self._begin()
         if self._path.is_file():
             self._read(files.read_bytes(self._path))
+
+    def _begin(self) -> None:
+        """Count from an empty log."""
+        self._entries, self._head, self._size = 0, NO_LINE, 0
+        self._trained: dict[str, int] = {}
+        self._day, self._jobs, self._bytes = "", 0, 0
 
     @property
     def head(self) -> dict[str, Any]:
@@ -58,10 +63,11 @@ class NodeLog:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with files.open_in_folder(self._path, os.O_RDWR | os.O_CREAT, 0o600) as file:
             files.lock(file)
+            if file.seek(0, os.SEEK_END) < self._size:  # the owner moved the log away
+                self._begin()
             file.seek(self._size)
             self._read(file.read())  # what another process wrote
-            table = {"number": self._entries + 1, "time": datetime.now().astimezone().isoformat(timespec="seconds"),
-                     "event": event, **entry, "before": self._head}  # fmt: skip
+            table = {"number": self._entries + 1, "time": format_now(), "event": event, **entry, "before": self._head}
             line = json.dumps(table).encode() + b"\n"
             file.seek(self._size)
             file.truncate()
@@ -72,7 +78,7 @@ class NodeLog:
 
     def count_today(self) -> tuple[int, int]:
         """Return the jobs that were allowed today, and the bytes of allowed messages and of answers."""
-        return (self._jobs, self._bytes) if self._day == _today() else (0, 0)
+        return (self._jobs, self._bytes) if self._day == format_now()[:10] else (0, 0)
 
     def count_trained(self, fingerprint: str) -> int:
         """Return the training jobs of runs with these terms that were answered."""
@@ -83,7 +89,7 @@ class NodeLog:
         end = content.rfind(b"\n") + 1
         for line in content[:end].splitlines():
             entry = _parse(line, self._path, self._entries + 1)
-            self._entries, self._head = self._entries + 1, hash_line(line)
+            self._entries, self._head = self._entries + 1, compute_digest(line)
             self._count(entry)
         self._size += end
 
@@ -103,30 +109,25 @@ def is_whole_job(what: Any, phase: Any) -> bool:
     return what == "job" or (what == "secure" and phase == "train")
 
 
-def hash_line(line: bytes) -> str:
-    """Return the SHA-256 of a line, as 64 hexadecimal digits."""
-    return hashlib.sha256(line).hexdigest()
-
-
-def read_log(path: Path) -> tuple[list[dict[str, Any]], str]:
-    """Return the lines of a log, whose chain holds, and its head.
+def read_log(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the lines of a log, whose chain is whole, and the hash of each after `NO_LINE`.
 
     Raises:
         RunError: A line was changed, removed or added.
         ConfigError: The file cannot be read.
     """
-    entries, before = list[dict[str, Any]](), NO_LINE
+    entries, hashes = list[dict[str, Any]](), [NO_LINE]
     for number, line in enumerate(_read_lines(path), 1):
         entry = _parse(line, path, number)
-        if entry.get("before") != before or entry.get("number") != number:
+        if entry.get("before") != hashes[-1] or entry.get("number") != number:
             raise RunError(
                 f"{path}, line {number}: it does not follow from the line before. One of them was changed, or lines "
                 "between them are missing.",
                 path=path,
             )
         entries.append(entry)
-        before = hash_line(line)
-    return entries, before
+        hashes.append(compute_digest(line))
+    return entries, hashes
 
 
 def read_heads(path: Path, node: str) -> list[list[Mapping[str, Any]]]:
@@ -148,14 +149,13 @@ def read_heads(path: Path, node: str) -> list[list[Mapping[str, Any]]]:
     return list(heads.values())
 
 
-def find_wrong_heads(path: Path, heads: Sequence[Mapping[str, Any]]) -> list[str]:
+def find_wrong_heads(hashes: Sequence[str], heads: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a sentence for each head that a server has kept and that is not the log's.
 
     Args:
-        path: The log.
+        hashes: Those of the log's lines, as `read_log` has them.
         heads: As `NodeLog.head` has them.
     """
-    hashes = [NO_LINE, *map(hash_line, _read_lines(path))]
     wrong = []
     for head in heads:
         number = head["entries"]
@@ -198,5 +198,6 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
     )
 
 
-def _today() -> str:
-    return datetime.now().astimezone().isoformat()[:10]
+def format_now() -> str:
+    """Return the device's local time, in ISO 8601."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")

@@ -13,7 +13,7 @@ from typing import Any
 
 from fleetfit import files
 from fleetfit.errors import ConfigError, RunError, make_printable
-from fleetfit.fleet.node_log import NodeLog, is_whole_job
+from fleetfit.fleet.node_log import NodeLog, format_now, is_whole_job
 from fleetfit.fleet.protocol import Header
 from fleetfit.fleet.settings import NodePolicy, NodePrivacy, NodeSettings, parse_hours
 from fleetfit.fleet.terms import Terms, compute_fingerprint, parse_terms
@@ -148,7 +148,7 @@ class Approvals:
 
     def approve(self, fingerprint: str, terms: Terms) -> None:
         """Approve a run."""
-        _write_json(self._approved, {**self.read_approved(), fingerprint: {"time": _format_now(), "terms": terms}})
+        _write_json(self._approved, {**self.read_approved(), fingerprint: {"time": format_now(), "terms": terms}})
 
     def withdraw(self, start: str) -> str:
         """Withdraw an approval; return its fingerprint.
@@ -175,10 +175,9 @@ class Approvals:
 
     def format_lines(self) -> list[str]:
         """Return a line for each run that waits, and for each that is approved."""
-        runs = [
-            ("waiting", key, terms) for key, terms in self.read_waiting().items() if key not in self.read_approved()
-        ]
-        runs += [("approved", key, entry["terms"]) for key, entry in self.read_approved().items()]
+        approved = self.read_approved()
+        runs = [("waiting", key, terms) for key, terms in self.read_waiting().items() if key not in approved]
+        runs += [("approved", key, entry["terms"]) for key, entry in approved.items()]
         lines = [
             f"{state:9} {key[:12]}  {terms['name'] or 'without a name'}: {terms['method'].get('name')}, model "
             f"{terms['model'].get('name')}, {terms['rounds']} rounds"
@@ -215,7 +214,3 @@ def _write_json(path: Path, table: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with files.atomic_write(path, 0o600) as file:
         file.write(json.dumps(table, indent=1).encode())
-
-
-def _format_now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")

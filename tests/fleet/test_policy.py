@@ -25,9 +25,9 @@ from fleetfit.core import Evaluation, Job, Local
 from fleetfit.core.local import LocalSection
 from fleetfit.fleet.certificates import replace_members_authority
 from fleetfit.fleet.node import answer, get_node
-from fleetfit.fleet.node_log import HEADS, NO_LINE, NodeLog, hash_line, read_heads, read_log
+from fleetfit.fleet.node_log import HEADS, NO_LINE, NodeLog, read_heads, read_log
 from fleetfit.fleet.policy import Approvals, _is_within
-from fleetfit.fleet.protocol import pack_message, read_answer
+from fleetfit.fleet.protocol import compute_digest, pack_message, read_answer
 from fleetfit.fleet.secure_aggregation import read_member
 from fleetfit.fleet.server_app import adapt_experiment
 from fleetfit.fleet.settings import read_settings
@@ -422,14 +422,14 @@ def fill_log(folder: Path) -> tuple[str, list[dict[str, Any]]]:
 
 def test_the_log_has_requests_decisions_and_what_left(tmp_path: Path) -> None:
     _, heads = fill_log(tmp_path)
-    entries, head = read_log(log_of(tmp_path))
+    entries, hashes = read_log(log_of(tmp_path))
     events = [(entry["event"], entry["what"]) for entry in entries]
     answered = [("allowed", "hello"), ("left", "hello")]
     assert events == [*answered, ("allowed", "job"), ("left", "job"), ("refused", "hello"), *answered]
-    assert [one["entries"] for one in heads] == [2, 4, 5, 7] and heads[-1]["hash"] == head
+    assert [one["entries"] for one in heads] == [2, 4, 5, 7] and heads[-1]["hash"] == hashes[-1]
     assert entries[3]["round"] == 1 and len(entries[3]["sha256"]) == 64 and entries[3]["bytes"] > 1000
     lines = log_of(tmp_path).read_bytes().splitlines()  # by hand
-    assert [json.loads(line)["before"] for line in lines] == [NO_LINE, *map(hash_line, lines[:-1])]
+    assert [json.loads(line)["before"] for line in lines] == [NO_LINE, *map(compute_digest, lines[:-1])]
 
 
 def rewrite(path: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
@@ -438,7 +438,7 @@ def rewrite(path: Path, change: Callable[[list[dict[str, Any]]], list[dict[str, 
     lines = []
     for number, entry in enumerate(entries, 1):
         lines.append(json.dumps({**entry, "number": number, "before": before}).encode())
-        before = hash_line(lines[-1])
+        before = compute_digest(lines[-1])
     path.write_bytes(b"\n".join(lines) + b"\n")
 
 
@@ -519,9 +519,16 @@ def test_two_processes_of_a_node_write_one_chain(tmp_path: Path) -> None:
     first, second = NodeLog(tmp_path), NodeLog(tmp_path)
     for log in (first, second, second, first, second):
         log.add("allowed", what="job", kind="train", bytes=10)
-    entries, head = read_log(tmp_path / "log.jsonl")
-    assert len(entries) == 5 and second.head == {"entries": 5, "hash": head}
+    entries, hashes = read_log(tmp_path / "log.jsonl")
+    assert len(entries) == 5 and second.head == {"entries": 5, "hash": hashes[-1]}
     assert second.count_today() == (5, 50)
+
+
+def test_a_log_that_was_moved_away_begins_anew(tmp_path: Path) -> None:
+    path, _ = fill_log(tmp_path)
+    log_of(tmp_path).rename(tmp_path / "old.jsonl")
+    assert send(path, HELLO)["log"]["entries"] == 2, "while the node runs"
+    assert len(read_log(log_of(tmp_path))[0]) == 2 and len(read_log(tmp_path / "old.jsonl")[0]) == 7
 
 
 def test_a_line_that_is_being_written_is_not_read(tmp_path: Path) -> None:
@@ -568,11 +575,11 @@ def test_a_run_goes_on_without_the_node_whose_owner_refuses(tmp_path: Path) -> N
     assert run.finished
     for client, has_part in ((0, True), (1, False), (3, True)):
         folder = tmp_path / f"node-{client}" / "fleetfit-node" / f"node-{client}"
-        entries, head = read_log(folder / "log.jsonl")
+        entries, hashes = read_log(folder / "log.jsonl")
         assert any(entry["event"] == "left" and entry.get("kind") == "train" for entry in entries) == has_part
         if has_part:
             [heads] = read_heads(run.folder / HEADS, f"node-{client}")
-            assert heads[-1] == {"name": f"node-{client}", "entries": len(entries), "hash": head}
+            assert heads[-1] == {"name": f"node-{client}", "entries": len(entries), "hash": hashes[-1]}
     fingerprint = compute_fingerprint(json.loads((run.folder / "nodes.json").read_text())["terms"])
     assert fingerprint in lab.output and all(entry["fingerprint"] == fingerprint for entry in entries)
 
