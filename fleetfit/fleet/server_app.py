@@ -136,7 +136,7 @@ def make_manager(
         rules: Its rules.
         transform: That of the nodes.
         key: The run's.
-        terms: Those that the run began with; None: it begins.
+        terms: Those that the run began with; None where it begins, or goes on with another file.
         say: Prints a line of the server's log.
     """
     packed = b"" if transform is None else pack_transform(transform)
@@ -299,7 +299,7 @@ def serve(grid: Grid, config: ServerAppConfig, say: Callable[[str], None] = prin
         make = _FleetRun.resume if config.resume else _FleetRun.start
         fleet_run = make(transport, config, say)
         run = fleet_run.run
-        if run.finished:
+        if run.finished and run.files.read_summary().rounds >= run.experiment.rounds:
             say(f"{run.folder} is finished already.")
             return run
         say(f"Run folder: {run.folder.resolve()}")
@@ -368,7 +368,7 @@ class _FleetRun:
         transform = load_transform(run.files) if run.files.has(TRANSFORM) else None
         try:
             table = run.files.json(NODES)
-            terms = parse_terms(table["terms"])
+            terms = None if run.files.is_edited() else parse_terms(table["terms"])  # another file has other terms
             manager = make_manager(transport, run.experiment, rules, transform, str(table["run"]), terms, say)
             manager.restore(table["members"])
         except (ValueError, KeyError, TypeError, RunError) as error:

@@ -99,38 +99,39 @@ def check_terms(header: Header) -> None:
         RunError: It does not; its key is the entry of the terms.
     """
     terms = parse_terms(header["terms"])
-    for key, got, allowed in _iter_values(header, terms):
-        if _dump(got) not in map(_dump, allowed):
-            raise RunError(
-                f'the server asks for "{key}" = {truncate(_dump(got), 100)}, and the terms of its run have '
-                f"{truncate(' or '.join(map(_dump, allowed)), 100) or 'nothing of the kind'}.",
-                key=f"terms.{key}",
-            )
-
-
-Values = Iterator[tuple[str, Any, list[Any]]]
-"""Names of entries, each with what a message has, and with what it may have."""
-
-
-def _iter_values(header: Header, terms: Terms) -> Values:
-    yield "transform", header["transform"], [terms["transform"]]
+    _require("transform", header["transform"], terms["transform"])
     if header["what"] == "hello":
         return
     problem, method = header["problem"], header["method"]
     given = problem.get("given", {})
-    yield "cost", header["cost"], [terms["cost"]]
-    yield "model", _drop_unset(problem.get("model")), [terms["model"]]
-    yield "model", sorted(given) if isinstance(given, Mapping) else given, [sorted(_OF_MODELS & set(given))]
-    yield "peft", problem.get("peft", {"name": "full"}), [terms["peft"]]
-    yield "method", method, list(_list_methods(terms, method, problem))
-    yield "method", problem.get("method", method), [method]  # where it has changed the model
+    _require("cost", header["cost"], terms["cost"])
+    _require("model", _drop_unset(problem.get("model")), terms["model"])
+    _require("model", sorted(given) if isinstance(given, Mapping) else given, sorted(_OF_MODELS & set(given)))
+    _require("peft", problem.get("peft", {"name": "full"}), terms["peft"])
+    _require("method", method, *_list_methods(terms, method, problem))
+    _require("method", problem.get("method", method), method)  # where it has changed the model
     if "noise_multiplier" in terms["privacy"]:
         noise = header["privacy"].get("noise_multiplier")
-        yield "privacy.noise_multiplier", noise, [terms["privacy"]["noise_multiplier"]]
+        _require("privacy.noise_multiplier", noise, terms["privacy"]["noise_multiplier"])
     if "job" in header:
-        yield from _iter_values_of_job(header, terms)
+        _check_job(header, terms)
     if header["what"] == "secure":
-        yield from _iter_values_of_sum(header, terms)
+        _check_sum(header, terms)
+
+
+def _require(key: str, value: Any, *allowed: Any) -> None:
+    """Refuse a message whose value is none of those that the terms allow.
+
+    Raises:
+        RunError: It is none of them.
+    """
+    texts = [_dump(one) for one in allowed]
+    if _dump(value) not in texts:
+        raise RunError(
+            f'the server asks for "{key}" = {truncate(_dump(value), 100)}, and the terms of its run have '
+            f"{truncate(' or '.join(texts), 100)}.",
+            key=f"terms.{key}",
+        )
 
 
 def _list_methods(terms: Terms, asked: Mapping[str, Any], problem: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -143,30 +144,30 @@ def _list_methods(terms: Terms, asked: Mapping[str, Any], problem: Mapping[str, 
             yield {**named, **{key: value for key, value in defaults.items() if f"method.{key}" in terms["open"]}}
 
 
-def _iter_values_of_job(header: Header, terms: Terms) -> Values:
-    job, is_secure = header["job"], bool(terms["secure"])
+def _check_job(header: Header, terms: Terms) -> None:
+    job, is_secure, is_private = header["job"], bool(terms["secure"]), bool(terms["privacy"])
     kind, evaluation = job.get("kind"), job.get("evaluation")
     evaluation = evaluation if isinstance(evaluation, Mapping) else {}
-    yield "method", job.get("method"), [header["method"]]
-    kinds = ["train"] if terms["privacy"] else ["train", "evaluate", *(["statistics"] * (not is_secure))]
-    kinds += ["labels"] if terms["asks_frequencies"] and not terms["privacy"] else []
-    yield "kind", kind, kinds
+    _require("method", job.get("method"), header["method"])
+    is_allowed = {"train": True, "evaluate": not is_private, "statistics": not is_private and not is_secure,
+                  "labels": not is_private and terms["asks_frequencies"]}  # fmt: skip
+    _require("kind", kind, *(key for key, value in is_allowed.items() if value))
     if kind in ("train", "labels"):
-        yield "secure", header["what"] == "secure", [is_secure]
+        _require("secure", header["what"] == "secure", is_secure)
     if kind == "train":
-        rounds, round = job.get("rounds"), job.get("round")
-        is_round = type(rounds) is int and type(round) is int and 0 <= round < rounds <= terms["rounds"]
-        yield "rounds", [round, rounds], [[round, rounds]] if is_round else [[0, terms["rounds"]]]
-        local = job.get("local")
-        yield "local", make_plain(local), list(_list_training(terms, rounds, round))
+        rounds, round, most = job.get("rounds"), job.get("round"), terms["rounds"]
+        if type(rounds) is not int or type(round) is not int or not 0 <= round < rounds <= most:
+            _require("rounds", [round, rounds], f"{most} rounds, counted from 0")
+        _require("local", make_plain(job.get("local")), *_list_training(terms, rounds, round))
     if kind == "evaluate":
-        yield "metrics", list(evaluation.get("metrics", ())), [terms["metrics"]]
-        yield "personal", bool(evaluation.get("personal")), [False, terms["personal"]]
-        yield "split", evaluation.get("split"), ["test", "validation", terms["split"]]
+        _require("metrics", list(evaluation.get("metrics", ())), terms["metrics"])
+        _require("personal", bool(evaluation.get("personal")), False, terms["personal"])
+        _require("split", evaluation.get("split"), "test", "validation", terms["split"])
     samples = evaluation.get("samples")
-    if kind in ("evaluate", "statistics") and samples is not None:
-        is_enough = type(samples) is int and samples >= terms["samples"]
-        yield "samples", samples, [samples if is_enough else terms["samples"]]
+    if kind in ("evaluate", "statistics") and not (
+        samples is None or (type(samples) is int and samples >= terms["samples"])
+    ):
+        _require("samples", samples, f"at least {terms['samples']}")
 
 
 def _list_training(terms: Terms, rounds: int, round: int) -> Iterator[dict[str, Any]]:
@@ -179,14 +180,14 @@ def _list_training(terms: Terms, rounds: int, round: int) -> Iterator[dict[str, 
         yield make_plain(Local.load(settings).at_round(rounds, round).dump())
 
 
-def _iter_values_of_sum(header: Header, terms: Terms) -> Values:
+def _check_sum(header: Header, terms: Terms) -> None:
     asked, secure, clip = header["secure"], terms["secure"], terms["privacy"].get("clipping_norm")
     reach, bits = secure.get("clipping_range"), secure.get("bits")
     if header["job"].get("kind") == "labels":
         reach, bits, clip = LABEL_GRID.range, LABEL_GRID.bits, None
-    yield "secure.clipping_range", asked.get("range"), [reach]
-    yield "secure.bits", asked.get("bits"), [bits]
-    yield "privacy.clipping_norm", asked.get("clip"), [clip]
+    _require("secure.clipping_range", asked.get("range"), reach)
+    _require("secure.bits", asked.get("bits"), bits)
+    _require("privacy.clipping_norm", asked.get("clip"), clip)
 
 
 def _drop_unset(table: Any) -> Any:

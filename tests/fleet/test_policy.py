@@ -17,7 +17,7 @@ from fleetfit.errors import ConfigError, RunError
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
-from local_fleet import ALLOW, Lab, described
+from local_fleet import Lab, described
 
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.local import RECIPE
@@ -613,13 +613,24 @@ def test_a_run_has_its_fingerprint_also_when_it_is_resumed(tmp_path: Path) -> No
             Approvals(folder).check(terms)
         Approvals(folder).approve(compute_fingerprint(terms), terms)
     run = lab.serve()
-    assert run.finished and ALLOW
+    assert run.finished
     (run.folder / "summary.json").unlink()
     checkpoints = sorted((run.folder / "checkpoints").iterdir())
     checkpoints[-1].unlink()
     lines = (run.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run.folder / "metrics.jsonl").write_text("".join(lines[:-1]))
     assert lab.serve(resume=True).finished
+
+
+def test_a_run_that_goes_on_with_another_file_has_other_terms(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, described({"name": "scalefl"}, rounds=2), [0.5, 0.6, 1.0, 0.5, 1.0])
+    run = lab.serve()
+    config = run.folder / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 2", "rounds = 3", 1).replace("epochs = 1", "epochs = 2", 1))
+    again = lab.serve(resume=True)
+    assert again.finished and len(again.metrics) == 3 and not again.metrics[-1]["failures"]
+    log = tmp_path / "node-0" / "fleetfit-node" / "node-0" / "log.jsonl"
+    assert len({entry["fingerprint"] for entry in read_log(log)[0]}) == 2
 
 
 def lab_file(lab: Lab) -> Path:
