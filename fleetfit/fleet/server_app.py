@@ -136,7 +136,7 @@ def make_manager(
         rules: Its rules.
         transform: That of the nodes.
         key: The run's.
-        terms: Those that the run began with; None where it begins, or goes on with another file.
+        terms: Those that the run began with; None for a new run, or one whose file was edited.
         say: Prints a line of the server's log.
     """
     packed = b"" if transform is None else pack_transform(transform)
