@@ -94,7 +94,7 @@ class Run:
         self.files, self.experiment, self._engine = folder, experiment, engine
         self._best = best  # the round whose checkpoint is used; None for the newest one
         self._models: dict[str, nn.Module] = {}  # of levels, for predictions
-        self._notes: tuple[str, ...] | None = None  # of a run of a comparison, or of another process
+        self._notes: tuple[str, ...] | None = None  # while a comparison runs it
         self._callbacks: list[NamedCallback] | None = None
         if assembly is not None:
             self.__dict__["assembly"] = assembly
@@ -189,9 +189,9 @@ class Run:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for the user, such as on groups that cannot take part."""
-        if self.finished:
-            return tuple(self.files.read_summary().notes)
-        return tuple(self.assembly.notes) if self._notes is None else self._notes
+        if self._notes is not None:
+            return self._notes
+        return tuple(self.files.read_summary().notes if self.finished else self.assembly.notes)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -456,10 +456,11 @@ class Run:
         return inference.evaluate_run(self, {**({} if data is None else {"data": data}), **sections})
 
     def _release_memory(self) -> None:
-        """Release the data, the checkpoint and the models. They are loaded again when needed."""
+        """Release the data, the checkpoint, the models and the notes. They are loaded again when needed."""
         for name in ("assembly", "checkpoint"):
             self.__dict__.pop(name, None)
         self._models.clear()
+        self._notes = None
 
     def _take_callbacks(self) -> list[NamedCallback]:
         callbacks, self._callbacks = self._callbacks, None

@@ -106,7 +106,7 @@ def test_a_run_predicts_at_every_level(tmp_path: Any) -> None:
     with raises(ConfigError, 0, 3):
         run.best_exit(2, client=4)
     wrong: tuple[tuple[Any, Expected], ...] = (
-        (data.x[:, :, 1:], Expected("1, 3, 4]", "[1, 4, 4]", kind=DataError, key="x")),
+        (data.x[:, :, 1:], Expected("1, 3, 4]", "[N, 1, 4, 4]", kind=DataError, key="x")),
         (x, Expected("float32", "uint8", "run.model", kind=DataError, key="x")),
         (3, Expected("int", "DataFrame", kind=ConfigError, key="data")),
     )
