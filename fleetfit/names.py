@@ -189,9 +189,11 @@ def _import_built_in(kind: str, name: str) -> Callable[..., Any]:
             "method.name. `fleetfit list options` has all."
         )
     if name not in names:
+        word = name.replace("-", "_").lower()
+        key = find_other_name(word) if kind == "callbacks" else ""
         raise ConfigError(
             f'"{truncate(name)}" is not among the {KINDS[kind].noun or kind}: {", ".join(names)}.'
-            f"{did_you_mean(name.replace('-', '_').lower(), names)}"
+            f"{f' Did you mean the key {key}?' if key else did_you_mean(word, names)}"
         )
     return typing.cast(Callable[..., Any], getattr(import_home(kind, name), name))
 
@@ -480,7 +482,7 @@ _NAMES_ELSEWHERE = {
     "local.eps": "adam_epsilon",
     "local.clip_norm": "max_grad_norm gradient_clip_val grad_clip",
     "local.schedule": "lr_scheduler lr_scheduler_type scheduler lr_schedule",
-    "local.patience": "early_stopping_patience",
+    "evaluate.patience": ":patience early_stopping early_stopping_patience early_stopping_rounds n_iter_no_change",
     "cohort.fraction": "fraction_fit fraction_train client_fraction participation sample_fraction",
     "cohort.count": "clients_per_round client_num_per_round min_fit_clients min_train_nodes num_clients_per_round "
     "cohort.clients",

@@ -172,7 +172,7 @@ def test_a_diverging_client_is_rejected() -> None:
 def test_a_run_stops_after_patience_diverging_rounds() -> None:
     federation, simulation = make_fleet()
     first = start(federation)
-    settings = Settings(20, plain(lr=1e30, epochs=4, batch_size=8), patience=3)
+    settings = Settings(20, plain(lr=1e30, epochs=4, batch_size=8), max_empty=3)
     left: list[Round] = []
 
     def through() -> None:
@@ -188,7 +188,7 @@ def test_a_run_stops_after_patience_diverging_rounds() -> None:
 
 def test_attacked_runs_stop_only_without_updates() -> None:
     federation, simulation = make_fleet()
-    broken = Settings(9, plain(lr=1e30, epochs=4, batch_size=8), patience=3, hostile=frozenset({1}))
+    broken = Settings(9, plain(lr=1e30, epochs=4, batch_size=8), max_empty=3, hostile=frozenset({1}))
     with raises(NoUsableUpdates, 3, DIVERGED):
         list(run(federation, local_engine(simulation), broken, start(federation)))
     later = replace(broken, local=LOCAL.replace(epochs=3, schedule=Step(kind="step", at=[1], factor=1e31)))
@@ -201,7 +201,7 @@ def test_attacked_runs_stop_only_without_updates() -> None:
 
 def test_usable_rounds_restart_the_count() -> None:
     federation, simulation = make_fleet()
-    settings = Settings(8, set_schedule(LOCAL.replace(epochs=3), [1e31, 1e31, 1.0] * 3), patience=3)
+    settings = Settings(8, set_schedule(LOCAL.replace(epochs=3), [1e31, 1e31, 1.0] * 3), max_empty=3)
     reports = [r.report for r in run(federation, local_engine(simulation), settings, start(federation))]
     assert [r["train"]["clients"] for r in reports] == [0, 0, 6, 0, 0, 6, 0, 0]
 

@@ -152,14 +152,14 @@ def test_rollbacks_in_a_row_stop_the_run() -> None:
             return reply
         return replace(reply, state={name: tensor + 1e15 for name, tensor in reply.state.items()})
 
-    settings = Settings(9, LOCAL, patience=3)
+    settings = Settings(9, LOCAL, max_empty=3)
     with raises(NoUsableUpdates, "stem.bias", "client 4", "3 of 3"):
         list(run(federation, MeddlingEngine(simulation, larger), settings, start(federation)))
 
 
 def test_rollbacks_under_attack_do_not_stop_the_run() -> None:
     federation, simulation = make_fleet("fedavg", hooks={"step": spoiling(float("nan"), rounds=range(9))})
-    settings = Settings(9, LOCAL, patience=3, hostile=frozenset({4}))
+    settings = Settings(9, LOCAL, max_empty=3, hostile=frozenset({4}))
     left = list(run(federation, local_engine(simulation), settings, start(federation)))
     assert ["undone" in one.report for one in left] == [True] * 9
     assert_same_bits(left[-1].server.state, start(federation).state)

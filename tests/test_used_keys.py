@@ -311,6 +311,7 @@ VALUES: dict[str, Any] = {
     "evaluate.between.statistics_samples": 33,
     "evaluate.batch_size": 17,
     "evaluate.split": "validation",
+    "evaluate.patience": 1,
     "evaluate.batch_norm": ["batch"],
     "evaluate.statistics_samples": 33,
     "evaluate.clients": 2,

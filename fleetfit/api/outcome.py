@@ -21,7 +21,13 @@ def describe_outcome(assembly: Assembly, summary: Mapping[str, Any]) -> list[str
         assembly: The run.
         summary: The content of `summary.json`.
     """
-    local, sentences = assembly.settings.local, []
+    settings, local = assembly.settings, assembly.settings.local
+    sentences, rounds = [], settings.rounds
+    if settings.patience is not None and summary["rounds"] < rounds and (best := summary.get("best")) is not None:
+        sentences.append(
+            f"Early stopping has ended the run after {summary['rounds']} of {rounds} rounds: round {best['round']} has "
+            'the best validation accuracy. fleetfit.load(folder, "best") opens it.'
+        )
     advice = f"Set local.lr below {local.lr:g}"
     if local.optimizer == "sgd":
         key = "local.clip_norm = 1.0" if local.clip_norm is None else 'local.optimizer = "adamw"'
@@ -33,12 +39,12 @@ def describe_outcome(assembly: Assembly, summary: Mapping[str, Any]) -> list[str
     chance = find_chance(assembly.data)
     if not accuracies or chance is None or summary["rounds"] < _FEWEST_ROUNDS:
         return sentences
-    best = max(accuracies)
-    if best < chance + _MARGIN * (1 - chance):
+    highest = max(accuracies)
+    if highest < chance + _MARGIN * (1 - chance):
         level = "the mean of the targets has 0" if chance == 0 else f"naming one class always has {chance:.1%}"
         sentences.append(
-            f"The model has learned next to nothing: {summary['score']} {best:.1%}, where {level}. {advice}, or train "
-            "for more rounds."
+            f"The model has learned next to nothing: {summary['score']} {highest:.1%}, where {level}. {advice}, or "
+            "train for more rounds."
         )
     return sentences
 

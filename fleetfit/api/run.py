@@ -208,7 +208,7 @@ def resume(
     RunFolder.open(folder, " The command that started it continues it.")
     old_run = load(folder, **objects)
     entries, callables = split_callbacks(callbacks)
-    if old_run.finished and old_run.files.read_summary().rounds >= old_run.experiment.rounds:
+    if old_run._is_over:
         return old_run
     if isinstance(old_run.assembly.data, AbsentData):
         raise old_run.assembly.data.make_error()
@@ -605,7 +605,7 @@ def _write_rounds(
         after = outcome.server
         best = find_best(_load_validated([report]), norm, best)
         best_round = 0 if best is None else best.round
-        if after.round % often.every == 0 or after.round in (settings.rounds, best_round):
+        if after.round % often.every == 0 or after.round == best_round or outcome.is_last:
             checkpoint = {
                 "server": {"state": after.state, "round": after.round, "memory": after.memory}
                 | ({"trained": after.trained} if after.trained else {})

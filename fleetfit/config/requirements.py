@@ -107,6 +107,12 @@ REQUIREMENTS = (
         lambda run: run.settings.privacy is None,
         "with [privacy] the accuracy of clients is withheld",
     ),
+    Requirement("evaluate.patience", has_earlier_evaluations, "only the last round is evaluated"),
+    Requirement(
+        "evaluate.patience",
+        lambda run: run.settings.privacy is None,
+        "with [privacy] the accuracy of clients is withheld",
+    ),
     Requirement("evaluate.between", has_earlier_evaluations, "only the last round is evaluated"),
     Requirement(
         "evaluate.between.samples", lambda run: run.settings.scope.always, "only the last evaluation has the test set"

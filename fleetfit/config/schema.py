@@ -472,6 +472,8 @@ class EvaluateSection(Section):
             more than a tenth. The last one is complete.
         batch_size: Samples per forward pass, which batch statistics depend on.
         split: The split of each client that is evaluated. With "validation" the run keeps its best checkpoint.
+        patience: Early stopping of the run: end it after this many evaluations in a row without a better validation
+            accuracy (`local`). Needs `split = "validation"`.
         batch_norm: Batch-norm policies, "static" and "batch" (statistics of each batch); the first is the headline.
         statistics_samples: Training samples, over all clients, from which static statistics are re-estimated.
         clients: Largest number of clients, drawn once; all by default.
@@ -487,6 +489,7 @@ class EvaluateSection(Section):
     between: EvaluationPartSection | None = None
     batch_size: Count = 128
     split: Literal["test", "validation", "train"] = "test"
+    patience: Count | None = None
     batch_norm: Annotated[list[Norm], Field(min_length=1)] = Field(default_factory=lambda: list[Norm](("static",)))
     statistics_samples: Count = 5000
     clients: Count | None = None

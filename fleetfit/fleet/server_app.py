@@ -299,7 +299,7 @@ def serve(grid: Grid, config: ServerAppConfig, say: Callable[[str], None] = prin
         make = _FleetRun.resume if config.resume else _FleetRun.start
         fleet_run = make(transport, config, say)
         run = fleet_run.run
-        if run.finished and run.files.read_summary().rounds >= run.experiment.rounds:
+        if run._is_over:
             say(f"{run.folder} is finished already.")
             return run
         say(f"Run folder: {run.folder.resolve()}")

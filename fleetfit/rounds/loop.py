@@ -1,5 +1,6 @@
-"""The loop over rounds: it repeats `run_round`, evaluates, and stops a run that learns nothing."""
+"""The loop over rounds: it repeats `run_round`, evaluates, and stops a run that learns nothing, or no more."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,11 +20,15 @@ from fleetfit.training import initial_state
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """The outcome of a round: the server after it, its report, and the statistics of an evaluation of all."""
+    """The outcome of a round: the server after it, its report, and the statistics of an evaluation of all.
+
+    `is_last` tells whether no round follows.
+    """
 
     server: Server
     report: dict[str, Any]
     statistics: Statistics | None = None
+    is_last: bool = False
 
 
 def start(federation: Federation) -> Server:
@@ -63,10 +68,11 @@ def run(
         past_reports: The reports of the rounds that are done.
 
     Raises:
-        NoUsableUpdates: `settings.patience` rounds in a row had no usable update, or all rounds of the run.
+        NoUsableUpdates: `settings.max_empty` rounds in a row had no usable update, or all rounds of the run.
     """
     stall, timer = StallDetector(settings, server, past_reports), Timekeeper()
-    while server.round < settings.rounds:
+    stopping = EarlyStopping(settings.patience, settings.scope.norms[0], past_reports)
+    while server.round < settings.rounds and not stopping.is_due:
         federation = renew(federation)
         began = time.perf_counter()
         with timer.on("training"):
@@ -86,14 +92,63 @@ def run(
             scope = settings.scope if is_last else settings.scope.reduce(settings.between)
             with timer.on("evaluation"):
                 public["evaluate"], measured = evaluate(federation, engine, server, scope)
+                if not is_last and stopping.would_stop(public):
+                    scope = settings.scope
+                    public["evaluate"], measured = evaluate(federation, engine, server, scope)
+            stopping.note(public)
+            is_last = is_last or stopping.is_due
             statistics = measured if scope.part is None else None
         public |= {"seconds": time.perf_counter() - began, "seconds_of": timer.read()}
-        yield Round(server, public, statistics)
+        yield Round(server, public, statistics, is_last)
     stall.raise_if_failed()
 
 
+class EarlyStopping:
+    """Ends a run after `patience` evaluations in a row without a better validation accuracy.
+
+    Where the evaluations before the last one measure a part, the complete one of the round decides.
+
+    Args:
+        patience: The number of evaluations; None for a run of all rounds.
+        norm: The main batch-norm policy.
+        reports: The reports of the rounds that are done.
+    """
+
+    def __init__(self, patience: int | None, norm: str, reports: Sequence[Mapping[str, Any]]) -> None:
+        self._patience, self._norm = patience, norm
+        self._best, self._since = -math.inf, 0
+        for report in reports:
+            self.note(report)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the run ends."""
+        return self._patience is not None and self._since >= self._patience
+
+    def would_stop(self, report: Mapping[str, Any]) -> bool:
+        """Return whether the run ends if a round's accuracies stay as they are."""
+        return self._patience is not None and self._count(report) >= self._patience
+
+    def note(self, report: Mapping[str, Any]) -> None:
+        """Take the report of a round."""
+        self._since = self._count(report)
+        if not self._since:
+            self._best = self._find_accuracy(report) or self._best
+
+    def _count(self, report: Mapping[str, Any]) -> int:
+        """Return the number of evaluations since the best one, a round included."""
+        accuracy = self._find_accuracy(report)
+        if accuracy is None:
+            return self._since
+        return 0 if accuracy > self._best else self._since + 1
+
+    def _find_accuracy(self, report: Mapping[str, Any]) -> float | None:
+        accuracy: float | None = report.get("evaluate", {}).get(self._norm, {}).get("local")
+        return accuracy
+
+
 class StallDetector:
-    """Finds a run that learns nothing: no usable update in `patience` rounds in a row, or in all rounds.
+    """Finds a run that learns nothing: no usable update in `max_empty` rounds in a row, or in all rounds.
 
     Rounds in which no client was connected do not count in a row. A simulated attack does not stop a run that has
     received an update before.
@@ -117,7 +172,7 @@ class StallDetector:
         """Take the report of a round, and what may be published of it.
 
         Raises:
-            NoUsableUpdates: `patience` rounds in a row had no usable update.
+            NoUsableUpdates: `max_empty` rounds in a row had no usable update.
         """
         if report["train"]["clients"]:
             self._is_usable, self._in_a_row = True, []
@@ -126,7 +181,7 @@ class StallDetector:
         elif self._settings.privacy is None and _is_away(report):
             self._away.append(public)
         self._keeps_going = self._keeps_going or (bool(self._settings.hostile) and _has_update(report))
-        if not self._keeps_going and len(self._in_a_row) >= self._settings.patience:
+        if not self._keeps_going and len(self._in_a_row) >= self._settings.max_empty:
             raise NoUsableUpdates(explain_empty_rounds(self._in_a_row, in_a_row=True))
 
     def raise_if_failed(self) -> None:

@@ -56,7 +56,9 @@ class Settings:
         scope: Scope of the last evaluation. Earlier ones cover clients, with the first norm only, and the whole test
             set if `scope.always`.
         between: The part of the evaluation that earlier ones measure; None for all of it.
-        patience: Rounds in a row without a usable update, or rolled back, after which the run stops.
+        patience: Early stopping: evaluations in a row without a better validation accuracy, after which the run ends.
+            None for all rounds.
+        max_empty: Rounds in a row without a usable update, or rolled back, after which the run stops.
         hostile: Clients that attack, in a simulation. The report counts them apart, and once an update has come in, no
             number of empty rounds stops the run.
         secure: Secure aggregation; the engine is then a `fleetfit.engines.secure.SecureEngine`. None without.
@@ -70,7 +72,8 @@ class Settings:
     evaluate_every: int = 0
     scope: EvaluationScope = field(default_factory=EvaluationScope)
     between: EvaluationPart | None = None
-    patience: int = 5
+    patience: int | None = None
+    max_empty: int = 5
     hostile: frozenset[int] = frozenset()
     secure: SecureRun | None = None
     links: LinkFaults | None = None

@@ -13,6 +13,7 @@ from support import raises, run_verb
 from support.bits import assert_same_bits
 
 import fleetfit as ff
+from fleetfit.rounds import EarlyStopping
 from fleetfit.runs.listing import clear_checkpoints
 from fleetfit.runs.schema import RoundRecord
 from fleetfit.runs.summary import Best, find_best
@@ -30,8 +31,10 @@ SECTIONS: dict[str, Any] = {
 }
 
 
-def train(out: Path, rounds: int = ROUNDS, split: str = "validation", **others: Any) -> ff.Run:
-    evaluate = {"every": 2, "split": split}
+def train(
+    out: Path, rounds: int = ROUNDS, split: str = "validation", patience: int | None = None, **others: Any
+) -> ff.Run:
+    evaluate = {"every": 2, "split": split, "patience": patience}
     return ff.run(rounds=rounds, evaluate=evaluate, out=out, progress=False, **SECTIONS, **others)
 
 
@@ -71,6 +74,43 @@ def checkpoints(folder: Path) -> list[str]:
 
 def name_checkpoints(*rounds: int) -> list[str]:
     return [f"round-{number:06d}.safetensors" for number in rounds]
+
+
+def test_early_stopping_ends_the_run_as_its_last_round_does(trained: ff.Run, best: int, tmp_path: Path) -> None:
+    """Best is round 2, and rounds 4 and 6 are no better."""
+    run = train(tmp_path / "run", patience=2)
+    assert [report["round"] for report in run.metrics] == [1, 2, 3, 4, 5, 6]
+    assert run.finished and run.summary["best"] == trained.summary["best"] and run.summary["rounds"] == 6
+    assert checkpoints(run.folder) == name_checkpoints(best, 6)
+    evaluations = [report["evaluate"]["static"] for report in run.metrics if "evaluate" in report]
+    assert ["full" in columns for columns in evaluations] == [False, False, True], "the last one is complete"
+    assert run.summary["evaluate"]["static"]["full"] == evaluations[-1]["full"]
+    written = (run.folder / "summary.json").stat().st_mtime_ns
+    assert len(ff.resume(run.folder, progress=False).metrics) == 6
+    assert (run.folder / "summary.json").stat().st_mtime_ns == written, "no round is left"
+    (run.folder / "summary.json").unlink()  # as if it had ended while it drew its plots
+    assert len(ff.resume(run.folder, progress=False).metrics) == 6 and run.finished
+    config = run.folder / "config.toml"
+    config.write_text(config.read_text().replace("patience = 2", "patience = 9"))
+    further = ff.resume(run.folder, progress=False)
+    assert_same_bits(further.server.state, trained.server.state)
+    assert [one["round"] for one in further.metrics] == list(range(1, ROUNDS + 1))
+
+
+def test_early_stopping_needs_validation_data(tmp_path: Path) -> None:
+    with raises(ff.ConfigError, "validation", key="evaluate.split"):
+        train(tmp_path / "run", split="test", patience=2)
+
+
+def test_a_part_does_not_end_a_run_whose_complete_evaluation_is_better() -> None:
+    def report(accuracy: float | None) -> dict[str, Any]:
+        return {"evaluate": {"static": {"local": accuracy}}}
+
+    stopping = EarlyStopping(2, "static", [report(0.5), {}, report(0.5)])
+    assert not stopping.would_stop({}) and not stopping.would_stop(report(None)) and stopping.would_stop(report(0.4))
+    stopping.note(report(0.6))
+    assert not stopping.is_due and not stopping.would_stop(report(0.6))
+    assert not EarlyStopping(None, "static", [report(0.5)] * 9).is_due
 
 
 def test_best_is_kept_beside_the_newest(trained: ff.Run, best: int) -> None:

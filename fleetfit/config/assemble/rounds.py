@@ -25,7 +25,11 @@ _FEWEST_CLIENT_SAMPLES = 10
 
 
 def build_settings(experiment: Experiment) -> Settings:
-    """Return the settings of rounds that need neither data nor clients."""
+    """Return the settings of rounds that need neither data nor clients.
+
+    Raises:
+        ConfigError: The run should end by validation accuracy, which it does not measure.
+    """
     local, evaluate = experiment.local, experiment.evaluate
     scope = EvaluationScope(
         Evaluation(
@@ -43,7 +47,13 @@ def build_settings(experiment: Experiment) -> Settings:
     cohort = experiment.cohort
     training = Local.load({**dict(local), "deadline_s": cohort.deadline_s, "late": cohort.on_deadline})
     every = 0 if evaluate.every == "auto" else evaluate.every
-    return Settings(experiment.rounds, training, every, scope)
+    if evaluate.patience is not None and evaluate.split != "validation":
+        raise ConfigError(
+            f'[evaluate] patience ends the run by validation accuracy, but split is "{evaluate.split}". Set '
+            'evaluate.split = "validation"; run.evaluate(split="test") measures the test data afterwards.',
+            key="evaluate.split",
+        )
+    return Settings(experiment.rounds, training, every, scope, patience=evaluate.patience)
 
 
 def check_personal(experiment: Experiment, federation: Federation) -> None:
