@@ -104,8 +104,11 @@ def finals(comparison: ff.Comparison) -> Mapping[str, Any]:
     return {run["row"]: run for run in results["runs"]}
 
 
-def test_the_row_is_beside_the_others_and_outside_of_the_differences(tmp_path: Path) -> None:
+def test_the_row_is_beside_the_others_and_outside_of_the_differences(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     comparison = compare_text(tmp_path, HEAD + ROWS + "[compare.grid]\nseed = [0, 1]\n")
+    assert "smallest_baseline = false" in capsys.readouterr().err, "the key that leaves it out"
     assert [row for row, *_ in comparison.table.rows] == ["A", "B", SMALLEST]
     assert {one.row for one in comparison.differences} == {"B"}
     assert finals(comparison)[SMALLEST]["overrides"] == {"method.name": "fedavg"}

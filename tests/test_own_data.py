@@ -371,6 +371,8 @@ def test_samples_in_memory_are_prepared_as_in_training(tmp_path: Path) -> None:
         run.evaluate(data=(IRIS.data[:2], ["ape", "setosa"]))
     with raises(ConfigError, "columns.json", key="data"):
         run.evaluate(data=pandas.DataFrame(IRIS.data).assign(kind=names))
+    with raises(ConfigError, "(x, y)", key="data"):
+        run.evaluate(IRIS.data, names)  # type: ignore[arg-type]
     with raises(DataError, "[150, 2]", "[N, 4]", key="x"):
         run.evaluate(data=(IRIS.data[:, :2], names))
     with raises(DataError, 2, 1, key="y"):

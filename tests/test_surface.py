@@ -33,7 +33,7 @@ SIGNATURES = {
     "Run.model": "self, level",
     "Run.predict": "self, data, *, level, exit, split, client, batch_size",
     "Run.predict_exits": "self, data, *, level, split, client",
-    "Run.evaluate": "self, data, *, split, batch_size, **sections",
+    "Run.evaluate": "self, data, *further, split, batch_size, **sections",
     "Run.calibrate": "self, level, *, budget, cost, mode, measure, temperature, client, data",
     "Run.export": "self, out, level, forms, *, data, progress, prior",
 }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Never, TypedDict, Unpack, cast, get_args
 
 from torch import Tensor, nn
 
@@ -291,7 +291,7 @@ class Run:
             data: A file or folder in the format of the training data, a built-in data set's name, a data frame or
                 another table, a list of texts, arrays or tensors (without labels, or `(x, y)`), a torch Dataset or
                 DataLoader, or a `fleetfit.Data`. None: the run's own data.
-            level: 1..L, or its name; the largest by default.
+            level: 1..L, or its name; the largest by default, even if a smaller one is more accurate.
             exit: "last"; "best" on validation data; "early": the first that is as confident as `calibrate` wants; or
                 "all": each one (`by_exit` has their predictions).
             split: The split that is predicted, of data with splits: "test", "validation" or "train".
@@ -315,7 +315,7 @@ class Run:
 
         Args:
             data: As of `predict`.
-            level: 1..L, or its name; the largest by default.
+            level: 1..L, or its name; the largest by default, even if a smaller one is more accurate.
             split: As of `predict`.
             client: As of `predict`.
 
@@ -347,7 +347,7 @@ class Run:
         """Return the exit of a level (from 1) with the best validation accuracy; the shallowest on a tie.
 
         Args:
-            level: 1..L, or its name; the largest by default.
+            level: 1..L, or its name; the largest by default, even if a smaller one is more accurate.
             client: The client whose validation data are used; all by default.
 
         Raises:
@@ -377,7 +377,7 @@ class Run:
         The calibration is also written to the run folder (`inference/level-N.json`), unless it is for one client.
 
         Args:
-            level: 1..L, or its name; the largest by default.
+            level: 1..L, or its name; the largest by default, even if a smaller one is more accurate.
             budget: Average cost of a sample: a fraction of the last exit's cost (up to 1), absolute above 1, or with a
                 unit ("35 ms", "20 M").
             cost: "multiply_adds" or "latency_s" (measured on this machine, one sample at a time).
@@ -416,7 +416,7 @@ class Run:
 
         Args:
             out: A new or empty folder.
-            level: 1..L, or its name; the largest by default.
+            level: 1..L, or its name; the largest by default, even if a smaller one is more accurate.
             forms: One or more forms besides safetensors and the `torch.export` program: "onnx", "int8", "static-int8"
                 (ONNX both), "transformers", "executorch"; `fleetfit.inference.export.FORMS` describes them.
             data: Source of preprocessing and samples; the run's data by default.
@@ -442,7 +442,12 @@ class Run:
     @isolate_torch_state()
     @explain_plug_ins()
     def evaluate(
-        self, data: Any = None, *, split: str | None = None, batch_size: int | None = None, **sections: Any
+        self,
+        data: Any = None,
+        *further: Never,
+        split: str | None = None,
+        batch_size: int | None = None,
+        **sections: Any,
     ) -> dict[str, Any]:
         """Evaluate the run's checkpoint again and return the columns. Writes no files.
 
@@ -450,16 +455,20 @@ class Run:
             data: Other data with labels, as of `predict`, or keys of `[data]`. None: the run's own data. A fleet's run
                 needs others, because its own data are on its nodes. Each level is evaluated on all of them; a data
                 set by name is divided among the clients instead.
+            *further: Nothing. Samples and labels are one pair, `(x, y)`.
             split: "test", "validation" or "train"; that of the run by default.
             batch_size: Samples per forward pass; that of the run by default.
             **sections: Other changed sections of a run file: `evaluate={"batch_norm": ["batch"]}`.
 
         Raises:
+            ConfigError: Labels are passed apart from the samples, or a key is wrong.
             DataError: The split has no samples.
             ModelError: The state does not fit the model that the data need.
         """
         from fleetfit.api import inference
 
+        if further:
+            raise ConfigError("evaluate takes samples and labels as one pair: run.evaluate((x, y)).", key="data")
         changes = {key: value for key, value in (("split", split), ("batch_size", batch_size)) if value is not None}
         if changes:
             sections["evaluate"] = {**sections.get("evaluate", {}), **changes}

@@ -115,6 +115,11 @@ def compare(
         if display is not None:
             stack.enter_context(contextlib.closing(display))
             display.say("Checking every row and setting before the first run.")
+            if plan.has_implied_smallest:
+                display.say(
+                    f'The row "{plan.smallest}", FedAvg at the smallest budget, is added where it fits; [compare] '
+                    "smallest_baseline = false leaves it out."
+                )
             on_run, on_progress = on_run or display.show_run, on_progress or display.show_progress
         dry_run, results, outcome = _run_rows(plan, folder, against, jobs, on_run, on_progress)
         results.finish(outcome.runs, outcome.failures, [*dry_run.notes, *outcome.notes])
