@@ -42,7 +42,7 @@ from fleetfit.markup import escape_html
 from fleetfit.names import explain_plug_ins, find_attribute
 from fleetfit.planner import Plan
 from fleetfit.report.tables import make_level_table, make_total_table
-from fleetfit.rounds import EarlyStopping
+from fleetfit.rounds import PlateauDetector
 from fleetfit.rounds.restore import check_base, check_checkpoint
 from fleetfit.runs.checkpoints import CheckpointError
 from fleetfit.runs.data import CHANGED, format_difference, load_transform, make_fingerprint
@@ -144,7 +144,7 @@ class Run:
         if not self.finished:
             return False
         evaluate, rounds = self.experiment.evaluate, self.experiment.rounds
-        stopping = EarlyStopping(evaluate.patience, evaluate.batch_norm[0], self.files.metrics())
+        stopping = PlateauDetector(evaluate.patience, evaluate.batch_norm[0], self.files.metrics())
         return stopping.is_due or self.files.read_summary().rounds >= rounds
 
     @property

@@ -1,7 +1,7 @@
 """Rounds of training: one round, the loop over them, what is reported, and what undoes a round."""
 
 from fleetfit.rounds.loop import (
-    EarlyStopping as EarlyStopping,
+    PlateauDetector as PlateauDetector,
     Renew as Renew,
     Round as Round,
     keep_federation as keep_federation,

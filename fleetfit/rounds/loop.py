@@ -71,7 +71,7 @@ def run(
         NoUsableUpdates: `settings.max_empty` rounds in a row had no usable update, or all rounds of the run.
     """
     stall, timer = StallDetector(settings, server, past_reports), Timekeeper()
-    stopping = EarlyStopping(settings.patience, settings.scope.norms[0], past_reports)
+    stopping = PlateauDetector(settings.patience, settings.scope.norms[0], past_reports)
     while server.round < settings.rounds and not stopping.is_due:
         federation = renew(federation)
         began = time.perf_counter()
@@ -103,7 +103,7 @@ def run(
     stall.raise_if_failed()
 
 
-class EarlyStopping:
+class PlateauDetector:
     """Ends a run after `patience` evaluations in a row without a better validation accuracy.
 
     Where the evaluations before the last one measure a part, the complete one of the round decides.

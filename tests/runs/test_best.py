@@ -13,7 +13,7 @@ from support import raises, run_verb
 from support.bits import assert_same_bits
 
 import fleetfit as ff
-from fleetfit.rounds import EarlyStopping
+from fleetfit.rounds import PlateauDetector
 from fleetfit.runs.listing import clear_checkpoints
 from fleetfit.runs.schema import RoundRecord
 from fleetfit.runs.summary import Best, find_best
@@ -106,11 +106,11 @@ def test_a_part_does_not_end_a_run_whose_complete_evaluation_is_better() -> None
     def report(accuracy: float | None) -> dict[str, Any]:
         return {"evaluate": {"static": {"local": accuracy}}}
 
-    stopping = EarlyStopping(2, "static", [report(0.5), {}, report(0.5)])
+    stopping = PlateauDetector(2, "static", [report(0.5), {}, report(0.5)])
     assert not stopping.would_stop({}) and not stopping.would_stop(report(None)) and stopping.would_stop(report(0.4))
     stopping.note(report(0.6))
     assert not stopping.is_due and not stopping.would_stop(report(0.6))
-    assert not EarlyStopping(None, "static", [report(0.5)] * 9).is_due
+    assert not PlateauDetector(None, "static", [report(0.5)] * 9).is_due
 
 
 def test_best_is_kept_beside_the_newest(trained: ff.Run, best: int) -> None:
