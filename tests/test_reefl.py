@@ -576,7 +576,7 @@ def test_only_tables_of_numbers_are_added_up() -> None:
         Update(0, i, i, 0, piece, piece, {}, 1, metrics)
         for i, metrics in enumerate(({"seen": {"a": 1, "b": 2}}, {"seen": {"a": 3}, "said": {"a": "text"}}))
     ]
-    assert sum_client_counters(updates) == {"seen": {"1": {"a": 4, "b": 2}}}
+    assert sum_client_counters(updates, (1, 2)) == {"seen": {"1": {"a": 4, "b": 2}}}
 
 
 # ---- whose part Ree is -------------------------------------------------

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +22,8 @@ from fleetfit.config.assemble.run import assemble, assemble_fleet, assemble_with
 from fleetfit.config.detect import wrap_in_memory_data
 from fleetfit.config.dump import find_object_sections
 from fleetfit.config.load import restore_experiment
-from fleetfit.config.merge import drop_absent
-from fleetfit.core import Server
+from fleetfit.config.merge import Table, drop_absent
+from fleetfit.core import NodeDescription, Server
 from fleetfit.data import AbsentData, Data
 from fleetfit.data.files.folders import resolve_folder
 from fleetfit.data.transform import FILE
@@ -40,13 +40,13 @@ from fleetfit.errors import (
 from fleetfit.machine import isolate_torch_state
 from fleetfit.markup import escape_html
 from fleetfit.names import explain_plug_ins, find_attribute
-from fleetfit.planner import Plan
+from fleetfit.planner import Plan, add_change
 from fleetfit.report.tables import make_level_table, make_total_table
 from fleetfit.rounds import PlateauDetector
 from fleetfit.rounds.restore import check_base, check_checkpoint
 from fleetfit.runs.checkpoints import CheckpointError
 from fleetfit.runs.data import CHANGED, format_difference, load_transform, make_fingerprint
-from fleetfit.runs.folder import NODES, RunFolder
+from fleetfit.runs.folder import NODES, RunFolder, parse_round
 from fleetfit.runs.schema import RoundRecord
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ class Run:
         self._models: dict[str, nn.Module] = {}  # of levels, for predictions
         self._notes: tuple[str, ...] | None = None  # while a comparison runs it
         self._callbacks: list[NamedCallback] | None = None
+        self._change: tuple[int, Sequence[str]] | None = None  # the keys with whose other values it is about to go on
         if assembly is not None:
             self.__dict__["assembly"] = assembly
 
@@ -495,20 +496,39 @@ class Run:
     @explain_plug_ins()
     def assembly(self) -> Assembly:
         """The objects of the run: data, problem, federation, devices, settings."""
-        base = self.files.load_base()
         if self.files.has(NODES):
-            assembly = assemble_fleet(self.experiment, self.files.read_planned_nodes(), base or None)
-        elif (absent := self._find_absent_data()) is not None:
+            return self._plan_for(self.files.read_planned_nodes())
+        base, kept = self.files.load_base(), RunFolder(self.files.path).plan
+        if (absent := self._find_absent_data()) is not None:
             fleet, batch_size = self.files.read_fleet(), self.plan.batch_size
-            assembly = assemble_without_data(self.experiment, absent, fleet.clients or 1, batch_size, base or None)
+            assembly = assemble_without_data(
+                self.experiment, absent, fleet.clients or 1, batch_size, base or None, kept
+            )
         else:
-            assembly = assemble(self.experiment, base or None)
+            assembly = assemble(self.experiment, base or None, kept=kept)
             changes = find_data_changes(self.files, assembly)
             assembly = replace(assembly, notes=(*assembly.notes, *changes))
             for sentence in changes if self.finished else ():  # whose notes are those of its end
                 logging.getLogger("fleetfit").warning("%s", sentence)
+        return self._describe_changes(assembly, base)
+
+    def _plan_for(self, nodes: Sequence[NodeDescription]) -> Assembly:
+        """Return the objects of a fleet's run with levels for some nodes; the run has them from then on."""
+        base = self.files.load_base()
+        assembly = assemble_fleet(self.experiment, nodes, base or None, RunFolder(self.files.path).plan)
+        self.__dict__["assembly"] = self._describe_changes(assembly, base)
+        return self.assembly
+
+    def _describe_changes(self, assembly: Assembly, base: Mapping[str, Tensor]) -> Assembly:
+        files = RunFolder(self.files.path)  # which were perhaps written since then
+        kept, changed = files.plan, list[tuple[int, Sequence[str]]]()
+        changed += [(one.round, one.keys) for one in files.environment.changed]
+        changed += [self._change] if self._change is not None else []
         check_base(assembly.federation.problem, base)
-        return assembly
+        if kept is not None:
+            plan = add_change(assembly.plan, kept, find_last_round(self.files))
+            assembly = replace(assembly, plan=plan)
+        return replace(assembly, notes=(*assembly.notes, *describe_changes(changed, assembly.plan)))
 
     def _find_absent_data(self) -> AbsentData | None:
         """Return the facts of the data if their files are gone; None if they are there."""
@@ -588,6 +608,29 @@ def find_accuracy(columns: Mapping[str, Any], kind: str, level: int | None, norm
     return float(values[kind])
 
 
+def describe_changes(changed: Iterable[tuple[int, Sequence[str]]], plan: Plan) -> list[str]:
+    """Return notes on what a run went on with that it did not begin with: keys after a round, and levels."""
+    notes = [f"After round {round} the run went on with other values of {', '.join(keys)}." for round, keys in changed]
+    for change in plan.changes:
+        lines = [f"{_name_levels(change.added)} new"] * bool(change.added)
+        lines += [f"{_name_levels(change.dropped)} gone"] * bool(change.dropped)
+        notes.append(
+            f"After round {change.round} the levels changed: {' and '.join(lines)}. The others keep their shapes. From "
+            "there on the run has other bits than one whose levels stayed."
+        )
+    return notes
+
+
+def _name_levels(names: Sequence[str]) -> str:
+    return f"level{'s' * (len(names) > 1)} {', '.join(names)} {'are' if len(names) > 1 else 'is'}"
+
+
+def find_last_round(files: RunFolder) -> int:
+    """Return the round after which a run is resumed."""
+    newest = max(map(parse_round, files.checkpoints()), default=0)
+    return min(newest, files.count_reports())
+
+
 def find_data_changes(files: RunFolder, assembly: Assembly) -> tuple[str, ...]:
     """Return a sentence if the data of a resumed run have changed since its start."""
     before, data = files.environment.data, assembly.data
@@ -623,11 +666,23 @@ def load(folder: str | Path, checkpoint: CheckpointName = "last", **objects: Unp
     if checkpoint not in get_args(CheckpointName):
         expected = format_expected("'last' or 'best'", checkpoint)
         raise ConfigError(f"checkpoint {expected}", key="checkpoint")
-    sections = drop_absent(objects)
     files = RunFolder.open(folder)
+    run = open_run(files, objects, files.read_config())
+    run._best = _find_best_round(files, run.experiment) if checkpoint == "best" else None
+    return run
+
+
+def open_run(files: RunFolder, objects: Mapping[str, Any], table: Table) -> Run:
+    """Return the run of a folder with the tables of its `config.toml`, or changed ones.
+
+    Raises:
+        ConfigError: A key is unknown, or a value has a wrong type or is out of range.
+        RunError: The tables are damaged, or an object is missing.
+    """
+    sections = drop_absent(objects)
     for key in sections.keys() - Objects.__annotations__.keys():
         raise ConfigError(f"{key}: a run keeps its settings. Change them in {files.path / 'config.toml'}.", key=key)
-    table = files.read_config()
+    table = {key: dict(value) if isinstance(value, dict) else value for key, value in table.items()}
     if not isinstance(table.get("data"), dict):
         path = files.path / "config.toml"
         raise RunError(f"{path} is damaged: it has no [data].", key="data", path=path)
@@ -657,7 +712,7 @@ def load(folder: str | Path, checkpoint: CheckpointName = "last", **objects: Unp
         )
     experiment = restore_experiment(table, **sections)
     _warn_of_edits(files, experiment)
-    return Run(files, experiment, best=_find_best_round(files, experiment) if checkpoint == "best" else None)
+    return Run(files, experiment)
 
 
 def _find_best_round(files: RunFolder, experiment: Experiment) -> int:
@@ -703,10 +758,11 @@ def load_usable_checkpoint(
         RunError: All checkpoints are damaged or of another model.
     """
 
-    def check(checkpoint: Any, round: int) -> None:
-        check_checkpoint(run.assembly.federation, checkpoint, round)
+    def check(checkpoint: Any, round: int) -> dict[str, Any]:
+        checked = check_checkpoint(run.assembly.federation, checkpoint, round)
         if most is not None and round > most:
             raise CheckpointError(f"metrics.jsonl has complete reports of only {most} rounds; restore the file")
+        return checked
 
     try:
         checkpoint = run.files.load_checkpoint(check, due, only)

@@ -25,11 +25,12 @@ from fleetfit.anatomy import Architecture
 from fleetfit.anatomy.derive import DerivedArchitecture
 from fleetfit.anatomy.proof import check_layout
 from fleetfit.api.callbacks import CallbackRunner, make_callbacks, split_callbacks
+from fleetfit.api.change import change_run
 from fleetfit.api.code import compute_code_digests
 from fleetfit.api.commands import format_open, format_resume
 from fleetfit.api.outcome import describe_outcome
 from fleetfit.api.progress import ProgressOption, RunDisplay, open_display
-from fleetfit.api.results import DERIVED, Objects, Run, find_data_changes, load, load_usable_checkpoint
+from fleetfit.api.results import DERIVED, Objects, Run, find_data_changes, load_usable_checkpoint, open_run
 from fleetfit.config import Assembly, Experiment, load_experiment, to_toml
 from fleetfit.config.assemble.data import build_data
 from fleetfit.config.assemble.local import describe_training
@@ -38,6 +39,7 @@ from fleetfit.config.assemble.run import assemble
 from fleetfit.config.assemble.trust import SECURE_FILE, format_secure_file, resume_secure_run
 from fleetfit.config.assembly import UnusedKey
 from fleetfit.config.load import add_callbacks, check_source
+from fleetfit.config.merge import drop_absent
 from fleetfit.core import Server
 from fleetfit.data import AbsentData, Data, class_counts
 from fleetfit.data.transform import Transform
@@ -179,21 +181,23 @@ def run(
     return new_run
 
 
-@isolate_torch_state()
 def resume(
     folder: str | Path,
     *,
+    rounds: int | None = None,
+    fleet: Section | None = None,
     on_round: OnRound | None = None,
     callbacks: Sequence[Any] = (),
     progress: ProgressOption | RunDisplay = "auto",
     **objects: Unpack[Objects],
 ) -> Run:
-    """Continue a run after its newest checkpoint. A finished run is returned unchanged.
-
-    With more `rounds` in its `config.toml`, a finished run trains them. A schedule is then that of all rounds.
+    """Continue a run after its newest checkpoint. A finished run is returned unchanged, unless it gets more rounds.
 
     Args:
         folder: The run folder.
+        rounds: Rounds of training, those before included. A schedule is then that of all rounds.
+        fleet: Other `groups` or `levels`. Levels that stay keep their shapes and numbers; with others, the run has
+            other bits from there on than one that goes on unchanged.
         on_round: Called with each round's report.
         callbacks: Further callbacks besides those of the run's `config.toml` (see `run`). They first receive the missed
             rounds.
@@ -202,11 +206,25 @@ def resume(
 
     Raises:
         RunError: The folder is not a run folder, another process is writing to it, or its format is unknown.
-        ConfigError: A callback or the key file of `[privacy]` is wrong.
+        ConfigError: A callback or the key file of `[privacy]` is wrong, or a key may not change.
+        PlanError: No level fits a new budget.
     """
+    return resume_run(folder, drop_absent({"rounds": rounds, "fleet": fleet}), objects, on_round, callbacks, progress)
+
+
+@isolate_torch_state()
+def resume_run(
+    folder: str | Path,
+    change: Mapping[str, Any],
+    objects: Mapping[str, Any],
+    on_round: OnRound | None = None,
+    callbacks: Sequence[Any] = (),
+    progress: ProgressOption | RunDisplay = "auto",
+) -> Run:
+    """Continue a run, with other values of some keys (see `resume`)."""
     names.check_not_importing()
-    RunFolder.open(folder, " The command that started it continues it.")
-    old_run = load(folder, **objects)
+    files = RunFolder.open(folder, " The command that started it continues it.")
+    old_run = change_run(files, change, objects) if change else open_run(files, objects, files.read_config())
     entries, callables = split_callbacks(callbacks)
     if old_run._is_over:
         return old_run
@@ -466,13 +484,13 @@ def _describe_first_clients(assembly: Assembly, count: int = 20) -> dict[str, An
     parts = [dict(part) for part in simulation.parts[:count]]
     is_classification = simulation.data.task == "classification"
     is_public = assembly.settings.privacy is None
-    attackers = assembly.attackers
+    attackers, numbers = assembly.attackers, assembly.federation.numbers
     return {
         "clients": len(fleet.group),
         "groups": {name: int((fleet.group == i).sum()) for i, name in enumerate(fleet.names)},
         "first": {
             "group": [fleet.names[g] for g in fleet.group[:count]],
-            "level": [int(level) + 1 for level in assembly.federation.level_of[:count]],
+            "level": [numbers[level] if level >= 0 else 0 for level in assembly.federation.level_of[:count].tolist()],
             "samples": [len(part["train"]) for part in parts] if is_public else None,
             "class_counts": class_counts(simulation.data, parts).tolist() if is_classification and is_public else None,
             "class_names": list(simulation.data.class_names) if is_classification and is_public else [],
@@ -531,6 +549,8 @@ def run_remaining_rounds(
         if files.has_rounds():
             files.rewind(server.round)
             files.record_resumption(server.round)
+        if target.assembly.plan != RunFolder(files.path).plan:
+            _write_plan(target)
         saving = Timekeeper()
         with CallbackRunner(files, callbacks, *find_comparison(files.path)) as runner:
             runner.start(target.experiment.rounds, server.round)
@@ -540,6 +560,14 @@ def run_remaining_rounds(
                     on_round(report)
             runner.end(_write_results(target, saving, on_result))
     target.__dict__.pop("checkpoint", None)
+
+
+def _write_plan(target: Run) -> None:
+    """Write the files of the levels and clients of a run that goes on with others."""
+    assembly = target.assembly
+    target.files.write("plan.toml", assembly.plan.to_toml())
+    if assembly.simulation is not None:
+        target.files.write("fleet.json", json.dumps(_describe_first_clients(assembly)) + "\n")
 
 
 def _load_start(target: Run) -> dict[str, Any]:
@@ -593,6 +621,7 @@ def _write_rounds(
 ) -> Iterator[dict[str, Any]]:
     """Yield the reports of the remaining rounds. Each is written before its checkpoint; the next has its seconds."""
     files, assembly, often = target.files, target.assembly, target.experiment.checkpoint
+    levels = assembly.federation.levels
     settings = assembly.settings
     if settings.privacy is not None:
         remaining = settings.privacy.remaining_rounds(server.round, settings.rounds - server.round)
@@ -612,6 +641,7 @@ def _write_rounds(
                 | ({"prior": list(after.prior)} if after.prior else {}),
                 "clients": engine.dump_memories(),
                 "statistics": outcome.statistics,
+                **({"levels": [level.name for level in levels]} if assembly.plan.changes else {}),
             }
             with saving.on("checkpoints"):
                 files.save_checkpoint(after.round, checkpoint, often.keep, best_round)

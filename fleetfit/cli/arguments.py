@@ -58,6 +58,10 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set one key of the run file, such as local.lr=0.03. Repeatable."),
 ]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Go on with another value, such as rounds=20. Repeatable."),
+]
 Out = Annotated[Path | None, path_option(parse_folder, "Output folder; it must be new or empty.", "--out")]
 NewOrStopped = Annotated[
     Path | None, path_option(parse_folder, "Output folder: new, empty, or the one to continue.", "--out")

@@ -14,6 +14,7 @@ import fleetfit
 from fleetfit import files
 from fleetfit.cli import output
 from fleetfit.cli.arguments import (
+    Changes,
     Fast,
     Folder,
     NewOrStopped,
@@ -54,11 +55,17 @@ def run(
     output.print_locations(finished.folder, quiet=quiet)
 
 
-def resume(folder: Folder, quiet: Quiet = False) -> None:
-    """Continue a stopped run. The result equals that of an uninterrupted run, bit for bit."""
+def resume(folder: Folder, overrides: Changes = None, quiet: Quiet = False) -> None:
+    """Continue a stopped run. The result equals that of an uninterrupted run, bit for bit.
+
+    With --set, it goes on with other rounds, fleet.groups or fleet.levels; a finished run trains further rounds.
+    """
+    from fleetfit.api.run import resume_run
+    from fleetfit.config.load import parse_overrides
+
     display = make_display(quiet)
     with _explain_interrupt(display):
-        finished = fleetfit.resume(folder, progress=display)
+        finished = resume_run(folder, parse_overrides(overrides or ()), {}, progress=display)
     if display.folder is None and not quiet:
         output.print_line(f"{folder} is already finished.")
         output.print_summary(finished.summary)

@@ -270,6 +270,11 @@ class Federation:
         return assign(clients.budget, tolerance, [level.needs for level in self.levels], further)
 
     @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """Number of each level in reports: its name, or its position from 1 where the name is no number."""
+        return tuple(int(one.name) if one.name.isdecimal() else i for i, one in enumerate(self.levels, 1))
+
+    @cached_property
     def able(self) -> np.ndarray:
         """Ids of the clients that afford some level and have data to train on."""
         return np.flatnonzero((self.level_of >= 0) & (self.clients.num_examples > 0))

@@ -38,7 +38,7 @@ def evaluate(
     for tag, (job, reply) in zip(tags, pair_jobs_with_replies(engine.run, jobs), strict=True):
         reply = validate_reply(reply, job, federation)
         if isinstance(reply, Failure):
-            failures.append(make_failure_record("evaluation", reply))
+            failures.append(make_failure_record(federation, "evaluation", reply))
         elif reply.metrics["n"]:
             level = federation.level_index(reply.submodel) if tag.level == OWN else tag.level
             replies[tag] = level, reply.metrics
@@ -75,10 +75,10 @@ def measure_backdoor(
     scores: dict[str, float] = {}
     for level, reply in _run_levels(federation, server, scope, norm, range(top + 1), statistics, device):
         if isinstance(reply, Failure):
-            failures.append(make_failure_record("evaluation of the backdoor", reply))
+            failures.append(make_failure_record(federation, "evaluation of the backdoor", reply))
         elif reply.metrics["n"]:
-            scores[str(level + 1)] = get_accuracy(reply.metrics)
-    return {"backdoor": scores.get(str(top + 1)), "backdoor_levels": scores}
+            scores[str(federation.numbers[level])] = get_accuracy(reply.metrics)
+    return {"backdoor": scores.get(str(federation.numbers[top])), "backdoor_levels": scores}
 
 
 def _run_levels(

@@ -98,7 +98,7 @@ def _tabulate(
         columns["levels"][level.name] = {"local": local, "clients": len(rows), "exits": _mean_of_each(rows)}
     if on_server:
         test = {level: get_values(on_server[level]) for level in sorted(on_server)}
-        columns["test_levels"] = {str(level + 1): values[-1] for level, values in test.items()}
+        columns["test_levels"] = {str(federation.numbers[level]): values[-1] for level, values in test.items()}
         columns["test_exits"] = test.get(top, [])
     return columns
 

@@ -113,6 +113,6 @@ def make_job(
     )  # fmt: skip
 
 
-def make_failure_record(what: str, failure: Failure) -> dict[str, Any]:
+def make_failure_record(federation: Federation, what: str, failure: Failure) -> dict[str, Any]:
     """Return the record of a failed job in a report."""
-    return {"client": failure.client, "level": failure.level + 1, "reason": f"{what}: {failure.reason}"}
+    return {"client": failure.client, "level": federation.numbers[failure.level], "reason": f"{what}: {failure.reason}"}

@@ -66,7 +66,7 @@ def estimate_statistics(
     for job, reply in pair_jobs_with_replies(engine.run, jobs()):
         reply = validate_reply(reply, job, federation)
         if isinstance(reply, Failure):
-            failures.append(make_failure_record("batch-norm statistics", reply))
+            failures.append(make_failure_record(federation, "batch-norm statistics", reply))
             continue
         total = sums.setdefault(job.level, {})
         for name, value in reply.state.items():

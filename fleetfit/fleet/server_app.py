@@ -470,7 +470,7 @@ class _FleetRun:
         level_of = assembly.federation.level_of
         if assembly.federation.method.needs_budgets and len(members) == len(level_of):
             for member, index in zip(members, level_of, strict=True):
-                work = f"level {index + 1}" if index >= 0 else "nothing: too small"
+                work = f"level {assembly.federation.levels[index].name}" if index >= 0 else "nothing: too small"
                 self.say(f"Node {member.description.name} trains {work}.")
 
     def print_round(self, report: Mapping[str, Any]) -> None:
@@ -497,12 +497,12 @@ class _FleetRun:
 
 def _describe_clients(assembly: Assembly) -> dict[str, Any]:
     """Return the entry "clients" of a run folder; without counts of samples in a private run."""
-    clients, groups = assembly.federation.clients, assembly.fleet.names
+    clients, groups, numbers = assembly.federation.clients, assembly.fleet.names, assembly.federation.numbers
     is_private = assembly.settings.privacy is not None
     labels = None if is_private or clients.labels is None else clients.labels.tolist()
     first = {
         "group": list(groups),
-        "level": [int(level) + 1 for level in assembly.federation.level_of],
+        "level": [numbers[level] if level >= 0 else 0 for level in assembly.federation.level_of.tolist()],
         "samples": None if is_private else clients.num_examples.tolist(),
         "class_counts": labels,
     }

@@ -65,7 +65,7 @@ def split_levels(
         sizes, kept = get_sizes(architecture, shape), shape.exits if exits == "all" else shape.exits[-1:]
         piece = Submodel({axis: range(sizes[axis]) for axis in architecture.axes}, kept)
         needs = shape.share if shape.needs is None else shape.needs
-        levels.append(Level(str(index + 1), piece, shape.width, needs, shape.further))
+        levels.append(Level(shape.name or str(index + 1), piece, shape.width, needs, shape.further))
     return levels
 
 

@@ -23,6 +23,7 @@ Differs from the paper:
 """
 
 from fleetfit.planner.budgets import (
+    KEPT as KEPT,
     Amount as Amount,
     Budget as Budget,
     LevelShape as LevelShape,
@@ -37,7 +38,9 @@ from fleetfit.planner.budgets import (
     make_targets as make_targets,
     parse_amount as parse_amount,
 )
+from fleetfit.planner.kept import add_change as add_change, keep_shapes as keep_shapes
 from fleetfit.planner.plan import (
+    LevelChange as LevelChange,
     Plan as Plan,
     PlannedLevel as PlannedLevel,
     SplitLevel as SplitLevel,

@@ -18,6 +18,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Scaling = Literal["both", "width", "depth", "depth_first", "auto"]
+KEPT = "kept"
+"""`Targets.fixed` of levels that a run has trained."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class LevelShape:
         further: The same of each further cost that budgets name.
         needs: What a client must afford for it, where that is not its cost.
         widths: Fraction kept of each axis, where they differ; axes not named are whole. Empty: `width` cuts all axes.
+        name: Its number in a run whose levels changed; empty: its position.
     """
 
     depth: int
@@ -41,6 +44,7 @@ class LevelShape:
     further: Mapping[str, float] = field(default_factory=dict, hash=False)
     needs: float | None = None
     widths: Mapping[str, float] = field(default_factory=dict, hash=False)
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,8 @@ class Targets:
         cost: Name of the cost that the budgets are meant in.
         strict: Admit only costs at or under the target, and at or under the ceilings.
         splits: The levels themselves where they are fixed (a saved plan); empty: search for them.
-        fixed: How `splits` cut the model.
+        fixed: How `splits` cut the model; `KEPT` for the levels of a run that goes on with others, which any method
+            keeps.
         ceilings: Each further cost that budgets name: the most that each level may cost, as a fraction of cost(M); a
             level may exceed it by its tolerance. Infinite where no client of the level names the cost.
         conditions: Under which costs are counted.

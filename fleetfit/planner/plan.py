@@ -44,11 +44,27 @@ FORMAT = 3
 
 
 @dataclass(frozen=True)
+class LevelChange:
+    """Levels that a run has from a round on, and those that it has no more.
+
+    Attributes:
+        round: The last round before.
+        added: Names of the new ones.
+        dropped: Names of those that are gone.
+    """
+
+    round: int
+    added: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class PlannedLevel:
     """One level of a plan.
 
     Attributes:
-        name: "1" for the smallest.
+        name: "1" for the smallest; in a run whose levels changed, old levels keep their names, and new ones get the
+            numbers after the highest.
         depth: Blocks kept.
         width: Fraction of the channels kept (s_w); with `widths`, the mean over the axes that the depth has.
         exits: Its exits, the shallower levels' included.
@@ -94,6 +110,7 @@ class Plan:
         left_out: Names of the clients that do not afford the smallest level.
         batch_size: Samples in a training step, for which memory is counted.
         measured: Latencies measured on a machine, so that a run that uses the plan has the same numbers.
+        changes: How the levels of a run changed, oldest first.
     """
 
     cost: str
@@ -104,6 +121,7 @@ class Plan:
     left_out: tuple[str, ...] = ()
     batch_size: int = BATCH_SIZE
     measured: Mapping[str, list[float]] = field(default_factory=dict, hash=False)
+    changes: tuple[LevelChange, ...] = ()
 
     @property
     def targets(self) -> Targets:
@@ -143,7 +161,9 @@ class Plan:
             "early_heads": asdict(self.early_heads),
             "level": [{k: v for k, v in entry.items() if v != {}} for entry in entries],
         }
-        return escape_controls(tomli_w.dumps(table | ({"measured": self.measured} if self.measured else {})))
+        table |= {"measured": self.measured} if self.measured else {}
+        table |= {"change": [asdict(change) for change in self.changes]} if self.changes else {}
+        return escape_controls(tomli_w.dumps(table))
 
     @staticmethod
     def from_toml(text: str) -> "Plan":
@@ -170,7 +190,8 @@ class Plan:
                 f"a plan of format {values.get('format')!r} cannot be read; this FleetFit reads format {FORMAT}.",
                 key="format",
             )
-        keys = ("format", "cost", "scaling", "blocks", "batch_size", "left_out", "early_heads", "level", "measured")
+        keys = ("format", "cost", "scaling", "blocks", "batch_size", "left_out", "early_heads", "level", "measured",
+                "change")  # fmt: skip
         for key in values:
             if key not in keys:
                 raise ConfigError(f"a plan has no key {truncate(key)}.{did_you_mean(key, keys)}", key=key)
@@ -180,8 +201,12 @@ class Plan:
             heads = Cost(**_check_fields(Cost, values["early_heads"]))
             left_out = tuple(str(name) for name in values["left_out"])
             measured = {str(what): [float(n) for n in numbers] for what, numbers in values.get("measured", {}).items()}
+            changes = tuple(
+                LevelChange(int(one["round"]), tuple(map(str, one["added"])), tuple(map(str, one["dropped"])))
+                for one in values.get("change", ())
+            )
             return Plan(str(values["cost"]), str(values["scaling"]), int(values["blocks"]), levels, heads, left_out,
-                        int(values["batch_size"]), measured)  # fmt: skip
+                        int(values["batch_size"]), measured, changes)  # fmt: skip
         except ConfigError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

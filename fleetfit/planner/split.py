@@ -27,7 +27,7 @@ import numpy as np
 from fleetfit.anatomy import Architecture, default_sizes
 from fleetfit.cost import COSTS, WIDTHS, compute_cost, get_layout
 from fleetfit.errors import PlanError, did_you_mean
-from fleetfit.planner.budgets import LevelShape, Scaling, Targets
+from fleetfit.planner.budgets import KEPT, LevelShape, Scaling, Targets
 from fleetfit.planner.receptive_field import find_first_seeing_exit
 from fleetfit.planner.search import TINY, make_grids, search
 
@@ -134,7 +134,7 @@ def find_stage_start(architecture: Architecture, input_shape: Sequence[int], dep
 
 def may_keep_shapes(scaling: Scaling, fixed: str) -> bool:
     """Return whether levels that are fixed, split in one way, do for a run or a method that splits in another."""
-    return scaling in ("auto", "depth_first", fixed) or (scaling, fixed) == ("both", "depth_first")
+    return fixed == KEPT or scaling in ("auto", "depth_first", fixed) or (scaling, fixed) == ("both", "depth_first")
 
 
 def _count_fixed(architecture: Architecture, input_shape: Sequence[int], targets: Targets) -> tuple[LevelShape, ...]:

@@ -82,7 +82,7 @@ def ask_class_frequencies(federation: Federation, engine: Engine, server: Server
             total += reply.state[FREQUENCIES]
             reply = replace(reply, state={})
         replies.append(reply)
-    return _summarize(total, replies)
+    return _summarize(federation, total, replies)
 
 
 def sum_class_frequencies(federation: Federation, engine: Any, server: Server) -> ClassFrequencies:
@@ -92,7 +92,7 @@ def sum_class_frequencies(federation: Federation, engine: Any, server: Server) -
     total = torch.zeros(federation.classes, dtype=torch.float64)
     for block in () if lost else summed.blocks:  # one, which all clients have
         total += block.sums.clamp_min(1)
-    return _summarize(total, summed.reports, lost)
+    return _summarize(federation, total, summed.reports, lost)
 
 
 def iter_label_jobs(federation: Federation, server: Server, most: int = MAX_CLIENTS) -> Iterator[Job]:
@@ -104,9 +104,13 @@ def iter_label_jobs(federation: Federation, server: Server, most: int = MAX_CLIE
         yield make_job("labels", federation, server, index, client, 0, {}, Evaluation(split="train"))
 
 
-def _summarize(total: Tensor, replies: Sequence[Update | Failure], lost: str | None = None) -> ClassFrequencies:
+def _summarize(
+    federation: Federation, total: Tensor, replies: Sequence[Update | Failure], lost: str | None = None
+) -> ClassFrequencies:
     """Return the mean of the clients' frequencies from their sum; a uniform one, with a warning, if it has none."""
-    failures = [make_failure_record("class frequencies", reply) for reply in replies if isinstance(reply, Failure)]
+    failures = [
+        make_failure_record(federation, "class frequencies", reply) for reply in replies if isinstance(reply, Failure)
+    ]
     clients = len(replies) - len(failures)
     if not total.any():
         clients, total = 0, torch.ones_like(total)

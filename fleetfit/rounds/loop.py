@@ -216,5 +216,5 @@ def _skip_round(federation: Federation, settings: Settings, server: Server) -> t
     """Skip a secure round that was begun before."""
     unchanged = replace(server, round=server.round + 1)
     local = settings.local.at_round(settings.rounds, server.round)
-    record = make_rollback_record(SKIPPED, [], {})
+    record = make_rollback_record(SKIPPED, [], {}, federation.numbers)
     return unchanged, make_round_report(federation, unchanged, local, []) | {"undone": record}

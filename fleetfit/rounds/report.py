@@ -31,7 +31,7 @@ def make_round_report(
     updates = [reply for reply in replies if isinstance(reply, Update)]
     failures = [reply for reply in replies if isinstance(reply, Failure)]
     samples = sum(update.num_examples for update in updates)
-    clients_by_level = Counter(str(update.level + 1) for update in updates)
+    clients_by_level = Counter(str(federation.numbers[update.level]) for update in updates)
     has_losses = samples > 0 and all("loss" in update.metrics for update in updates)  # secure rounds report none
     loss = sum(update.metrics["loss"] * update.num_examples for update in updates) / samples if has_losses else None
     report = {
@@ -39,7 +39,12 @@ def make_round_report(
         "lr": local.lr,
         "train": {"loss": loss, "clients": len(updates), "samples": samples, "by_level": dict(clients_by_level)},
         "failures": [
-            {"client": failure.client, "level": failure.level + 1, "reason": failure.reason, "absent": failure.absent}
+            {
+                "client": failure.client,
+                "level": federation.numbers[failure.level],
+                "reason": failure.reason,
+                "absent": failure.absent,
+            }
             for failure in failures
         ],
         "bytes_down": sum(reply.bytes_down for reply in replies),
@@ -47,7 +52,7 @@ def make_round_report(
         "waste": compute_waste(federation.problem.layout, replies),
         "multiply_adds": sum(reply.multiply_adds for reply in replies),
     }
-    if counts := sum_client_counters(updates):
+    if counts := sum_client_counters(updates, federation.numbers):
         report["counts"] = counts
     report["simulated_s"] = simulated_seconds(replies, local.deadline_s)
     if local.deadline_s is not None:
@@ -89,19 +94,24 @@ def compute_waste(layout: Layout, replies: Sequence[Update | Failure]) -> float:
     return 1 - returned / sent if sent else 0.0
 
 
-def sum_client_counters(updates: Sequence[Update]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return the sums of what clients count, by counter and level: those metrics that are tables of numbers."""
+def sum_client_counters(updates: Sequence[Update], numbers: Sequence[int]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return the sums of what clients count, by counter and level: those metrics that are tables of numbers.
+
+    Args:
+        updates: Of a round.
+        numbers: Those of the levels.
+    """
     sums: dict[str, dict[str, Counter[str]]] = {}
     for update in updates:
         for name, value in update.metrics.items():
             if isinstance(value, Mapping) and all(type(number) in (int, float) for number in value.values()):
                 counts = {str(key): number for key, number in value.items()}
-                sums.setdefault(name, {}).setdefault(str(update.level + 1), Counter()).update(counts)
+                sums.setdefault(name, {}).setdefault(str(numbers[update.level]), Counter()).update(counts)
     return {name: {level: dict(counter) for level, counter in levels.items()} for name, levels in sums.items()}
 
 
 def count_by_honesty(
-    hostile: Set[int], replies: Sequence[Update | Failure], levels: Mapping[int, int]
+    hostile: Set[int], replies: Sequence[Update | Failure], levels: Mapping[int, int], numbers: Sequence[int]
 ) -> dict[str, Any]:
     """Return how many hostile and honest clients sent an update, and how many of these the method left out.
 
@@ -109,6 +119,7 @@ def count_by_honesty(
         hostile: Ids of the clients that attack.
         replies: The outcome of each job.
         levels: Level, 0-based, of the sub-model that came back, by job index; absent where it is the one that was sent.
+        numbers: Those of the levels.
 
     Returns:
         Under "sent" and "left_out" each: "hostile", and "honest" by the level that was trained.
@@ -120,7 +131,7 @@ def count_by_honesty(
             if reply.client in hostile:
                 counts[key]["hostile"] += 1
             else:
-                counts[key]["honest"][str(levels.get(reply.index, reply.level) + 1)] += 1
+                counts[key]["honest"][str(numbers[levels.get(reply.index, reply.level)])] += 1
     return {key: {**by_kind, "honest": dict(sorted(by_kind["honest"].items()))} for key, by_kind in counts.items()}
 
 
@@ -151,7 +162,7 @@ def count_deadlines(replies: Sequence[Update | Failure]) -> dict[str, int]:
 
 
 def make_rollback_record(
-    reason: str, replies: Sequence[Update | Failure], norms: Mapping[int, float]
+    reason: str, replies: Sequence[Update | Failure], norms: Mapping[int, float], numbers: Sequence[int]
 ) -> dict[str, Any]:
     """Return the record of a rollback in a round's report: the reason, and each client with the norm of its update.
 
@@ -159,9 +170,10 @@ def make_rollback_record(
         reason: Why the round is rolled back.
         replies: Updates and failures of the round.
         norms: Euclidean norm of each update, by job index.
+        numbers: Those of the levels.
     """
     reported = [
-        {"client": reply.client, "level": reply.level + 1, "norm": norms.get(reply.index)}
+        {"client": reply.client, "level": numbers[reply.level], "norm": norms.get(reply.index)}
         for reply in replies
         if isinstance(reply, Update)
     ]

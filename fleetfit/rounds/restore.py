@@ -24,12 +24,13 @@ from fleetfit.submodel import Submodel, find_mismatch, parse_submodel
 from fleetfit.validation import find_prior_error
 
 _LEVEL = re.compile(r"level(\d{1,4})")
+_MAX_LEVELS = 10_000
 _STORED_STATE = {"state", "channels", "exits"}
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-def check_checkpoint(federation: Federation, payload: Any, round: int) -> None:
-    """Check a checkpoint before it is used.
+def check_checkpoint(federation: Federation, payload: Any, round: int) -> dict[str, Any]:
+    """Return a checkpoint by the levels of the run, after checking it.
 
     Args:
         federation: The federation of the run.
@@ -39,7 +40,7 @@ def check_checkpoint(federation: Federation, payload: Any, round: int) -> None:
     Raises:
         CheckpointError: It does not fit the run; the sentence names the tensor.
     """
-    checkpoint = validate_checkpoint(payload, round)
+    checkpoint = _match_levels(validate_checkpoint(payload, round), federation)
     own = _is_own(federation.method_spec)
     _check_state(checkpoint["server"]["state"], federation, own)
     _check_statistics(checkpoint["statistics"] or {}, federation)
@@ -61,6 +62,41 @@ def check_checkpoint(federation: Federation, payload: Any, round: int) -> None:
         if entry["version"] >= round:
             raise CheckpointError(f"{where} has the memory of round {entry['version'] + 1}, which is still to come")
         _check_memory(entry["memory"], f"{where}/memory", federation, {})
+    return checkpoint
+
+
+def _match_levels(checkpoint: dict[str, Any], federation: Federation) -> dict[str, Any]:
+    """Return a checkpoint from before the levels of a run changed with what it has of the levels that there are now."""
+    names = [level.name for level in federation.levels]
+    stored = checkpoint.get("levels") or [str(i + 1) for i in range(_MAX_LEVELS)]
+    if names == stored[: len(names)] or not all(name.isdecimal() for name in names):
+        return checkpoint
+    index = {i: names.index(name) for i, name in enumerate(stored) if name in names}
+    server, statistics = checkpoint["server"], checkpoint["statistics"]
+    server = server | {
+        "state": _rename_levels(server["state"], index),
+        "memory": _rename_levels(server["memory"], index),
+    }
+    if "trained" in server:
+        server["trained"] = {client: index[level] for client, level in server["trained"].items() if level in index}
+    if statistics is not None:
+        statistics = {index[level]: state for level, state in statistics.items() if level in index}
+    return {**checkpoint, "server": server, "statistics": statistics}
+
+
+def _rename_levels(table: Any, index: Mapping[int, int]) -> Any:
+    """Return tables in which the tensors under `level{l}/` are those of the same level by its new index."""
+    if not isinstance(table, Mapping):
+        return table
+    renamed = {}
+    for name, value in table.items():
+        match = _LEVEL.match(name) if isinstance(name, str) else None
+        if match is not None and name[match.end() :].startswith("/"):
+            if int(match[1]) - 1 not in index:
+                continue
+            name = f"level{index[int(match[1]) - 1] + 1}{name[match.end() :]}"
+        renamed[name] = _rename_levels(value, index)
+    return renamed
 
 
 def check_base(problem: Problem, stored: State) -> None:

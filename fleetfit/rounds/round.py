@@ -134,11 +134,13 @@ def run_round(
     # 5. Report; roll the round back, or commit the clients' memories.
     report = collection.add_to_report(make_round_report(federation, unchanged, local, collection.replies))
     if settings.hostile or "filter_updates" in method.own_hooks:
-        report["received"] = count_by_honesty(settings.hostile, collection.replies, collection.levels)
+        report["received"] = count_by_honesty(
+            settings.hostile, collection.replies, collection.levels, federation.numbers
+        )
     if reason:
-        record = make_rollback_record(reason, collection.replies, collection.norms)
+        record = make_rollback_record(reason, collection.replies, collection.norms, federation.numbers)
         return unchanged, make_rollback_report(federation, report, unchanged, local, record)
-    report["failures"] += commit_memories(engine, collection.replies)
+    report["failures"] += commit_memories(federation, engine, collection.replies)
     return after, report | ({"server": metrics} if metrics else {})
 
 
@@ -372,7 +374,9 @@ def _call_step(hook: str, federation: Federation, *arguments: Any) -> Server:
     return after
 
 
-def commit_memories(engine: Engine, replies: Sequence[Update | Failure]) -> list[dict[str, Any]]:
+def commit_memories(
+    federation: Federation, engine: Engine, replies: Sequence[Update | Failure]
+) -> list[dict[str, Any]]:
     """Let the clients keep their memories of a round that is not rolled back; return the failures of that."""
     failures = []
     for update in replies:
@@ -381,7 +385,8 @@ def commit_memories(engine: Engine, replies: Sequence[Update | Failure]) -> list
                 engine.commit_memory(update)
             except Exception as error:
                 reason = f"its update counts, but its memory could not be kept: {format_exception(error)}"
-                failures.append({"client": update.client, "level": update.level + 1, "reason": reason, "absent": False})
+                level = federation.numbers[update.level]
+                failures.append({"client": update.client, "level": level, "reason": reason, "absent": False})
     return failures
 
 

@@ -170,7 +170,14 @@ class VersionsRecord(Record):
 
 
 class CheckpointRecord(Record):
-    """A checkpoint. Its tensors are not compared with the model here."""
+    """A checkpoint. Its tensors are not compared with the model here.
+
+    Attributes:
+        server: The server.
+        clients: The memories of clients.
+        statistics: Batch-norm statistics by index of the level.
+        levels: Names of the levels, of a run whose levels changed; else they are 1, 2, and so on.
+    """
 
     server: ServerRecord
     clients: Annotated[
@@ -178,6 +185,7 @@ class CheckpointRecord(Record):
         Discriminator(lambda value: "is:versions" if isinstance(value, dict) and "versions" in value else "is:table"),
     ]
     statistics: dict[Index, State] | None
+    levels: List[str] = Field([])
 
 
 def validate_checkpoint(payload: Any, round: int) -> dict[str, Any]:

@@ -59,7 +59,7 @@ NODES = "nodes.json"
 _logger = logging.getLogger("fleetfit")
 
 CheckpointCheck = Callable[[Any, int], Any]
-"""Raises `CheckpointError` if a checkpoint from the file of a round cannot be used."""
+"""Returns a checkpoint from the file of a round as it is used; raises `CheckpointError` if it cannot be."""
 
 
 def to_json_value(value: Any) -> Any:
@@ -197,7 +197,7 @@ class RunFolder:
             if files.is_file(config) and files.is_file(path / "summary.json"):
                 raise RunError(
                     f"{path} has a finished run. Choose another folder, or open the run (first line). To train it "
-                    "longer, set more rounds in its config.toml and continue it (second line):"
+                    "longer, continue it (second line) with more rounds: --set rounds=20, or rounds=20 in Python:"
                     f"{COMMAND}{open_command}{COMMAND}{resume_command}",
                     path=path,
                 )
@@ -538,7 +538,7 @@ class RunFolder:
         return find_best(self.read_rounds()[:newest], self.norm)
 
     def load_checkpoint(
-        self, check: CheckpointCheck = lambda payload, round: None, due: int = 0, only: int | None = None
+        self, check: CheckpointCheck = lambda payload, round: payload, due: int = 0, only: int | None = None
     ) -> dict[str, Any] | None:
         """Return the newest usable checkpoint, or None without checkpoints. Skipped checkpoints are logged.
 
@@ -559,8 +559,7 @@ class RunFolder:
         for path in reversed(paths):
             round = parse_round(path)
             try:
-                payload: dict[str, Any] = read_checkpoint(path)
-                check(payload, round)
+                payload: dict[str, Any] = check(read_checkpoint(path), round)
             except CheckpointError as error:
                 skipped.append((path, error))
                 continue

@@ -504,6 +504,13 @@ class ResumedRecord(Record):
     time: str = ""
 
 
+class ChangedRecord(Record):
+    """After which round a run went on with other values of which keys."""
+
+    round: Count
+    keys: List[str]
+
+
 class FingerprintRecord(Record):
     """A run's data: number of samples, shape of one, samples by split, checksum of the labels."""
 
@@ -524,6 +531,7 @@ class EnvironmentRecord(Record):
         fleetfit_commit: Commit of FleetFit, "-dirty" if the package was changed.
         git_commit: Commit of the working folder; `git_changes` if it was changed.
         resumed: The times at which the run was resumed.
+        changed: The keys with whose other values it went on.
         sha256: The checksum of `config.toml`, by its name.
         data: The fingerprint of the data; None for private and secure runs and for data on nodes.
         code: The SHA-256 of the user's code, by path.
@@ -544,6 +552,7 @@ class EnvironmentRecord(Record):
     git_commit: str | None = None
     git_changes: bool = False
     resumed: List[ResumedRecord] = []
+    changed: List[ChangedRecord] = []
     sha256: dict[str, str] = {}
     data: FingerprintRecord | None = None
     code: dict[str, str] = {}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,7 +23,17 @@ from fleetfit.cost import Conditions, Cost, compute_cost, full_cost, submodel_co
 from fleetfit.data import Data, count_samples
 from fleetfit.errors import ConfigError, DataError, MissingExtra, PlanError, quote_some
 from fleetfit.hooks import Method, apply_model_hook, build
-from fleetfit.planner import Plan, PlannedLevel, Targets, affords, compute_further_costs, find_scaling
+from fleetfit.hooks.levels import find_split
+from fleetfit.planner import (
+    Plan,
+    PlannedLevel,
+    Scaling,
+    Targets,
+    affords,
+    compute_further_costs,
+    find_scaling,
+    keep_shapes,
+)
 from fleetfit.report.text import format_count
 from fleetfit.submodel import Submodel
 from fleetfit.training import initial_base
@@ -90,7 +100,7 @@ class PlannedProblem:
 
 def plan_problem(
     experiment: Experiment, population: Population, base: State | None, accelerator: torch.device | None = None,
-    say: Callable[[str], None] | None = None,
+    say: Callable[[str], None] | None = None, kept: Plan | None = None,
 ) -> PlannedProblem:  # fmt: skip
     """Build the problem and plan its levels.
 
@@ -100,13 +110,14 @@ def plan_problem(
         base: The part of the model that is never trained, or None to make it.
         accelerator: Device that computes the levels; the engine's by default.
         say: Called with a sentence before a slow step.
+        kept: The levels that the run has had so far, which keep their shapes; None for a new run.
     """
     experiment = choose_for_task(experiment, population.data)
     method_spec = build_method_spec(experiment)
     method = build(method_spec)
     problem = apply_model_hook(build_problem(experiment, population.data, say), method_spec)
     experiment = choose_training(experiment, problem.architecture, method)
-    experiment, budgets, targets, levels = _plan_budgets(experiment, population, problem, method)
+    experiment, budgets, targets, levels = _plan_budgets(experiment, population, problem, method, kept)
     problem = problem.replace_exits({e for level in levels for e in level.submodel.exits})
     problem = problem.replace_levels(level.submodel for level in levels)
     check_model(experiment, problem)
@@ -121,9 +132,11 @@ def plan_problem(
 
 
 def _plan_budgets(
-    experiment: Experiment, population: Population, problem: Problem, method: Method
+    experiment: Experiment, population: Population, problem: Problem, method: Method, kept: Plan | None
 ) -> tuple[Experiment, DeviceBudgets, Targets, tuple[Level, ...]]:
     """Plan levels for the fleet's budgets. Default budgets below every sub-model of a plain module are dropped.
+
+    Levels that a run has had so far keep their shapes.
 
     Raises:
         PlanError: No levels fit the budgets.
@@ -136,8 +149,11 @@ def _plan_budgets(
             if method.needs_budgets
             else target_full_model(budgets)
         )
-        levels = _add_further_costs(method.make_levels(problem, targets), problem, budgets)
-        return experiment, budgets, targets, levels
+        if kept is None or not method.needs_budgets:
+            levels = method.make_levels(problem, targets)
+        else:
+            targets, levels = _keep_levels(kept, targets, problem, method)
+        return experiment, budgets, targets, _add_further_costs(levels, problem, budgets)
 
     try:
         return plan(experiment)
@@ -149,6 +165,37 @@ def _plan_budgets(
             with suppress(PlanError):
                 return plan(replace_key(experiment, "fleet.groups", fleet.groups[first:]))
         raise
+
+
+def _keep_levels(kept: Plan, targets: Targets, problem: Problem, method: Method) -> tuple[Targets, list[Level]]:
+    """Return the targets and levels of a run that has trained some: the same, or those that it goes on with.
+
+    Raises:
+        PlanError: No level fits a new target, or the method makes others of the levels that the run has.
+    """
+    architecture = problem.architecture
+    if not kept.changes:
+        with suppress(PlanError):
+            levels = method.make_levels(problem, targets)
+            if [_get_shape(architecture, one) for one in levels] == [
+                (one.depth, one.width, one.exits, dict(one.widths)) for one in kept.levels
+            ]:
+                return targets, levels
+    split = find_split(method.make_levels, targets) or cast(Scaling, kept.scaling)
+    if kept.levels[-1].depth == architecture.blocks and kept.levels[-1].width == 1:
+        targets = keep_shapes(kept, targets, architecture, problem.input_shape, split)
+        levels = method.make_levels(problem, targets)
+        if [level.name for level in levels] == [shape.name for shape in targets.splits]:
+            return targets, levels
+    raise PlanError(
+        "with these budgets the method trains another model than before. Go on with budgets of the same levels, or "
+        "start a new run, which init_from begins with the trained model.",
+        key="fleet.groups",
+    )
+
+
+def _get_shape(architecture: Architecture, level: Level) -> tuple[int, float, tuple[int, ...], dict[str, float]]:
+    return level.submodel.depth, level.width, level.submodel.exits, find_widths(architecture, level)
 
 
 def make_conditions(experiment: Experiment, largest: int | None) -> Conditions:

@@ -46,25 +46,34 @@ from fleetfit.hooks import Method, build
 from fleetfit.hooks.levels import find_split
 from fleetfit.layout import State
 from fleetfit.names import explain_plug_ins
+from fleetfit.planner import Plan
 from fleetfit.training import describe_start
 
 
 @explain_plug_ins()
-def assemble(experiment: Experiment, base: State | None = None, say: Callable[[str], None] | None = None) -> Assembly:
+def assemble(
+    experiment: Experiment,
+    base: State | None = None,
+    say: Callable[[str], None] | None = None,
+    kept: Plan | None = None,
+) -> Assembly:
     """Build a run of simulated clients. Checks that need no data come first.
 
     Args:
         experiment: The run.
         base: The frozen part of the model, if it is already loaded.
         say: Called with a sentence before a slow step.
+        kept: The levels that the run has had so far, which keep their shapes.
 
     Raises:
         FleetFitError: Keys contradict each other, or data, model or method cannot be built.
     """
-    return _assemble(experiment, SimulatedClients, base, on_a_fleet=False, say=say)
+    return _assemble(experiment, SimulatedClients, base, on_a_fleet=False, say=say, kept=kept)
 
 
-def assemble_fleet(experiment: Experiment, nodes: Sequence[NodeDescription], base: State | None = None) -> Assembly:
+def assemble_fleet(
+    experiment: Experiment, nodes: Sequence[NodeDescription], base: State | None = None, kept: Plan | None = None
+) -> Assembly:
     """Build the server's part of a run on a real fleet.
 
     Devices evaluate the levels that they afford. The server has no test set.
@@ -73,15 +82,21 @@ def assemble_fleet(experiment: Experiment, nodes: Sequence[NodeDescription], bas
         experiment: The run; of its `[data]` only `server` is used.
         nodes: Descriptions that the nodes sent. A client's id is its position.
         base: The frozen part of the model, if it is already loaded.
+        kept: The levels that the run has had so far, which keep their shapes.
 
     Raises:
         FleetFitError: Keys contradict each other, or data, model or method cannot be built.
     """
-    return _assemble(experiment, lambda exp, method: NodeClients(exp, method, nodes), base, on_a_fleet=True)
+    return _assemble(experiment, lambda exp, method: NodeClients(exp, method, nodes), base, on_a_fleet=True, kept=kept)
 
 
 def assemble_without_data(
-    experiment: Experiment, data: AbsentData, clients: int, largest: int, base: State | None = None
+    experiment: Experiment,
+    data: AbsentData,
+    clients: int,
+    largest: int,
+    base: State | None = None,
+    kept: Plan | None = None,
 ) -> Assembly:
     """Build a run whose data are absent: its models and levels, for predictions. It cannot train.
 
@@ -91,11 +106,14 @@ def assemble_without_data(
         clients: Number of clients.
         largest: Batch size of a client whose samples are one batch.
         base: The frozen part of the model, if it is already loaded.
+        kept: The levels that the run has had so far, which keep their shapes.
 
     Raises:
         FleetFitError: Keys contradict each other, or model or method cannot be built.
     """
-    return _assemble(experiment, lambda exp, _: RecordedClients(exp, data, clients, largest), base, on_a_fleet=False)
+    return _assemble(
+        experiment, lambda exp, _: RecordedClients(exp, data, clients, largest), base, on_a_fleet=False, kept=kept
+    )
 
 
 def _assemble(
@@ -104,12 +122,13 @@ def _assemble(
     base: State | None,
     on_a_fleet: bool,
     say: Callable[[str], None] | None = None,
+    kept: Plan | None = None,
 ) -> Assembly:
     attack = build_attack(experiment, on_a_fleet)
     method = build(build_method_spec(experiment))
     check_needs(experiment, method)
     clients = build_clients(experiment, method)
-    planned = plan_problem(experiment, clients, base, say=say)
+    planned = plan_problem(experiment, clients, base, say=say, kept=kept)
     budgets = describe_default_budgets(planned.experiment.fleet, experiment.fleet)
     experiment = planned.experiment
     members = clients.join(planned)

@@ -1,0 +1,107 @@
+"""Go on with other values of a few keys: `fleetfit resume FOLDER --set rounds=20`, `ff.resume(folder, rounds=20)`."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fleetfit.api.results import Run, find_last_round, open_run
+from fleetfit.config.dump import make_plain
+from fleetfit.config.keys import format_key, replace_key
+from fleetfit.config.load import resolve_tables
+from fleetfit.config.merge import Table, flatten
+from fleetfit.config.toml import check_values
+from fleetfit.core.nodes import parse_node_description
+from fleetfit.errors import ConfigError, RunError, escape_controls
+from fleetfit.runs.folder import NODES, RunFolder, compute_checksum
+
+_KEYS = ("rounds", "fleet.groups", "fleet.levels")
+_KEYS_OF_FLEETS = ("rounds", "fleet.levels", "engine.nodes", "engine.wait_s", "engine.deadline_s")
+
+
+def change_run(files: RunFolder, sections: Mapping[str, Any], objects: Mapping[str, Any]) -> Run:
+    """Return a run with other values of the keys that may change, after writing them into its `config.toml`.
+
+    Args:
+        files: The run folder.
+        sections: Tables with the keys.
+        objects: The objects in place of names, as `fleetfit.run` got them.
+
+    Raises:
+        ConfigError: A key may not change, or its value is wrong.
+        PlanError: No level fits a new budget.
+        RunError: The folder is damaged, or another process is writing to it.
+    """
+    check_values(sections)
+    change = _list_changes(files, resolve_tables(sections, Path.cwd()))
+    before = table = files.read_config()
+    for key, value in change.items():
+        table = replace_key(table, key, value)
+    table = make_plain(table)
+    changed = [key for key in change if _get(table, key) != _get(before, key)]
+    run = open_run(files, objects, table)
+    trained = find_last_round(files)
+    if run.experiment.rounds <= trained:
+        raise ConfigError(
+            f"{files.path} has trained {trained} rounds. Set more to go on: rounds = {trained + 10}.", key="rounds"
+        )
+    if not changed:
+        return run
+    run._change = trained, changed
+    nodes = files.json(NODES) if files.has(NODES) and "fleet.levels" in changed else None
+    if nodes is not None:
+        nodes |= {"planned": nodes["members"]}
+        run._plan_for(_parse_nodes(files, nodes["members"]))
+    _ = run.assembly  # raises what does not fit, before a file is changed
+    with files.hold():
+        if nodes is not None:
+            files.write(NODES, json.dumps(nodes, indent=2) + "\n")
+        _write_config(files, table, changed, trained)
+    run._change, run.files = None, RunFolder(files.path)  # what was read of it is old
+    return run
+
+
+def _list_changes(files: RunFolder, sections: Table) -> dict[str, Any]:
+    """Return the values of the keys that change, by dotted key.
+
+    Raises:
+        ConfigError: One of them may not change.
+    """
+    keys = _KEYS_OF_FLEETS if files.has(NODES) else _KEYS
+    for key in flatten(sections):
+        if not any(f"{key}.".startswith(f"{one}.") for one in keys):
+            reason = "The budgets are those of the nodes. " if key.startswith("fleet.groups") else ""
+            raise ConfigError(
+                f"{format_key(key)}: a run goes on with its settings, but for {', '.join(keys)}. {reason}For another "
+                f'value, start a new run; with init_from = "{files.path}" it begins with this model.',
+                key=key,
+            )
+    return {key: value for key in keys if (value := _get(sections, key)) is not None}
+
+
+def _get(table: Any, key: str) -> Any:
+    for part in key.split("."):
+        table = table.get(part) if isinstance(table, Mapping) else None
+    return table
+
+
+def _parse_nodes(files: RunFolder, tables: Any) -> list[Any]:
+    try:
+        return [parse_node_description(table) for table in tables]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{files.path / NODES} is damaged: {error}.", path=files.path / NODES) from None
+
+
+def _write_config(files: RunFolder, table: Table, changed: list[str], trained: int) -> None:
+    """Write `config.toml` with its first comment, and what changed into `environment.json`."""
+    lines = files.text("config.toml").splitlines(keepends=True)
+    heading = "".join(lines[: next((i for i, line in enumerate(lines) if not line.startswith(("#", "\n"))), 0)])
+    text = heading + escape_controls(tomli_w.dumps(table))
+    environment = RunFolder(files.path).environment.dump()
+    environment["changed"] = [*environment.get("changed", ()), {"round": trained, "keys": changed}]
+    if "sha256" in environment and not files.is_edited():
+        environment["sha256"] = {"config.toml": compute_checksum(text)}
+    files.write("environment.json", json.dumps(environment, indent=2) + "\n")
+    files.write("config.toml", text)

@@ -1,0 +1,184 @@
+"""A run goes on with other rounds or other levels: old levels keep shapes and numbers, and records say what changed."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import raises, run_verb
+from support.bits import assert_same_bits
+
+import fleetfit as ff
+from fleetfit.config import load_experiment
+from fleetfit.config.assemble.run import assemble
+from fleetfit.errors import ConfigError, FleetFitError, PlanError
+from fleetfit.planner import LevelChange, Plan
+from fleetfit.rounds.restore import _match_levels
+from fleetfit.runs.folder import RunFolder
+
+TABLE: dict[str, Any] = {
+    "rounds": 2,
+    "data": {"name": "digits", "partition": {"kind": "iid", "clients": 8}},
+    "model": {"name": "cnn"},
+    "local": {"epochs": 1, "max_steps": 2, "lr": 0.05},
+    "cohort": {"count": 4},
+    "evaluate": {"every": 0, "batch_norm": ["static"]},
+}
+
+
+def groups(*budgets: float) -> dict[str, Any]:
+    return {"groups": [{"budget": budget} for budget in budgets]}
+
+
+def begin(folder: Path, method: str = "scalefl", fleet: Mapping[str, Any] | None = None, **changes: Any) -> ff.Run:
+    table = {**TABLE, "method": {"name": method}, "fleet": fleet or groups(0.25, 1.0), **changes}
+    return ff.run(table, out=folder, progress=False)
+
+
+def shapes(plan: Plan) -> dict[str, Any]:
+    return {level.name: (level.depth, level.width, level.exits) for level in plan.levels}
+
+
+def test_more_rounds_are_those_of_a_run_that_had_them(tmp_path: Path) -> None:
+    whole = begin(tmp_path / "whole", rounds=4)
+    begin(tmp_path / "run")
+    run = ff.resume(tmp_path / "run", rounds=4, progress=False)
+    assert_same_bits(run.server.state, whole.server.state)
+    assert (tmp_path / "run" / "config.toml").read_text() == (tmp_path / "whole" / "config.toml").read_text()
+    assert not run.files.is_edited()
+    assert [(one.round, one.keys) for one in RunFolder(run.folder).environment.changed] == [(2, ["rounds"])]
+    assert not run.plan.changes and len(run.notes) == len(whole.notes) + 1
+    again = ff.resume(tmp_path / "run", progress=False)
+    assert len(again.metrics) == 4 and again.notes == run.notes
+
+
+@pytest.mark.parametrize("method", ["scalefl", "heterofl", "fleetfit", "nefl"])
+def test_a_level_is_added_and_one_is_dropped(method: str, tmp_path: Path) -> None:
+    before = shapes(begin(tmp_path / "run", method).plan)
+    run = ff.resume(tmp_path / "run", rounds=4, fleet=groups(0.25, 0.5, 1.0), progress=False)
+    added = shapes(run.plan)
+    assert list(added) == ["1", "3", "2"] and {**added, **before} == added
+    assert added["3"][2] == tuple(e for e in before["2"][2] if e <= added["3"][0]), "no further exit"
+    assert run.plan.changes == (LevelChange(2, ("3",), ()),)
+    assert run.plan == run.assembly.plan == Plan.from_toml((tmp_path / "run" / "plan.toml").read_text())
+    share = run.plan.levels[1].share
+    assert run.plan.levels[0].share < share < 1 and share == pytest.approx(0.5, rel=0.1)
+    assert all(set(report["train"]["by_level"]) <= {"1", "2"} for report in run.metrics[:2])
+    assert "3" in {number for report in run.metrics[2:] for number in report["train"]["by_level"]}
+    columns = run.columns["static"]
+    assert set(columns["levels"]) == set(columns["test_levels"]) == {"1", "2", "3"}
+    assert [level["level"] for level in run.summary["levels"]] == ["1", "3", "2"]
+    assert set(json.loads((run.folder / "fleet.json").read_text())["groups"]) == {"1/4", "1/2", "1"}
+    assert run.accuracy("local", level=3) == columns["levels"]["3"]["local"]
+    assert run.model(level=3) is not None and len(ff.load(tmp_path / "run").notes) == len(run.notes)
+
+    run = ff.resume(tmp_path / "run", rounds=5, fleet=groups(0.5, 1.0), progress=False)
+    assert shapes(run.plan) == {name: added[name] for name in ("3", "2")}
+    run = ff.resume(tmp_path / "run", rounds=6, fleet=groups(0.25, 0.5, 1.0), progress=False)
+    assert list(shapes(run.plan)) == ["4", "3", "2"], "a number is not given twice"
+    assert run.plan.changes[1:] == (LevelChange(4, (), ("1",)), LevelChange(5, ("4",), ()))
+
+
+def test_a_kill_after_the_change_costs_no_bit(tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(report: Mapping[str, Any]) -> None:
+        raise Stop
+
+    runs = []
+    for name in ("whole", "cut"):
+        begin(tmp_path / name, "nefl")
+        fleet = groups(0.25, 0.5, 1.0)
+        if name == "cut":
+            with pytest.raises(Stop):
+                ff.resume(tmp_path / name, rounds=5, fleet=fleet, on_round=stop, progress=False)
+            runs.append(ff.resume(tmp_path / name, progress=False))
+        else:
+            runs.append(ff.resume(tmp_path / name, rounds=5, fleet=fleet, progress=False))
+    assert_same_bits(runs[1].server.state, runs[0].server.state)
+    assert runs[1].notes == runs[0].notes and runs[1].plan == runs[0].plan
+    assert [r["train"] for r in runs[1].metrics] == [r["train"] for r in runs[0].metrics]
+
+
+def test_an_edited_file_is_the_same_change(tmp_path: Path) -> None:
+    for name in ("set", "edited"):
+        begin(tmp_path / name)
+    by_key = ff.resume(tmp_path / "set", rounds=3, fleet=groups(0.25, 0.5, 1.0), progress=False)
+    (tmp_path / "edited" / "config.toml").write_text((tmp_path / "set" / "config.toml").read_text())
+    edited = ff.resume(tmp_path / "edited", progress=False)
+    assert edited.files.is_edited() and not by_key.files.is_edited()
+    assert edited.plan == by_key.plan
+    assert_same_bits(edited.server.state, by_key.server.state)
+
+
+def test_listed_levels_keep_their_shapes(tmp_path: Path) -> None:
+    listed = [{"budget": 0.3, "width": 0.5}, {"budget": 1.0}]
+    before = shapes(begin(tmp_path / "run", "heterofl", {**groups(0.3, 1.0), "levels": listed}).plan)
+    levels = {"levels": [listed[0], {"budget": 0.6, "width": 0.75}, listed[1]]}
+    run = ff.resume(tmp_path / "run", rounds=3, fleet={**groups(0.3, 0.6, 1.0), **levels}, progress=False)
+    assert shapes(run.plan) == {"1": before["1"], "3": (6, 0.75, (6,)), "2": before["2"]}
+    assert [level.needs for level in run.assembly.federation.levels] == [0.3, 0.6, 1.0]
+    run = ff.resume(tmp_path / "run", rounds=4, fleet={"levels": [0.3, 0.45, 1.0]}, progress=False)
+    assert list(shapes(run.plan)) == ["1", "4", "2"]
+
+    deep = [{"budget": 0.3, "depth": 4, "width": 0.5}, {"budget": 1.0}]
+    begin(tmp_path / "deep", fleet={**groups(0.3, 1.0), "levels": deep})
+    levels["levels"] = [deep[0], {"budget": 0.6, "depth": 5, "width": 0.75}, deep[1]]
+    with raises(PlanError, key="fleet.levels"):  # it has no exit after block 5
+        ff.resume(tmp_path / "deep", rounds=4, fleet=levels, progress=False)
+
+
+def test_what_does_not_fit_changes_no_file(tmp_path: Path) -> None:
+    folder = begin(tmp_path / "run").folder
+    depth = begin(tmp_path / "depth", "depthfl").folder
+    one = begin(tmp_path / "one", "fedavg").folder
+    cases: list[tuple[Path, dict[str, Any], str, type[FleetFitError]]] = [
+        (folder, {"rounds": 2}, "rounds", ConfigError),
+        (folder, {"fleet": groups(0.25, 0.5, 1.0)}, "rounds", ConfigError),  # it has no round left
+        (folder, {"rounds": 3, "fleet": {"tolerance": 0.2}}, "fleet.tolerance", ConfigError),
+        (folder, {"rounds": 3, "fleet": {"groups": 3}}, "fleet.groups", ConfigError),
+        (folder, {"rounds": "many"}, "rounds", ConfigError),
+        (depth, {"rounds": 3, "fleet": groups(0.25, 0.5, 1.0)}, "fleet.levels", PlanError),
+        (one, {"rounds": 3, "fleet": groups(0.125, 1.0)}, "fleet.groups", PlanError),
+    ]
+    for path, change, key, kind in cases:
+        before = {file: file.read_bytes() for file in path.iterdir() if file.is_file()}
+        with raises(kind, key=key):
+            ff.resume(path, progress=False, **change)
+        assert {file: file.read_bytes() for file in path.iterdir() if file.is_file()} == before, change
+    # The way out that the error names: the new devices train the next smaller level.
+    fleet = {**groups(0.25, 0.5, 1.0), "levels": [0.25, 1.0]}
+    run = ff.resume(depth, rounds=3, fleet=fleet, progress=False)
+    assert not run.plan.changes and [level.clients for level in run.plan.levels] == [6, 2]
+
+
+def test_the_command_line_changes_the_same_keys(tmp_path: Path) -> None:
+    folder = begin(tmp_path / "run").folder
+    run_verb("resume", folder, "--set", "rounds=3", "--set", "fleet.groups=[{budget=0.25}, {budget=0.5}, {budget=1.0}]")
+    assert list(shapes(ff.load(folder).plan)) == ["1", "3", "2"] and len(ff.load(folder).metrics) == 3
+    for word in ("local.lr=0.1", "model.name=mlp", "engine.workers=2", "engine.deadline_s=3"):
+        before = (folder / "config.toml").read_bytes()
+        assert word.partition("=")[0].partition(".")[2] in run_verb("resume", folder, "--set", word, code=2).err
+        assert (folder / "config.toml").read_bytes() == before
+
+
+def test_a_checkpoint_of_before_has_the_same_levels_by_their_new_places() -> None:
+    table = {**TABLE, "method": {"name": "nefl"}}
+    kept = assemble(load_experiment({**table, "fleet": groups(0.25, 1.0)})).plan
+    federation = assemble(load_experiment({**table, "fleet": groups(0.25, 0.5, 1.0)}), kept=kept).federation
+    assert [level.name for level in federation.levels] == ["1", "3", "2"] and federation.numbers == (1, 3, 2)
+    tensors = [torch.full((1,), float(i)) for i in range(3)]
+    state = {"a": tensors[0], "level1/b": tensors[1], "level2/b": tensors[2]}
+    server = {"state": state, "round": 2, "memory": {"momentum": state}, "trained": {0: 0, 5: 1}}
+    before = {"server": server, "clients": {}, "statistics": {0: {"x": tensors[0]}, 1: {"x": tensors[1]}}}
+    after = _match_levels(before, federation)
+    moved = {"a": tensors[0], "level1/b": tensors[1], "level3/b": tensors[2]}
+    assert after["server"] == {"state": moved, "round": 2, "memory": {"momentum": moved}, "trained": {0: 0, 5: 2}}
+    assert after["statistics"] == {0: {"x": tensors[0]}, 2: {"x": tensors[1]}}
+    gone = _match_levels({**before, "levels": ["4", "2"]}, federation)
+    assert gone["server"]["state"] == {"a": tensors[0], "level3/b": tensors[2]}
+    assert gone["server"]["trained"] == {5: 2} and gone["statistics"] == {2: {"x": tensors[1]}}
+    assert _match_levels({**before, "levels": ["1", "3", "2"]}, federation) == {**before, "levels": ["1", "3", "2"]}
