@@ -135,12 +135,15 @@ def test_what_does_not_fit_changes_no_file(tmp_path: Path) -> None:
     folder = begin(tmp_path / "run").folder
     depth = begin(tmp_path / "depth", "depthfl").folder
     one = begin(tmp_path / "one", "fedavg").folder
+    early = {"every": 1, "split": "validation", "patience": 1}
+    stopped = begin(tmp_path / "early", rounds=9, local={"max_steps": 1, "lr": 1e-9}, evaluate=early).folder
     cases: list[tuple[Path, dict[str, Any], str, type[FleetFitError]]] = [
-        (folder, {"rounds": 2}, "rounds", ConfigError),
+        (folder, {"rounds": 1}, "rounds", ConfigError),
         (folder, {"fleet": groups(0.25, 0.5, 1.0)}, "rounds", ConfigError),  # it has no round left
         (folder, {"rounds": 3, "fleet": {"tolerance": 0.2}}, "fleet.tolerance", ConfigError),
         (folder, {"rounds": 3, "fleet": {"groups": 3}}, "fleet.groups", ConfigError),
         (folder, {"rounds": "many"}, "rounds", ConfigError),
+        (stopped, {"rounds": 20}, "evaluate.patience", ConfigError),
         (depth, {"rounds": 3, "fleet": groups(0.25, 0.5, 1.0)}, "fleet.levels", PlanError),
         (one, {"rounds": 3, "fleet": groups(0.125, 1.0)}, "fleet.groups", PlanError),
     ]
@@ -167,8 +170,8 @@ def test_the_command_line_changes_the_same_keys(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_before_has_the_same_levels_by_their_new_places() -> None:
     table = {**TABLE, "method": {"name": "nefl"}}
-    kept = assemble(load_experiment({**table, "fleet": groups(0.25, 1.0)})).plan
-    federation = assemble(load_experiment({**table, "fleet": groups(0.25, 0.5, 1.0)}), kept=kept).federation
+    plan = assemble(load_experiment({**table, "fleet": groups(0.25, 1.0)})).plan
+    federation = assemble(load_experiment({**table, "fleet": groups(0.25, 0.5, 1.0)}), kept=plan).federation
     assert [level.name for level in federation.levels] == ["1", "3", "2"] and federation.numbers == (1, 3, 2)
     tensors = [torch.full((1,), float(i)) for i in range(3)]
     state = {"a": tensors[0], "level1/b": tensors[1], "level2/b": tensors[2]}

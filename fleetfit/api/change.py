@@ -1,4 +1,4 @@
-"""Go on with other values of a few keys: `fleetfit resume FOLDER --set rounds=20`, `ff.resume(folder, rounds=20)`."""
+"""Continue a run with other values of a few keys: `fleetfit resume FOLDER --set rounds=20`."""
 
 import json
 from collections.abc import Mapping
@@ -42,13 +42,19 @@ def change_run(files: RunFolder, sections: Mapping[str, Any], objects: Mapping[s
     table = make_plain(table)
     changed = [key for key in change if _get(table, key) != _get(before, key)]
     run = open_run(files, objects, table)
+    if not changed:
+        return run
     trained = find_last_round(files)
     if run.experiment.rounds <= trained:
         raise ConfigError(
             f"{files.path} has trained {trained} rounds. Set more to go on: rounds = {trained + 10}.", key="rounds"
         )
-    if not changed:
-        return run
+    if run._is_over:
+        raise ConfigError(
+            f"early stopping has ended {files.path} after {trained} rounds. Raise evaluate.patience in its "
+            "config.toml, or leave it out there.",
+            key="evaluate.patience",
+        )
     run._change = trained, changed
     nodes = files.json(NODES) if files.has(NODES) and "fleet.levels" in changed else None
     if nodes is not None:
@@ -74,7 +80,7 @@ def _list_changes(files: RunFolder, sections: Table) -> dict[str, Any]:
         if not any(f"{key}.".startswith(f"{one}.") for one in keys):
             reason = "The budgets are those of the nodes. " if key.startswith("fleet.groups") else ""
             raise ConfigError(
-                f"{format_key(key)}: a run goes on with its settings, but for {', '.join(keys)}. {reason}For another "
+                f"{format_key(key)}: a run continues with its settings, but for {', '.join(keys)}. {reason}For another "
                 f'value, start a new run; with init_from = "{files.path}" it begins with this model.',
                 key=key,
             )

@@ -609,8 +609,10 @@ def find_accuracy(columns: Mapping[str, Any], kind: str, level: int | None, norm
 
 
 def describe_changes(changed: Iterable[tuple[int, Sequence[str]]], plan: Plan) -> list[str]:
-    """Return notes on what a run went on with that it did not begin with: keys after a round, and levels."""
-    notes = [f"After round {round} the run went on with other values of {', '.join(keys)}." for round, keys in changed]
+    """Return notes on what a run continued with that it did not begin with: keys after a round, and levels."""
+    notes = [
+        f"After round {round} the run continued with other values of {', '.join(keys)}." for round, keys in changed
+    ]
     for change in plan.changes:
         lines = [f"{_name_levels(change.added)} new"] * bool(change.added)
         lines += [f"{_name_levels(change.dropped)} gone"] * bool(change.dropped)

@@ -197,7 +197,7 @@ def resume(
         folder: The run folder.
         rounds: Rounds of training, those before included. A schedule is then that of all rounds.
         fleet: Other `groups` or `levels`. Levels that stay keep their shapes and numbers; with others, the run has
-            other bits from there on than one that goes on unchanged.
+            other bits from there on than one that continues unchanged.
         on_round: Called with each round's report.
         callbacks: Further callbacks besides those of the run's `config.toml` (see `run`). They first receive the missed
             rounds.
@@ -563,7 +563,7 @@ def run_remaining_rounds(
 
 
 def _write_plan(target: Run) -> None:
-    """Write the files of the levels and clients of a run that goes on with others."""
+    """Write the files of the levels and clients of a run that continues with others."""
     assembly = target.assembly
     target.files.write("plan.toml", assembly.plan.to_toml())
     if assembly.simulation is not None:

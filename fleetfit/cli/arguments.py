@@ -60,7 +60,7 @@ Overrides = Annotated[
 ]
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Go on with another value, such as rounds=20. Repeatable."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Continue with another value, such as rounds=20. Repeatable."),
 ]
 Out = Annotated[Path | None, path_option(parse_folder, "Output folder; it must be new or empty.", "--out")]
 NewOrStopped = Annotated[

@@ -57,7 +57,7 @@ class Targets:
         cost: Name of the cost that the budgets are meant in.
         strict: Admit only costs at or under the target, and at or under the ceilings.
         splits: The levels themselves where they are fixed (a saved plan); empty: search for them.
-        fixed: How `splits` cut the model; `KEPT` for the levels of a run that goes on with others, which any method
+        fixed: How `splits` cut the model; `KEPT` for the levels of a run that continues with others, which any method
             keeps.
         ceilings: Each further cost that budgets name: the most that each level may cost, as a fraction of cost(M); a
             level may exceed it by its tolerance. Infinite where no client of the level names the cost.

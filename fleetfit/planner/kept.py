@@ -1,4 +1,4 @@
-"""The levels of a run that goes on with other budgets: old levels keep their shapes, and new ones fit in between.
+"""The levels of a run that continues with other budgets: old levels keep their shapes, and new ones fit in between.
 
 A level that the new targets have too, within a hundredth of its own, keeps its shape and its number. The others are
 dropped, but for the full model. A new level ends at an exit that the model has: a further exit would be a classifier
@@ -30,7 +30,7 @@ def keep_shapes(
 
     Args:
         plan: The levels that the run has.
-        targets: Those that it goes on with.
+        targets: Those that it continues with.
         architecture: The model family.
         input_shape: Shape of one sample.
         split: How the method splits levels.
@@ -71,7 +71,7 @@ def add_change(plan: Plan, before: Plan, round: int) -> Plan:
 
     Args:
         plan: The plan.
-        before: The one with which the run went on until then.
+        before: The one with which the run continued until then.
         round: The last round of then.
     """
     names, old = [level.name for level in plan.levels], [level.name for level in before.levels]

@@ -66,7 +66,7 @@ def check_checkpoint(federation: Federation, payload: Any, round: int) -> dict[s
 
 
 def _match_levels(checkpoint: dict[str, Any], federation: Federation) -> dict[str, Any]:
-    """Return a checkpoint from before the levels of a run changed with what it has of the levels that there are now."""
+    """Return a checkpoint with the tensors of each level by its present index, where the levels of the run changed."""
     names = [level.name for level in federation.levels]
     stored = checkpoint.get("levels") or [str(i + 1) for i in range(_MAX_LEVELS)]
     if names == stored[: len(names)] or not all(name.isdecimal() for name in names):

@@ -505,7 +505,7 @@ class ResumedRecord(Record):
 
 
 class ChangedRecord(Record):
-    """After which round a run went on with other values of which keys."""
+    """After which round a run continued with other values of which keys."""
 
     round: Count
     keys: List[str]
@@ -531,7 +531,7 @@ class EnvironmentRecord(Record):
         fleetfit_commit: Commit of FleetFit, "-dirty" if the package was changed.
         git_commit: Commit of the working folder; `git_changes` if it was changed.
         resumed: The times at which the run was resumed.
-        changed: The keys with whose other values it went on.
+        changed: The keys with whose other values it continued.
         sha256: The checksum of `config.toml`, by its name.
         data: The fingerprint of the data; None for private and secure runs and for data on nodes.
         code: The SHA-256 of the user's code, by path.

@@ -168,7 +168,7 @@ def _plan_budgets(
 
 
 def _keep_levels(kept: Plan, targets: Targets, problem: Problem, method: Method) -> tuple[Targets, list[Level]]:
-    """Return the targets and levels of a run that has trained some: the same, or those that it goes on with.
+    """Return the targets and levels of a run that has trained some: the same, or those that it continues with.
 
     Raises:
         PlanError: No level fits a new target, or the method makes others of the levels that the run has.
@@ -188,7 +188,7 @@ def _keep_levels(kept: Plan, targets: Targets, problem: Problem, method: Method)
         if [level.name for level in levels] == [shape.name for shape in targets.splits]:
             return targets, levels
     raise PlanError(
-        "with these budgets the method trains another model than before. Go on with budgets of the same levels, or "
+        "with these budgets the method trains another model than before. Continue with budgets of the same levels, or "
         "start a new run, which init_from begins with the trained model.",
         key="fleet.groups",
     )
