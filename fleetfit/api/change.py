@@ -40,7 +40,8 @@ def change_run(files: RunFolder, sections: Mapping[str, Any], objects: Mapping[s
     for key, value in change.items():
         table = replace_key(table, key, value)
     table = make_plain(table)
-    changed = [key for key in change if _get(table, key) != _get(before, key)]
+    is_rule = files.has(NODES) and change.get("fleet.levels") in ("cluster", "halving")  # for the nodes of now
+    changed = [key for key in change if _get(table, key) != _get(before, key) or (is_rule and key == "fleet.levels")]
     run = open_run(files, objects, table)
     if not changed:
         return run

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fleetfit.cli.arguments import (
+    Changes,
     parse_folder,
     parse_input_file,
     parse_output_file,
@@ -212,14 +213,22 @@ def resume(
     superlink: Annotated[
         str, typer.Argument(help="Name of the SuperLink in Flower's configuration. Default: Flower's default.")
     ] = "",
+    overrides: Changes = None,
 ) -> None:
-    """Continue a stopped run of a fleet from its last checkpoint. Run this on the SuperLink's machine."""
+    """Continue a stopped run of a fleet from its last checkpoint. Run this on the SuperLink's machine.
+
+    With --set, it continues with other rounds, fleet.levels, or engine.nodes, wait_s and deadline_s.
+    """
+    from fleetfit.api.change import change_run
     from fleetfit.cli import output
+    from fleetfit.config.load import parse_overrides
     from fleetfit.fleet.app_folder import write_app
     from fleetfit.runs.folder import RunFolder
 
     path = RunFolder.open_fleet(folder).path.resolve()
     flwr = find_flwr("Resuming a fleet's run")
+    if overrides:
+        change_run(RunFolder(path), parse_overrides(overrides), {})
     with tempfile.TemporaryDirectory(prefix="fleetfit-") as scratch:
         app_folder = Path(scratch) / "app"
         write_app(app_folder, None, {"run-file": "", "resume": str(path)}, name="fleetfit-resume")

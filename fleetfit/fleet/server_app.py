@@ -10,7 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from fleetfit.api.run import (
 )
 from fleetfit.config import Assembly, Experiment, load_experiment
 from fleetfit.config.assemble.clients import build_node_clients, find_common_data, find_node_budgets
+from fleetfit.config.assemble.fleet import DeviceBudgets
+from fleetfit.config.assemble.levels import find_failed_costs
 from fleetfit.config.assemble.method import build_method_spec
 from fleetfit.config.assemble.rounds import compute_cohort_size, count_asked_clients
 from fleetfit.config.assemble.run import assemble_fleet
@@ -329,6 +331,7 @@ class _FleetRun:
     planned: list[NodeDescription]
     say: Callable[[str], None]
     _has_begun: bool = False
+    _levels: dict[int, str] = field(default_factory=dict)
 
     @staticmethod
     def start(transport: Transport, config: ServerAppConfig, say: Callable[[str], None]) -> "_FleetRun":
@@ -368,12 +371,16 @@ class _FleetRun:
         transform = load_transform(run.files) if run.files.has(TRANSFORM) else None
         try:
             table = run.files.json(NODES)
-            terms = None if run.files.is_edited() else parse_terms(table["terms"])  # another file has other terms
+            terms = None  # another file has other terms
+            if not run.files.is_edited():
+                terms = {**parse_terms(table["terms"]), "rounds": run.experiment.rounds}
             manager = make_manager(transport, run.experiment, rules, transform, str(table["run"]), terms, say)
             manager.restore(table["members"])
         except (ValueError, KeyError, TypeError, RunError) as error:
             raise RunError(f"{run.folder / NODES} is damaged: {error}.", path=run.folder / NODES) from None
         manager.check_node = make_node_check(run.experiment, find_common_data(planned))
+        if run.assembly.plan != run.files.plan:  # other levels; plan.toml is written with the first round
+            run.files.write("fleet.json", json.dumps(_describe_clients(run.assembly)) + "\n")
         return _FleetRun._make(run, verify_layout(run.assembly, say), manager, rules, planned, say)
 
     @staticmethod
@@ -455,23 +462,36 @@ class _FleetRun:
         is_private = self.run.assembly.settings.privacy is not None  # then the round waits for its whole random cohort
         self.engine.cohort = len(nodes) if is_private else compute_cohort_size(experiment, len(nodes))
         clients = build_node_clients(experiment, federation.method, fleet, nodes)
-        return replace(federation, clients=clients, cohort=count_asked_clients(experiment.cohort, self.engine.cohort))
+        cohort = count_asked_clients(experiment.cohort, self.engine.cohort)
+        federation = replace(federation, clients=clients, cohort=cohort)
+        if federation.method.needs_budgets:
+            self._print_members(federation, fleet)
+        return federation
 
     # -- lines for the server's log
 
     def print_levels(self) -> None:
-        """Print the levels, and which one each node trains."""
-        assembly, members = self.assembly, self.manager.members
+        """Print the levels."""
+        assembly = self.assembly
         for level in assembly.plan.levels:
             self.say(
                 f"Level {level.name}: depth {level.depth}, width {level.width:.2f}, {level.parameters:,} parameters, "
                 f"{100 * level.share:.0f}% of the full model's {assembly.plan.cost}"
             )
-        level_of = assembly.federation.level_of
-        if assembly.federation.method.needs_budgets and len(members) == len(level_of):
-            for member, index in zip(members, level_of, strict=True):
-                work = f"level {assembly.federation.levels[index].name}" if index >= 0 else "nothing: too small"
-                self.say(f"Node {member.description.name} trains {work}.")
+
+    def _print_members(self, federation: Federation, budgets: DeviceBudgets) -> None:
+        """Print the level of each node that is new or has another one, and why a node has none."""
+        for client, (member, index) in enumerate(zip(self.manager.members, federation.level_of.tolist(), strict=True)):
+            level = federation.levels[index].name if index >= 0 else ""
+            if self._levels.get(member.node) == level:
+                continue
+            self._levels[member.node] = level
+            reasons = [
+                f"it affords {budget:.3g} of the full model's {cost}, and the smallest level costs {needs:.3g}"
+                for cost, budget, needs in (() if level else find_failed_costs(federation, budgets, client))
+            ]
+            work = f"level {level}" if level else f"nothing: {', '.join(reasons)}"
+            self.say(f"Node {member.description.name} trains {work}.")
 
     def print_round(self, report: Mapping[str, Any]) -> None:
         """Print the results of a round, and the nodes that failed."""

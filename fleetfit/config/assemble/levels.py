@@ -267,7 +267,7 @@ def build_plan(federation: Federation, budgets: DeviceBudgets, targets: Targets)
     levels = tuple(_build_planned_level(federation, budgets, targets, i) for i in range(len(federation.levels)))
     absent = []
     for client in map(int, np.flatnonzero(federation.level_of < 0)):
-        failed = [cost for cost, _, _ in _find_failed_costs(federation, budgets, client)] if budgets.further else []
+        failed = [cost for cost, _, _ in find_failed_costs(federation, budgets, client)] if budgets.further else []
         group = f'group "{budgets.names[budgets.group[client]]}"'
         absent.append(f"{client} ({', '.join([group, *failed])})")
     conditions = targets.conditions
@@ -339,7 +339,7 @@ def describe_absent_clients(federation: Federation, budgets: DeviceBudgets) -> l
             client = int(ids[0])
             afforded, required = f"{budgets.budgets[client]:.3g}", f"{min(lv.needs for lv in federation.levels):.3g}"
             if budgets.further:
-                failed = _find_failed_costs(federation, budgets, client)
+                failed = find_failed_costs(federation, budgets, client)
                 afforded = ", ".join(f"{cost} {budget:.3g}" for cost, budget, _ in failed)
                 required = ", ".join(f"{cost} {least:.3g}" for cost, _, least in failed)
             notes.append(
@@ -386,7 +386,7 @@ def describe_percentages(fleet: FleetSection) -> list[str]:
     ]
 
 
-def _find_failed_costs(
+def find_failed_costs(
     federation: Federation, budgets: DeviceBudgets, client: int
 ) -> list[tuple[str, float, float]]:  # fmt: skip
     """Return (cost, budget, cost of the smallest level) where that level exceeds a client's budget."""

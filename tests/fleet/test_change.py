@@ -1,0 +1,96 @@
+"""A fleet's run continues with other levels, and nodes move between them."""
+
+import json
+from pathlib import Path
+
+from local_fleet import Lab, described
+from support import raises
+
+from fleetfit.api.change import change_run
+from fleetfit.errors import ConfigError
+from fleetfit.fleet import node as nodes_side
+from fleetfit.fleet.node_log import read_log
+from fleetfit.runs.folder import RunFolder
+
+BUDGETS = [0.5, 0.6, 1.0, 0.5, 1.0]
+
+
+def change(lab: Lab, budgets: dict[int, float] | None = None, **sections: object) -> None:
+    """Change the run's file, and the budgets of some nodes in their own files, which they read when they start."""
+    for client, budget in (budgets or {}).items():
+        lab.budgets[client] = budget
+        lab.config(client)
+    nodes_side.get_node.cache_clear()
+    lab.grid.offline = set()
+    change_run(RunFolder(lab.folder / "run"), sections, {})
+    lab.lines.clear()
+
+
+def test_a_level_is_added_and_one_is_dropped_when_a_run_is_resumed(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, described({"name": "scalefl"}, rounds=2, cohort={"fraction": 1.0}), list(BUDGETS))
+    run = lab.serve()
+    before = {level.name: (level.depth, level.width, level.exits) for level in run.plan.levels}
+    assert {f"Node node-{i} trains level {1 + (budget == 1.0)}." for i, budget in enumerate(BUDGETS)} <= {*lab.lines}
+
+    change(lab, {0: 0.2, 2: 0.5}, rounds=4, fleet={"levels": [0.2, 0.5, 1.0]})
+    run = lab.serve(resume=True)
+    after = {level.name: (level.depth, level.width, level.exits) for level in run.plan.levels}
+    assert list(after) == ["3", "1", "2"] and {**after, **before} == after
+    assert {"Node node-0 trains level 3.", "Node node-2 trains level 1."} <= {*lab.lines}
+    assert [report["train"]["by_level"] for report in run.metrics] == [{"1": 3, "2": 2}] * 2 + [
+        {"3": 1, "1": 3, "2": 1}
+    ] * 2
+    assert not any(report["failures"] for report in run.metrics) and run.plan.changes[0].added == ("3",)
+    assert [level["clients"] for level in run.columns["static"]["levels"].values()] == [1, 3, 1]
+
+    change(lab, rounds=5, fleet={"levels": [0.5, 1.0]})
+    run = lab.serve(resume=True)
+    assert json.loads((run.folder / "fleet.json").read_text())["first"]["level"] == [0, 1, 1, 1, 2]
+    assert run.metrics[-1]["train"]["by_level"] == {"1": 3, "2": 1} and run.plan.changes[1].dropped == ("3",)
+    [reason] = [line for line in lab.lines if line.startswith("Node node-0 trains nothing")]
+    assert " 0.2 " in reason and "parameters" in reason
+
+
+def test_nodes_of_now_are_planned_for(tmp_path: Path) -> None:
+    """By a rule, such as "cluster", levels follow from the nodes that have enrolled since."""
+    table = described({"name": "scalefl"}, rounds=2, cohort={"fraction": 1.0})
+    table["fleet"]["levels"] = "cluster"
+    lab = Lab(tmp_path, table, [0.5, 0.5, 1.0, 0.5, 1.0])
+    lab.serve()
+    change(lab, {0: 0.2}, rounds=3)
+    run = lab.serve(resume=True)  # the node moves, and the levels stay
+    assert not run.plan.changes and run.metrics[-1]["train"]["clients"] == 4
+    change(lab, rounds=4, fleet={"levels": "cluster"})
+    run = lab.serve(resume=True)
+    assert [level.name for level in run.plan.levels] == ["3", "1", "2"]
+    assert run.metrics[-1]["train"]["by_level"] == {"3": 1, "1": 2, "2": 2}
+
+
+def test_only_more_rounds_are_another_run_for_an_owner(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, described({"name": "scalefl"}, rounds=2), list(BUDGETS))
+    lab.serve()
+
+    def fingerprints() -> list[str]:
+        path = tmp_path / "node-0" / "fleetfit-node" / "node-0" / "log.jsonl"
+        return list(dict.fromkeys(entry["fingerprint"] for entry in read_log(path)[0]))
+
+    (lab.folder / "run" / "summary.json").unlink()
+    last = sorted((lab.folder / "run" / "checkpoints").iterdir())[-1]
+    last.unlink()
+    change(lab, fleet={"levels": [0.2, 0.5, 1.0]}, engine={"deadline_s": 30.0})
+    assert lab.serve(resume=True).experiment.engine.settings["deadline_s"] == 30.0
+    assert len(fingerprints()) == 1
+    change(lab, rounds=3)
+    assert len(lab.serve(resume=True).metrics) == 3 and len(fingerprints()) == 2
+
+
+def test_budgets_are_the_nodes_own(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, described({"name": "scalefl"}, rounds=1), list(BUDGETS))
+    lab.serve()
+    for sections, key in (
+        ({"fleet": {"groups": [{"budget": 0.5}]}}, "fleet.groups"),
+        ({"engine": {"name": "local"}}, "engine.name"),
+        ({"local": {"lr": 0.1}}, "local.lr"),
+    ):
+        with raises(ConfigError, key=key):
+            change(lab, rounds=2, **sections)
