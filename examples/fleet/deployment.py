@@ -22,6 +22,7 @@ import tomli_w
 
 from fleetfit.fleet.app_folder import write_app
 from fleetfit.fleet.certificates import make_certificates, make_node_key
+from fleetfit.fleet.failover import VARIABLE
 
 BIN = Path(sys.executable).parent
 # How often Flower's executors ask for work: each question costs a core some milliseconds, on both sides.
@@ -40,8 +41,9 @@ class Deployment:
     """A SuperLink and its nodes; use it with `with`, so that everything ends."""
 
     def __init__(
-        self, folder: Path, nodes: Mapping[str, Mapping[str, Any]], own_process: bool = False, kept: bool = True
-    ) -> None:
+        self, folder: Path, nodes: Mapping[str, Mapping[str, Any]], own_process: bool = False, kept: bool = True,
+        superlinks: Sequence[str] = ("superlink",),
+    ) -> None:  # fmt: skip
         """Make keys, certificates and configurations.
 
         Args:
@@ -49,9 +51,10 @@ class Deployment:
             nodes: By name, what a node's configuration says besides its name.
             own_process: Run the server app in a process that outlives the SuperLink.
             kept: Keep the SuperLink's state in a file, with which it can be started again: most of its time goes there.
+            superlinks: Names of SuperLinks over this file; `flwr` speaks with the first one.
         """
         self.folder, self.own_process, self.kept = folder.resolve(), own_process, kept
-        self.port = free_port()
+        self.ports = {name: free_port() for name in superlinks}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         make_certificates(self.folder / "certificates", ["127.0.0.1", "localhost"])
         for name, settings in nodes.items():
@@ -70,13 +73,19 @@ class Deployment:
         make_node_key(place / "key")
 
     @property
+    def port(self) -> int:
+        """Port of the first SuperLink."""
+        return next(iter(self.ports.values()))
+
+    @property
     def ca(self) -> Path:
         """The authority's certificate, which nodes and users need."""
         return self.folder / "certificates" / "ca.crt"
 
     def __enter__(self) -> "Deployment":
-        """Start the SuperLink."""
-        self.start_superlink()
+        """Start the SuperLinks, one after the other: the first one makes the database."""
+        for name in self.ports:
+            self.start_superlink(name)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -86,32 +95,39 @@ class Deployment:
 
     # -- the server's side
 
-    def start_superlink(self) -> None:
-        """Start the SuperLink, and wait until it answers."""
+    def start_superlink(self, name: str = "superlink") -> None:
+        """Start a SuperLink, and wait until it answers."""
         certificates = self.folder / "certificates"
         tls = ["--ssl-ca-certfile", str(self.ca), "--ssl-certfile", str(certificates / "server.pem"),
                "--ssl-keyfile", str(certificates / "server.key")]  # fmt: skip
         apart = ["--isolation", "process"] if self.own_process else []
         database = ["--database", str(self.folder / "state.db")] if self.kept else []
-        self.start("superlink", [
-            "flower-superlink", *tls, "--enable-supernode-auth", "--host", "127.0.0.1", "--port", str(self.port),
-            *database, "--disable-runtime-dependency-installation", *apart,
+        port = self.ports[name]
+        self.start(name, [
+            "flower-superlink", *tls, "--enable-supernode-auth", "--host", "127.0.0.1", "--port", str(port), *database,
+            "--disable-runtime-dependency-installation", *apart,
         ], POLL)  # fmt: skip
-        self._until_it_answers()
+        self._until_it_answers(name)
         if self.own_process and "superexec" not in self.processes:
-            self.start("superexec", ["flower-superexec", "--runtime-api-address", f"127.0.0.1:{self.port}",
-                                      "--root-certificates", str(self.ca)], POLL)  # fmt: skip
+            others = {VARIABLE: ",".join(self._addresses())}
+            self.start("superexec", ["flower-superexec", "--runtime-api-address", f"127.0.0.1:{port}",
+                                      "--root-certificates", str(self.ca)], POLL | others)  # fmt: skip
 
-    def _until_it_answers(self) -> None:
+    def _addresses(self) -> list[str]:
+        return [f"127.0.0.1:{port}" for port in self.ports.values()]
+
+    def _until_it_answers(self, name: str) -> None:
         trusted = ssl.create_default_context(cafile=str(self.ca))
         for _ in range(2400):
             with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"https://127.0.0.1:{self.port}/health", context=trusted, timeout=2).close()
+                urllib.request.urlopen(
+                    f"https://127.0.0.1:{self.ports[name]}/health", context=trusted, timeout=2
+                ).close()
                 return
-            if self.processes["superlink"].poll() is not None:
+            if self.processes[name].poll() is not None:
                 break
             time.sleep(0.1)
-        raise RuntimeError(f"the SuperLink does not answer:\n{self.log('superlink')[-3000:]}")
+        raise RuntimeError(f"the SuperLink does not answer:\n{self.log(name)[-3000:]}")
 
     def register(self, *names: str) -> None:
         """Have the SuperLink admit nodes' keys, by `flwr supernode register`, all in one process."""
@@ -172,8 +188,9 @@ class Deployment:
                 "--node-config", f'config="{place / "node.toml"}"',
             ]  # fmt: skip
         else:
-            command = ["fleetfit", "flower", "node", str(place / "node.toml"), "--superlink", f"127.0.0.1:{self.port}",
-                       "--ca", str(self.ca), "--key", str(place / "key")]  # fmt: skip
+            addresses = [part for address in self._addresses() for part in ("--superlink", address)]
+            command = ["fleetfit", "flower", "node", str(place / "node.toml"), *addresses, "--ca", str(self.ca),
+                       "--key", str(place / "key")]  # fmt: skip
         return self.start(name, command, {**(POLL if plain else {}), **(environment or {})})
 
     # -- processes

@@ -84,7 +84,10 @@ def member(
 @app.command()
 def node(
     file: Annotated[Path, path_argument(parse_input_file, "The node's configuration (TOML).")],
-    superlink: Annotated[str, typer.Option(help="HOST:PORT of the SuperLink.")] = "",
+    superlink: Annotated[
+        list[str] | None,
+        typer.Option(help="HOST:PORT of the SuperLink. Repeatable: others over the same database, if one fails."),
+    ] = None,
     ca: Annotated[
         Path | None, path_option(parse_input_file, "Certificate authority of the SuperLink. Default: the system's.")
     ] = None,
@@ -111,7 +114,7 @@ def node(
     check_process = subprocess.run([sys.executable, "-c", code, "flower", "node", str(file), "--check"], check=False)
     if check_process.returncode:
         raise typer.Exit(check_process.returncode)
-    raise typer.Exit(run_node(file.resolve(), Connection(superlink, ca, key, insecure)))
+    raise typer.Exit(run_node(file.resolve(), Connection(superlink[0], ca, key, insecure, tuple(superlink[1:]))))
 
 
 @app.command()

@@ -12,7 +12,7 @@ import ssl
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -37,12 +37,19 @@ class Connection:
         root_certificates: The authority of its certificate, a PEM file; None for those that the system trusts.
         key: The node's private key, an OpenSSH file; None if the SuperLink does not authenticate nodes.
         insecure: No TLS; for trials on one machine.
+        further: Addresses of further SuperLinks over the same database, for when that one does not answer.
     """
 
     superlink: str
     root_certificates: Path | None = None
     key: Path | None = None
     insecure: bool = False
+    further: tuple[str, ...] = ()
+
+    @property
+    def superlinks(self) -> tuple[str, ...]:
+        """All addresses."""
+        return self.superlink, *self.further
 
 
 @dataclass(frozen=True)
@@ -73,19 +80,21 @@ def split_address(address: str, what: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def check_superlink(address: str) -> None:
-    """Refuse an address that cannot be the SuperLink's.
+def check_superlink(address: str, what: str = "superlink") -> None:
+    """Refuse an address that cannot be a SuperLink's.
+
+    Args:
+        address: The address.
+        what: What gives it, for the error.
 
     Raises:
         ConfigError: It is not of the form host:port, or an IPv6 address without brackets.
     """
-    host, port = split_address(address, "superlink")
+    host, port = split_address(address, what)
     bare = address.rpartition(":")[0]
     if ":" in host and not (bare.startswith("[") and bare.endswith("]")):
         whole = f"[{host}]:{port}" if _is_ipv6(host) else f"[{address}]:PORT"
-        raise ConfigError(
-            f'superlink: an IPv6 address must be in brackets, such as "{whole}", got "{address}".', key="superlink"
-        )
+        raise ConfigError(f'{what}: an IPv6 address must be in brackets, such as "{whole}", got "{address}".', key=what)
 
 
 def _is_ipv6(host: str) -> bool:
@@ -124,7 +133,18 @@ def _make_tls_context(path: Path) -> ssl.SSLContext:
 
 
 def find_fault(connection: Connection) -> Fault | None:
-    """Connect to the SuperLink; return why the node cannot reach it, or None if it answers."""
+    """Connect to the SuperLinks; return why the node cannot reach any, or None if one answers."""
+    faults = list[Fault]()
+    for address in connection.superlinks:
+        fault = _find_fault(replace(connection, superlink=address))
+        if fault is None:
+            return None
+        faults.append(fault)
+    return min(faults, key=lambda fault: fault.lasting)
+
+
+def _find_fault(connection: Connection) -> Fault | None:
+    """Connect to the first SuperLink; return why the node cannot reach it, or None if it answers."""
     import httpx
 
     proxy = _find_proxy(connection)

@@ -134,7 +134,8 @@ def _check_arguments(config: Path, connection: Connection) -> None:
         raise ConfigError(
             "insecure means no TLS: leave out the root certificates and the key, or insecure.", key="insecure"
         )
-    check_superlink(connection.superlink)
+    for address in connection.superlinks:
+        check_superlink(address)
     if connection.root_certificates is not None:
         check_root_certificates(connection.root_certificates)
 
@@ -165,7 +166,7 @@ class _Node:
                 node = link.join()
                 until = 0.0
                 with contextlib.suppress(OSError, ValueError):  # the terminal is gone
-                    sys.stderr.write(make_printable(f"Joined {self._connection.superlink}. SuperNode ID: {node}\n"))
+                    sys.stderr.write(make_printable(f"Joined {link.address}. SuperNode ID: {node}\n"))
                     sys.stderr.flush()
                 answer_messages(link, self.worker)
             except Refusal as refusal:

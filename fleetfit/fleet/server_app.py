@@ -49,6 +49,7 @@ from fleetfit.files import append_line
 from fleetfit.fleet import logs
 from fleetfit.fleet.client_manager import ClientManager, Setup
 from fleetfit.fleet.engine import FleetEngine
+from fleetfit.fleet.failover import use_superlinks
 from fleetfit.fleet.node_log import HEADS
 from fleetfit.fleet.protocol import compute_digest, make_model_key, pack_transform
 from fleetfit.fleet.secure_aggregation import NodeParties
@@ -241,6 +242,7 @@ def main(grid: Grid, context: Context) -> None:
     logs.log_to_stderr()
     folder = Path(get_project_dir(grid.run.fab_id, grid.run.fab_version, grid.run.fab_hash))
     try:
+        use_superlinks(grid)
         with report_server_death(grid):
             serve(grid, ServerAppConfig.from_run_config(context.run_config, folder), _print_line)
     except FleetFitError as error:

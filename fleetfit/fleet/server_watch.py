@@ -25,11 +25,13 @@ def report_server_death(grid: Any) -> Iterator[None]:
     Args:
         grid: Flower's grid of the server app; nothing is reported where it is not as expected.
     """
+    from fleetfit.fleet.failover import list_superlinks  # not for the process beside it, which stays small
+
     address, token, certificates = (getattr(grid, name, None) for name in ("_addr", "_token", "_cert"))
     if not isinstance(address, str) or not isinstance(token, str) or not isinstance(certificates, bytes | None):
         yield
         return
-    task = {"address": address, "token": token, "insecure": bool(getattr(grid, "_insecure", False)),
+    task = {"addresses": list_superlinks(address), "token": token, "insecure": bool(getattr(grid, "_insecure", False)),
             "certificates": certificates and certificates.decode("ascii", "replace")}  # fmt: skip
     command = [sys.executable, "-P", "-m", "fleetfit.fleet.server_watch"]
     quiet = subprocess.DEVNULL
@@ -49,7 +51,7 @@ def report_server_death(grid: Any) -> Iterator[None]:
         reporter.wait()
 
 
-def _report_failed_task(address: str, token: str, insecure: bool, certificates: str | None) -> None:
+def _report_failed_task(addresses: list[str], token: str, insecure: bool, certificates: str | None) -> None:
     """Report that a task has failed. The token of a task that has ended is not valid any more: nothing happens.
 
     Raises:
@@ -60,12 +62,18 @@ def _report_failed_task(address: str, token: str, insecure: bool, certificates: 
     from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
     from flwr.supercore.runtime import RuntimeHttpClient
 
+    from fleetfit.fleet.failover import Failover
+
     details = "The server app's process was killed."
     with RuntimeHttpClient.from_server_address(
-        server_address=address,
+        server_address=addresses[0],
         insecure=insecure,
         root_certificates=None if certificates is None else certificates.encode(),
-        interceptors=[RuntimeVersionHttpInterceptor(component_name="fleetfit"), RuntimeTokenHttpInterceptor(token)],
+        interceptors=[
+            Failover(addresses),
+            RuntimeVersionHttpInterceptor(component_name="fleetfit"),
+            RuntimeTokenHttpInterceptor(token),
+        ],
     ) as client:
         client.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.FAILED, details=details))
 

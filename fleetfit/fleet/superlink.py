@@ -37,6 +37,7 @@ from fleetfit.errors import ConfigError, format_exception, one_line
 from fleetfit.fleet import transport
 from fleetfit.fleet.certificates import load_node_key
 from fleetfit.fleet.connection import GATEWAY, Connection, Fault, FaultReporter, find_clock_fault
+from fleetfit.fleet.failover import Failover
 
 _LEASE_S, _MAX_LEASE_S = 15.0, 30.0  # the SuperLink counts a node as lost after two of them without a heartbeat
 _BEAT_SHARE = 0.8  # of a lease, between two heartbeats
@@ -71,7 +72,7 @@ class _Left(BaseException):
 
 
 class SuperLink:
-    """The connection to a SuperLink, from `join` to `leave`. `leave` may be called from another thread."""
+    """The connection to a SuperLink, or one of several, from `join` to `leave`, which another thread may call."""
 
     def __init__(self, connection: Connection, reporter: FaultReporter) -> None:
         """Connect to nothing yet.
@@ -88,12 +89,17 @@ class SuperLink:
         self._key = public_key_to_bytes(private.public_key())
         self._reporter = reporter
         root = None if authority is None else authority.expanduser().read_bytes()
+        self._failover = Failover(connection.superlinks)
         try:
             self._client = FleetHttpClient.from_server_address(
                 connection.superlink,
                 connection.insecure,
                 root,
-                [RuntimeVersionHttpInterceptor("SuperNode"), NodeAuthHttpInterceptor(private, private.public_key())],
+                [
+                    self._failover,  # the first one, so that each try is signed anew
+                    RuntimeVersionHttpInterceptor("SuperNode"),
+                    NodeAuthHttpInterceptor(private, private.public_key()),
+                ],
             )
         except (ImportError, ValueError) as error:  # httpx's, of a proxy in the environment
             raise ConfigError(
@@ -104,6 +110,11 @@ class SuperLink:
         self._left = threading.Event()
         self._lease_s = _LEASE_S
         self._jitter = random.Random()  # noqa: S311 - so that nodes do not come back all at once
+
+    @property
+    def address(self) -> str:
+        """Address of the SuperLink that answered last."""
+        return self._failover.address
 
     # ---- from joining to leaving
 

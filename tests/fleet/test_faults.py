@@ -44,11 +44,12 @@ def run_file(rounds: int, epochs: int = 1, **engine: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def deployed(
-    folder: Path, names: Sequence[str], is_kept: bool, environment: Mapping[str, str] | None = None
-) -> Iterator[Deployment]:
+    folder: Path, names: Sequence[str], is_kept: bool, environment: Mapping[str, str] | None = None,
+    superlinks: Sequence[str] = ("superlink",),
+) -> Iterator[Deployment]:  # fmt: skip
     """A fleet with its server app in a process of its own, so that it outlives the SuperLink."""
     nodes = {name: settings_of(client) for client, name in enumerate(names)}
-    with Deployment(folder / "lab", nodes, own_process=True, kept=is_kept) as deployment:
+    with Deployment(folder / "lab", nodes, own_process=True, kept=is_kept, superlinks=superlinks) as deployment:
         deployment.register(*names)
         for name in names:
             deployment.start_node(name, environment={
@@ -350,3 +351,26 @@ def test_a_run_survives_a_restart_of_the_superlink(tmp_path: Path) -> None:
         until(lambda: lab.runs()[0]["status"] == ended, ended, lambda: str(lab.runs()[0]) + lab.log("superlink"))
         after = finished(lab, "after", run_file(1, nodes=2), tmp_path / "after")  # starts when both nodes are back
         assert trained(after.metrics[0]) == 2
+
+
+def test_a_run_survives_the_death_of_either_of_two_superlinks(tmp_path: Path) -> None:
+    """Over one database, each killed in a round; nothing is lost: the state has the bits of a simulation."""
+    with deployed(tmp_path, NAMES, is_kept=True, superlinks=("superlink", "second")) as lab:
+        going = Going(lab, "two", run_file(4, epochs=40), tmp_path / "run")
+        going.has(1)
+        for killed, restarted in (("superlink", True), ("second", False)):
+            worker = stopped_at_work(lab, "node-a", lambda: going.log)
+            done = len(going.reports())
+            lab.stop(killed, sudden=True)
+            os.kill(worker.pid, signal.SIGCONT)
+            going.has(done + 1)
+            if restarted:
+                lab.start_superlink(killed)
+        run = going.ended()
+        failures = [failure for report in run.metrics for failure in report["failures"]]
+        assert [trained(report) for report in run.metrics] == [3] * 4, failures
+        ended = "finished:completed"
+        until(lambda: lab.runs()[0]["status"] == ended, ended, lambda: str(lab.runs()[0]) + lab.log("superlink"))
+    honest = ff.run({**run_file(4, epochs=40), "engine": {"name": "local"}}, out=tmp_path / "local")
+    for name, tensor in honest.server.state.items():
+        assert (run.server.state[name] == tensor).all(), name
