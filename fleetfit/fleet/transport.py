@@ -135,7 +135,8 @@ def push_whole(
     """Announce messages to a SuperLink and push all of their objects: what is not whole in three minutes is deleted.
 
     The receiver asks for records alone, and confirms a message when it has them: then no other object of it may lack.
-    So those come first, and the first record of a message last. What messages share comes with the first one.
+    So those come first, and the first record of a message last. What messages share comes with the first one, and a
+    message without a record of its own before it.
 
     Args:
         messages: With content or an error.
@@ -150,7 +151,10 @@ def push_whole(
     with no_object_id_recompute():
         for message in messages:
             message.metadata.__dict__["_message_id"] = message.object_id
-            objects |= reversed(get_all_nested_objects(message).items())
+            nested = reversed(get_all_nested_objects(message).items())
+            own = {name: each for name, each in nested if name not in objects}
+            has_record = any(isinstance(each, ConfigRecord) for each in own.values())
+            objects = objects | own if has_record else own | objects
         metadata = [message_to_proto(remove_content_from_message(message)) for message in messages]
         trees = [get_object_tree(message) for message in messages]
         for _ in range(_PUSHES):

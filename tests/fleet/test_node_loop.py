@@ -255,6 +255,12 @@ def test_who_has_all_records_may_confirm(server: Server) -> None:
     assert len(stored) == len(set(stored)) == 7 and stored.index(state[0].object_id) < 4
     assert transport.push_whole(messages, announce, lambda *_: False) is None
 
+    alike = [transport.make_request(node, "query", {"header": b"all", "state": state}, 60.0, 0) for node in (1, 2, 3)]
+    stored.clear()
+    assert transport.push_whole(alike, announce, lambda _, name, __: stored.append(name) is None) is not None
+    records = {record.object_id for record in alike[0].content.values()}
+    assert len(stored) == 6 and set(stored[-2:]) == records
+
 
 def test_records_alone_are_pulled(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_RECORD_BYTES", 2)
