@@ -142,7 +142,8 @@ def push_whole(
         messages: With content or an error.
         announce: Given their metadata and trees of objects, as protobuf messages; returns the SuperLink's answer.
         push: Given the session of the answer, an object's name and content; returns whether it was stored now. One
-            whose confirmation was lost is not stored again: the messages, announced once more, say what lacks.
+            whose confirmation was lost is not stored again, nor one of a message that was confirmed: the messages,
+            announced once more when all others are stored, say what lacks.
 
     Returns:
         The last answer to `announce`; None if objects were not stored.
@@ -160,7 +161,8 @@ def push_whole(
         for _ in range(_PUSHES):
             answer = announce(metadata, trees)
             wanted = set(answer.objects_to_push)
-            if all(push(answer.session_id, n, each.deflate()) for n, each in objects.items() if n in wanted):
+            stored = [push(answer.session_id, n, each.deflate()) for n, each in objects.items() if n in wanted]
+            if all(stored):
                 return answer
     return None
 

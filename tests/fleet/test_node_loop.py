@@ -262,6 +262,28 @@ def test_who_has_all_records_may_confirm(server: Server) -> None:
     assert len(stored) == 6 and set(stored[-2:]) == records
 
 
+def test_what_is_refused_is_announced_once_more(server: Server) -> None:
+    """As an object of a message that was confirmed; all others are stored by then."""
+    server.put(OLD, "text")
+    messages = [transport.make_request(node, "query", {"header": bytes([node])}, 60.0, 0) for node in (1, 2, 3)]
+    stored, refused, announced = set[str](), [messages[0].object_id, messages[2].object_id], list[int]()
+
+    def announce(_: Any, trees: list[Any]) -> Any:
+        names = {each.object_id for tree in trees for each in iterate_object_tree(tree)} - stored
+        announced.append(len(names))
+        return SimpleNamespace(objects_to_push=names, session_id="session")
+
+    def push(_: str, name: str, __: bytes) -> bool:
+        if name in refused:
+            refused.remove(name)
+            return False
+        stored.add(name)
+        return True
+
+    assert transport.push_whole(messages, announce, push) is not None
+    assert announced == [9, 2]
+
+
 def test_records_alone_are_pulled(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_RECORD_BYTES", 2)
     message = server.put(OLD, "seven")
