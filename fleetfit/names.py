@@ -273,6 +273,19 @@ def find_code(name: str) -> Path | None:
     return Path(file) if isinstance(file, str) else None
 
 
+def compute_file_digest(name: str) -> tuple[Path | None, str]:
+    """Return the file of a plug-in's name, which need not be imported yet, and its SHA-256; None and "" without one."""
+    source = name.rpartition(":")[0]
+    file = find_code(name)
+    if file is None and source:
+        with contextlib.suppress(ImportError, ValueError, AttributeError):
+            origin = getattr(importlib.util.find_spec(source), "origin", None)
+            file = Path(origin) if isinstance(origin, str) else None
+    with contextlib.suppress(OSError):
+        return (None, "") if file is None else (file, hashlib.sha256(files.read_bytes(file)).hexdigest())
+    return None, ""
+
+
 _digests: dict[str, str] = {}
 """Digest of each file of plug-ins, as it was when it was imported."""
 _code: dict[str, dict[str, str]] = {}

@@ -11,7 +11,7 @@ from fleetfit.messages import pack, unpack
 
 def add_terms(header: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     """Return a header with its run's terms, and the other entries that all messages have."""
-    header = {"run": "ab" * 8, "privacy": {}, **header}
+    header = {"run": "ab" * 8, "privacy": {}, "needs": {}, **header}
     problem, job = header.get("problem"), header.get("job")
     problem, job = problem if isinstance(problem, Mapping) else {}, job if isinstance(job, Mapping) else {}
     model, evaluation = problem.get("model"), job.get("evaluation")
@@ -26,6 +26,7 @@ def add_terms(header: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
         "split": evaluation.get("split", "test"), "samples": samples if isinstance(samples, int) else 10,
         "asks_budget": True, "asks_labels": True, "asks_frequencies": True,
         "transform": header["transform"] if isinstance(header["transform"], str) else "", "secure": {}, "privacy": {},
+        "code": {},
     }  # fmt: skip
     if header["what"] == "hello":
         header.pop("privacy")

@@ -61,7 +61,9 @@ def change_run(files: RunFolder, sections: Mapping[str, Any], objects: Mapping[s
     if nodes is not None:
         nodes |= {"planned": nodes["members"]}
         run._plan_for(_parse_nodes(files, nodes["members"]))
-    _ = run.assembly  # raises what does not fit, before a file is changed
+    chosen = run.assembly.experiment.recorded.computing  # raises what does not fit, before a file is changed
+    if chosen != run.experiment.recorded.computing:
+        table = replace_key(table, "recorded.computing", dict(chosen))
     with files.hold():
         if nodes is not None:
             files.write(NODES, json.dumps(nodes, indent=2) + "\n")

@@ -70,6 +70,7 @@ class ClientManager:
         transport: Messages out, replies in.
         run: The key of the run.
         terms: What it asks of a node.
+        needs: What a node must know for it.
         check_node: Returns why a node does not fit this run, or "".
         say: Prints a line of the server's log.
         members: The enrolled nodes; a client's number is its position.
@@ -84,6 +85,7 @@ class ClientManager:
     transport: Transport
     run: str
     terms: Mapping[str, Any]
+    needs: Mapping[str, Any]
     check_node: Callable[[NodeDescription], str]
     say: Callable[[str], None]
     members: list[EnrolledNode] = field(default_factory=list)
@@ -185,8 +187,8 @@ class ClientManager:
     @property
     def hello(self) -> dict[str, Part]:
         """The parts of the message that asks a node for its description."""
-        header = pack_message({"what": "hello", "run": self.run, "terms": dict(self.terms), "transform": self.digest})
-        return {"header": header, **self._make_transform()}
+        header = {"run": self.run, "terms": dict(self.terms), "needs": dict(self.needs), "transform": self.digest}
+        return {"header": pack_message({"what": "hello", **header}), **self._make_transform()}
 
     def _make_transform(self) -> dict[str, Part]:
         self._transform_part = self._transform_part or transport.make_part("transform", self.transform)

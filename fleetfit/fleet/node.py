@@ -40,6 +40,7 @@ from fleetfit.fleet.protocol import (
     check_header,
     compute_digest,
     describe_data,
+    iter_texts,
     make_model_key,
     pack_message,
     pack_refusal,
@@ -287,6 +288,7 @@ class Node:
             check_names(header, self.settings.allow)
             with _blame_server("run"):
                 check_terms(header)
+                check_code(header["terms"], self.settings.allow)
                 spent = self._policy.check(header, received)
         except Exception as error:
             reason = _explain(error)
@@ -538,7 +540,7 @@ def check_names(header: Header, allow: list[str]) -> None:
     problem = header.get("problem")
     if isinstance(problem, Mapping):  # names of tensors and axes are compared with the model's
         problem = {key: value for key, value in problem.items() if key not in ("derived", "levels")}
-    for text in _iter_texts([problem, header.get("method"), job.get("method"), metrics]):
+    for text in iter_texts([problem, header.get("method"), job.get("method"), metrics]):
         if ":" in text and text not in allow and names.make_absolute(text, Path.cwd()) not in allow:
             raise ConfigError(
                 f'the server names "{text[:200]}", which is not built in. If this node is to run it, add it to '
@@ -547,16 +549,22 @@ def check_names(header: Header, allow: list[str]) -> None:
             )
 
 
-def _iter_texts(table: Any) -> Iterator[str]:
-    if isinstance(table, str):
-        yield table
-    elif isinstance(table, Mapping):
-        for key, value in table.items():
-            yield from _iter_texts(key)
-            yield from _iter_texts(value)
-    elif isinstance(table, list | tuple):
-        for value in table:
-            yield from _iter_texts(value)
+def check_code(terms: Terms, allow: list[str]) -> None:
+    """Refuse a run whose code is another one than that of the same name here; of names that are allowed.
+
+    Raises:
+        RunError: It is.
+    """
+    for name, digest in terms["code"].items():
+        if name not in allow and names.make_absolute(name, Path.cwd()) not in allow:
+            continue
+        file, own = names.compute_file_digest(name)
+        if own != digest:
+            raise RunError(
+                f'the code of "{name}" is another one here: {file} has SHA-256 {own or "none"}, and the server has '
+                f"{one_line(digest, 64)}. Use the same file on both sides.",
+                key="code",
+            )
 
 
 class _OutOfMemory(Exception):

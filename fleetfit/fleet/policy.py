@@ -16,7 +16,7 @@ from fleetfit.errors import ConfigError, RunError, make_printable
 from fleetfit.fleet.node_log import NodeLog, format_now, is_whole_job
 from fleetfit.fleet.protocol import Header
 from fleetfit.fleet.settings import NodePolicy, NodePrivacy, NodeSettings, parse_hours
-from fleetfit.fleet.terms import Terms, compute_fingerprint, parse_terms
+from fleetfit.fleet.terms import Terms, compute_fingerprint, is_current, parse_terms
 from fleetfit.planner import parse_amount
 from fleetfit.privacy import compute_epsilon
 
@@ -167,7 +167,8 @@ class Approvals:
 
     def read_waiting(self) -> dict[str, Terms]:
         """Return the terms of the runs that wait, by fingerprint."""
-        waiting = _read_json(self._waiting)
+        tables = _read_json(self._waiting)
+        waiting = {key: terms for key, terms in tables.items() if is_current(terms)}  # others are of another version
         for fingerprint, terms in waiting.items():
             if compute_fingerprint(parse_terms(terms)) != fingerprint:
                 raise ConfigError(f"{self._waiting} is damaged; remove it.", path=self._waiting)

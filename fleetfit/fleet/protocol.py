@@ -7,32 +7,38 @@ Server to node, in part `header`: `what` is one of
 - base: as setup, with those tensors in part `base`
 - secure: a phase of a secure round, with a message of `fleetfit.secure` in part `secure` (see `secure_aggregation`)
 - job: a job, with its tensors in parts `state` and `statistics`, which several nodes' messages share.
-Each has `run`, the run's `terms` (see `fleetfit.fleet.terms`), and `transform`, the digest of the transform that
-prepares the nodes' samples, or "". All but the first have `privacy`, the noise and the sampling of `[privacy]`.
+Each has `run`, the run's `terms` (see `fleetfit.fleet.terms`), `needs`, the versions that a node must know (see
+`make_needs`), and `transform`, the digest of the transform that prepares the nodes' samples, or "". All but the first
+have `privacy`, the noise and the sampling of `[privacy]`.
 Node to server, in part `answer`: `hello` (also to setup), `ready`, `reply` (of a job), `secure` (of a phase), `lost`
 (the node has lost the base or the transform), or `refused` with a reason; and in each `log`, the head of its log.
 """
 
+import functools
 import hashlib
+import importlib.metadata
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
+from fleetfit.anatomy.plan import FORMAT as PLAN
+from fleetfit.config import Experiment
+from fleetfit.core.arithmetic import NEWEST_RULE, MemoryFormat
 from fleetfit.data import Data
 from fleetfit.data.transform import COLUMNS, FILE, TOKENIZER, Transform
 from fleetfit.errors import DataError, RunError, one_line
 from fleetfit.files import parse_json, read_text
 from fleetfit.fleet import PROTOCOL
 from fleetfit.hooks import is_portable
-from fleetfit.messages import pack, unpack
+from fleetfit.messages import FORMAT as ENVELOPE, pack, unpack
 
 RUN = re.compile(r"[0-9a-f]{8,64}")
 
 Header = Mapping[str, Any]
-_HELLO: Mapping[str, type] = {"run": str, "terms": dict, "transform": str}
+_HELLO: Mapping[str, type] = {"run": str, "terms": dict, "needs": dict, "transform": str}
 _SETUP: Mapping[str, type] = {**_HELLO, "problem": dict, "method": dict, "base": str, "cost": str, "privacy": dict}
 _ENTRIES: Mapping[str, Mapping[str, type]] = {
     "hello": _HELLO, "setup": _SETUP, "base": _SETUP,
@@ -50,6 +56,45 @@ def pack_refusal(reason: str) -> bytes:
     return pack_message({"refused": reason})
 
 
+_KNOWN: Mapping[str, tuple[Any, ...]] = {
+    "envelope": (ENVELOPE,), "plan": (PLAN,), "memory_format": get_args(MemoryFormat),
+}  # fmt: skip
+
+
+def make_needs(experiment: Experiment) -> dict[str, Any]:
+    """Return what a node must know for a run, and the FleetFit that asks for it.
+
+    They are the format of messages, of the plan of a plain module, and the memory format or its rule.
+    """
+    engine, needs = experiment.engine, dict[str, Any](fleetfit=_get_version(), envelope=ENVELOPE)
+    if ":" in str(experiment.model.name):
+        needs["plan"] = PLAN
+    memory_format = engine.memory_format or experiment.recorded.memory_format or NEWEST_RULE
+    return needs if engine.speed == "fast" else {**needs, "memory_format": memory_format}
+
+
+def _check_needs(needs: Mapping[str, Any]) -> None:
+    """Refuse a run that needs what this FleetFit does not know.
+
+    Raises:
+        RunError: It does; its key is the entry.
+    """
+    for key, value in needs.items():
+        if key != "fleetfit" and value not in _KNOWN.get(key, ()):
+            own = " or ".join(map(str, _KNOWN.get(key, ()))) or "none"
+            raise RunError(
+                f"the run needs {one_line(key, 40)} {_format_version(value)} of FleetFit "
+                f"{one_line(needs.get('fleetfit'), 40)}; this node, with FleetFit {_get_version()}, knows {own}. Bring "
+                "both to the same version of FleetFit.",
+                key=f"needs.{one_line(key, 40)}",
+            )
+
+
+@functools.cache
+def _get_version() -> str:
+    return importlib.metadata.version("fleetfit")
+
+
 def check_header(table: Any) -> Header:
     """Return a header with all entries of its kind, each of the right type.
 
@@ -60,8 +105,8 @@ def check_header(table: Any) -> Header:
         raise RunError("a message's header is not a table.")
     if not _is_current(table):
         raise RunError(
-            f"the server speaks version {_format_version(table)} of the protocol, and this node version {PROTOCOL}. "
-            "Bring both to the same version of FleetFit."
+            f"the server speaks version {_format_version(table.get('protocol'))} of the protocol, and this node version "
+            f"{PROTOCOL}. Bring both to the same version of FleetFit."
         )
     entries = _ENTRIES.get(table["what"]) if isinstance(table.get("what"), str) else None
     if entries is None:
@@ -78,7 +123,21 @@ def check_header(table: Any) -> Header:
     for key, kind in entries.items():
         if not isinstance(table.get(key), kind):
             raise RunError(f'a message\'s "{key}" is missing or of a wrong type.', key=key)
+    _check_needs(table["needs"])
     return table
+
+
+def iter_texts(table: Any) -> Iterator[str]:
+    """Yield the texts in tables and lists, their keys included."""
+    if isinstance(table, str):
+        yield table
+    elif isinstance(table, Mapping):
+        for key, value in table.items():
+            yield from iter_texts(key)
+            yield from iter_texts(value)
+    elif isinstance(table, list | tuple):
+        for value in table:
+            yield from iter_texts(value)
 
 
 def _iter_keys(table: Any) -> Iterator[Any]:
@@ -100,7 +159,9 @@ def read_answer(content: bytes | bytearray) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise RunError("its answer is not a table.")
     if not _is_current(table):
-        raise RunError(f"it speaks version {_format_version(table)} of the protocol, and the server {PROTOCOL}.")
+        raise RunError(
+            f"it speaks version {_format_version(table.get('protocol'))} of the protocol, and the server {PROTOCOL}."
+        )
     return table
 
 
@@ -108,8 +169,7 @@ def _is_current(table: Mapping[str, Any]) -> bool:
     return type(table.get("protocol")) is int and table["protocol"] == PROTOCOL
 
 
-def _format_version(table: Mapping[str, Any]) -> str:
-    version = table.get("protocol")
+def _format_version(version: Any) -> str:
     return str(version) if type(version) is int and abs(version) < 2**63 else one_line(version, 40)
 
 

@@ -51,7 +51,7 @@ from fleetfit.fleet.client_manager import ClientManager, Setup
 from fleetfit.fleet.engine import FleetEngine
 from fleetfit.fleet.failover import use_superlinks
 from fleetfit.fleet.node_log import HEADS
-from fleetfit.fleet.protocol import compute_digest, make_model_key, pack_transform
+from fleetfit.fleet.protocol import compute_digest, make_model_key, make_needs, pack_transform
 from fleetfit.fleet.secure_aggregation import NodeParties
 from fleetfit.fleet.server_watch import report_server_death
 from fleetfit.fleet.terms import Terms, check_terms, compute_fingerprint, make_terms, parse_terms
@@ -146,7 +146,8 @@ def make_manager(
     terms = terms or make_terms(experiment, compute_digest(packed) if packed else "")
     say(f"Fingerprint of the run: {compute_fingerprint(terms)}.")
     check_node = make_node_check(experiment)
-    return ClientManager(transport, key, terms, check_node, say, transform=packed, names=rules.names)
+    needs = make_needs(experiment)
+    return ClientManager(transport, key, terms, needs, check_node, say, transform=packed, names=rules.names)
 
 
 def make_node_check(experiment: Experiment, facts: DataDescription | None = None) -> Callable[[NodeDescription], str]:
@@ -375,7 +376,8 @@ class _FleetRun:
             table = run.files.json(NODES)
             terms = None  # another file has other terms
             if not run.files.is_edited():
-                terms = {**parse_terms(table["terms"]), "rounds": run.experiment.rounds}
+                now = make_terms(run.experiment, str(table["terms"]["transform"]))
+                terms = parse_terms({**table["terms"], "rounds": now["rounds"], "code": now["code"]})
             manager = make_manager(transport, run.experiment, rules, transform, str(table["run"]), terms, say)
             manager.restore(table["members"])
         except (ValueError, KeyError, TypeError, RunError) as error:
@@ -402,7 +404,8 @@ class _FleetRun:
         privacy = assembly.settings.privacy
         noise = {} if privacy is None else {"noise_multiplier": float(privacy.noise_multiplier),
                                             "rate": float(privacy.rate)}  # fmt: skip
-        header = {"run": manager.run, "terms": dict(manager.terms), "problem": dump_problem(problem),
+        header = {"run": manager.run, "terms": dict(manager.terms), "needs": dict(manager.needs),
+                  "problem": dump_problem(problem),
                   "method": dict(federation.method_spec), "base": compute_digest(base) if base else "",
                   "cost": run.experiment.fleet.cost, "transform": manager.digest, "privacy": noise}  # fmt: skip
         check_terms({"what": "setup", **header})

@@ -2,15 +2,16 @@
 
 The server sends them with each message, and a node refuses a message that does not keep to them (`check_terms`). So a
 fingerprint that an owner approved holds for the whole run: model and fine-tuning, method, local training in each round,
-metrics, what the node reports, and of `[secure]` and `[privacy]` what a node can hold the server to. The levels are not
-among them: they are planned from the nodes that enroll. `open` names the keys that the run file leaves to the data and
-the model: their values are those that FleetFit chooses by itself.
+metrics, what the node reports, the SHA-256 of the user's code, and of `[secure]` and `[privacy]` what a node can hold
+the server to. The levels are not among them: they are planned from the nodes that enroll. `open` names the keys that
+the run file leaves to the data and the model: their values are those that FleetFit chooses by itself.
 """
 
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fleetfit import names
 from fleetfit.config import Experiment
 from fleetfit.config.assemble.local import list_open_keys, list_recipes
 from fleetfit.config.assemble.method import build_method_spec
@@ -18,14 +19,14 @@ from fleetfit.config.dump import make_plain, to_table
 from fleetfit.core import Local
 from fleetfit.engines.secure import LABEL_GRID
 from fleetfit.errors import RunError, truncate
-from fleetfit.fleet.protocol import Header, compute_digest
+from fleetfit.fleet.protocol import Header, compute_digest, iter_texts
 from fleetfit.hooks import build
 
 Terms = Mapping[str, Any]
 _ENTRIES: Mapping[str, type] = {
     "name": str, "rounds": int, "model": dict, "peft": dict, "method": dict, "local": dict, "open": list,
     "cost": str, "metrics": list, "personal": bool, "split": str, "samples": int, "asks_budget": bool,
-    "asks_labels": bool, "asks_frequencies": bool, "transform": str, "secure": dict, "privacy": dict,
+    "asks_labels": bool, "asks_frequencies": bool, "transform": str, "secure": dict, "privacy": dict, "code": dict,
 }  # fmt: skip
 _OF_MODELS = {"classes", "channels", "input_shape", "vocabulary", "padding"}  # what data say to a model
 _SECURE, _PRIVACY = ("min_clients", "clipping_range", "bits"), ("clipping_norm", "noise_multiplier")
@@ -46,10 +47,11 @@ def make_terms(experiment: Experiment, transform: str) -> Terms:
     of_tasks = {f"method.{key}" for defaults in method.task_defaults.values() for key in defaults}
     of_modules = {f"local.{key}" for key in list_open_keys(experiment)} if ":" in str(experiment.model.name) else set()
     cohort = {"deadline_s": experiment.cohort.deadline_s, "late": experiment.cohort.on_deadline}
+    model = {key: value for key, value in table["model"].items() if key != "derive"}
     return {
         "name": experiment.name,
         "rounds": experiment.rounds,
-        "model": {key: value for key, value in table["model"].items() if key != "derive"},
+        "model": model,
         "peft": table["peft"],
         "method": spec,
         "local": make_plain({**table["local"], **cohort}),
@@ -65,12 +67,24 @@ def make_terms(experiment: Experiment, transform: str) -> Terms:
         "transform": transform,
         "secure": {key: value for key, value in table.get("secure", {}).items() if key in _SECURE},
         "privacy": {key: value for key, value in table.get("privacy", {}).items() if key in _PRIVACY},
+        "code": compute_code([model, table["peft"], spec, list(evaluate.metrics)]),
     }
+
+
+def compute_code(tables: Any) -> dict[str, str]:
+    """Return the SHA-256 of the files of the user's code that tables name, by name."""
+    digests = {text: names.compute_file_digest(text)[1] for text in iter_texts(tables) if ":" in text}
+    return {name: digest for name, digest in sorted(digests.items()) if digest}
 
 
 def compute_fingerprint(terms: Terms) -> str:
     """Return the SHA-256 of terms, as 64 hexadecimal digits."""
     return compute_digest(_dump(terms).encode())
+
+
+def is_current(table: Any) -> bool:
+    """Return whether terms have the entries of this version."""
+    return isinstance(table, Mapping) and table.keys() == _ENTRIES.keys()
 
 
 def parse_terms(table: Any) -> Terms:
@@ -79,7 +93,7 @@ def parse_terms(table: Any) -> Terms:
     Raises:
         RunError: They are malformed.
     """
-    if not isinstance(table, Mapping) or table.keys() != _ENTRIES.keys():
+    if not is_current(table):
         raise RunError("the server does not send the terms of its run.", key="terms")
     for key, kind in _ENTRIES.items():
         if type(table[key]) is not kind:

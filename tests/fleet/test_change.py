@@ -1,15 +1,26 @@
 """A fleet's run continues with other levels, and nodes move between them."""
 
+import importlib.metadata
 import json
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from local_fleet import Lab, described
+from local_grid import node_file
+from own_terms import add_terms
 from support import raises
 
 from fleetfit.api.change import change_run
-from fleetfit.errors import ConfigError
+from fleetfit.config import load_experiment
+from fleetfit.errors import ConfigError, RunError
 from fleetfit.fleet import node as nodes_side
 from fleetfit.fleet.node_log import read_log
+from fleetfit.fleet.protocol import check_header, make_needs, pack_message, read_answer
+from fleetfit.fleet.server_app import adapt_experiment
+from fleetfit.fleet.terms import make_terms
+from fleetfit.messages import unpack
+from fleetfit.names import compute_file_digest
 from fleetfit.runs.folder import RunFolder
 
 BUDGETS = [0.5, 0.6, 1.0, 0.5, 1.0]
@@ -94,3 +105,50 @@ def test_budgets_are_the_nodes_own(tmp_path: Path) -> None:
     ):
         with raises(ConfigError, key=key):
             change(lab, rounds=2, **sections)
+
+
+# ---- nodes that differ -----------------------------------------------------------------------------------------------
+
+
+def ask(path: Path, header: dict[str, Any]) -> dict[str, Any]:
+    return read_answer(nodes_side.answer(str(path), {"header": pack_message(header)}))
+
+
+def test_a_node_refuses_what_its_version_does_not_know(tmp_path: Path) -> None:
+    path = node_file(tmp_path, "node", {"budget": 0.5, "data": {"name": "digits"}})
+    needs = make_needs(load_experiment({"model": {"name": "tiny:tiny"}}))
+    assert needs.keys() == {"fleetfit", "envelope", "plan", "memory_format"}
+    assert make_needs(load_experiment({"engine": {"speed": "fast"}})).keys() == {"fleetfit", "envelope"}
+    hello = add_terms({"what": "hello", "transform": "", "needs": needs})
+    assert "hello" in ask(path, hello)
+    for key, value in (("memory_format", "rule-9"), ("plan", 7), ("envelope", 9), ("sparsity", 1)):
+        with raises(RunError, key=f"needs.{key}"):
+            check_header(unpack(pack_message({**hello, "needs": {**needs, key: value, "fleetfit": "8.7.6"}})))
+        reason = ask(path, {**hello, "needs": {**needs, key: value, "fleetfit": "8.7.6"}})["refused"]
+        assert str(value) in reason and "8.7.6" in reason and importlib.metadata.version("fleetfit") in reason
+
+
+def test_a_node_whose_own_file_differs_is_refused_with_both_hashes(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text("def net(): ...\n")
+    name = f"{file}:net"
+    terms = make_terms(adapt_experiment(load_experiment({"model": {"name": name}})), "")
+    server = sha256(file.read_bytes()).hexdigest()
+    assert terms["code"] == {name: server}
+    hello = add_terms({"what": "hello", "transform": ""}, code=terms["code"])
+    data = {"budget": 0.5, "data": {"name": "digits"}}
+    path, stranger = (node_file(tmp_path, n, {**data, "allow": a}) for n, a in (("node", [name]), ("stranger", [])))
+    assert "hello" in ask(path, hello)
+    file.write_text("def net(): return 1\n")
+    own = sha256(file.read_bytes()).hexdigest()
+    reason = ask(path, hello)["refused"]
+    assert own in reason and server in reason and str(file) in reason
+    assert own not in str(ask(stranger, hello)), "no server learns the hash of a file that it may not name"
+    file.unlink()
+    assert server in ask(path, hello)["refused"]
+
+
+def test_code_of_a_module_counts_before_it_is_imported(tmp_path: Path) -> None:
+    file, digest = compute_file_digest("plugin_method:counting")
+    assert file is not None and file.name == "plugin_method.py" and digest == sha256(file.read_bytes()).hexdigest()
+    assert compute_file_digest("no_such_module:f") == compute_file_digest("scalefl") == (None, "")

@@ -38,7 +38,7 @@ class Computing:
 
 def choose_computing(
     section: EngineSection, records: RecordedSection, problem: Problem, levels: Sequence[Level],
-    accelerator: torch.device,
+    accelerator: torch.device, is_resumed: bool = False,
 ) -> Computing:  # fmt: skip
     """Choose how the levels are computed: by the keys, else by the recorded choice, else by this machine.
 
@@ -48,6 +48,7 @@ def choose_computing(
         problem: With the exits of the levels.
         levels: The run's.
         accelerator: Device that computes most of it.
+        is_resumed: Whether the record is of the run itself, whose levels may have changed since then.
 
     Raises:
         ConfigError: `recorded.computing` has other levels, or a level needs a compiler and there is none.
@@ -61,17 +62,17 @@ def choose_computing(
     recorded: dict[str, Arithmetic] = {}
     if fast and records.computing:
         names = [level.name for level in levels]
-        if sorted(records.computing) != sorted(names):
+        if sorted(records.computing) != sorted(names) and not is_resumed:
             raise ConfigError(
                 f"[recorded] computing is of levels {', '.join(map(truncate, records.computing))}, but this run has "
                 f"{', '.join(names)}. A run writes this key itself: leave it out.",
                 key="recorded.computing",
             )
-        recorded = {name: Arithmetic.read(text) for name, text in records.computing.items()}
+        recorded = {name: Arithmetic.read(text) for name, text in records.computing.items() if name in names}
     arithmetic: dict[str, Arithmetic] = {}
     for level in levels:
         choice = recorded.get(level.name, PLAIN)
-        if fast and not recorded:
+        if fast and level.name not in recorded:
             choice = choose_arithmetic(build_level(problem, level), problem.input_shape, accelerator)
         arithmetic[level.name] = replace(choice, **fixed)
     arithmetic = _keep_plain_for_views(section, problem, arithmetic)

@@ -124,7 +124,7 @@ def plan_problem(
     problem = replace(problem, base=initial_base(problem, experiment.seed) if base is None else base)
     problem = set_feature_cache(problem, experiment.engine)
     device = accelerator or find_server_device(experiment.engine)
-    computing = choose_computing(experiment.engine, experiment.recorded, problem, levels, device)
+    computing = choose_computing(experiment.engine, experiment.recorded, problem, levels, device, kept is not None)
     problem = problem.replace_arithmetic(computing.computed)
     return PlannedProblem(
         experiment, population.data, problem, method, method_spec, budgets, targets, levels, computing
