@@ -105,8 +105,8 @@ def check_header(table: Any) -> Header:
         raise RunError("a message's header is not a table.")
     if not _is_current(table):
         raise RunError(
-            f"the server speaks version {_format_version(table.get('protocol'))} of the protocol, and this node version "
-            f"{PROTOCOL}. Bring both to the same version of FleetFit."
+            f"the server speaks version {_format_version(table.get('protocol'))} of the protocol, and this node "
+            f"version {PROTOCOL}. Bring both to the same version of FleetFit."
         )
     entries = _ENTRIES.get(table["what"]) if isinstance(table.get("what"), str) else None
     if entries is None:
