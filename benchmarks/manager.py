@@ -86,6 +86,7 @@ def figures(options: Options) -> Iterator[Figure]:
     few, many = [n // 5 for n in NODES] if options.quick else NODES
     found = dict(zip((few, many), measure_fleets((few, many)), strict=True))
     [stock] = measure_fleets([few], stock=True)
+    [disk] = measure_fleets([few], kept=True)
     a, b = found[few], found[many]
     each = many - few
     what = f"a fleet of {many} light nodes"
@@ -98,6 +99,9 @@ def figures(options: Options) -> Iterator[Figure]:
                         f"{b.requests.total() / sum(b.messages.values()) / many:.1f}")  # fmt: skip
     yield amount(f"{what}: CPU of the SuperLink for a request", b.link_cpu_s / b.requests.total() * 1e3, "ms",
                  detail=f"{a.link_cpu_s / a.requests.total() * 1e3:.2f} ms with {few}")  # fmt: skip
+    yield amount(f"a fleet of {few} light nodes, state on disk: CPU of the SuperLink for a request",
+                 disk.link_cpu_s / disk.requests.total() * 1e3, "ms", wanted=3.5,
+                 detail=f"{a.link_cpu_s / a.requests.total() * 1e3:.2f} ms in memory")  # fmt: skip
     yield amount(f"{what}: memory of the server app for each node more", (b.app_bytes - a.app_bytes) / each / _MB,
                  "MB", detail=f"{a.app_bytes / _MB:.0f} with {few}, {b.app_bytes / _MB:.0f} with {many}")  # fmt: skip
     yield amount(f"{what}: memory of the SuperLink for each node more", (b.link_bytes - a.link_bytes) / each / _MB,

@@ -356,7 +356,7 @@ def test_a_run_survives_a_restart_of_the_superlink(tmp_path: Path) -> None:
 def test_a_run_survives_the_death_of_either_of_two_superlinks(tmp_path: Path) -> None:
     """Over one database, each killed in a round; nothing is lost: the state has the bits of a simulation."""
     with deployed(tmp_path, NAMES, is_kept=True, superlinks=("superlink", "second")) as lab:
-        going = Going(lab, "two", run_file(4, epochs=40), tmp_path / "run")
+        going = Going(lab, "two", run_file(4, epochs=20), tmp_path / "run")
         going.has(1)
         for killed, restarted in (("superlink", True), ("second", False)):
             worker = stopped_at_work(lab, "node-a", lambda: going.log)
@@ -371,6 +371,6 @@ def test_a_run_survives_the_death_of_either_of_two_superlinks(tmp_path: Path) ->
         assert [trained(report) for report in run.metrics] == [3] * 4, failures
         ended = "finished:completed"
         until(lambda: lab.runs()[0]["status"] == ended, ended, lambda: str(lab.runs()[0]) + lab.log("superlink"))
-    honest = ff.run({**run_file(4, epochs=40), "engine": {"name": "local"}}, out=tmp_path / "local")
+    honest = ff.run({**run_file(4, epochs=20), "engine": {"name": "local"}}, out=tmp_path / "local")
     for name, tensor in honest.server.state.items():
         assert (run.server.state[name] == tensor).all(), name
