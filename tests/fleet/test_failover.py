@@ -133,6 +133,7 @@ def test_a_server_app_goes_on_with_another_superlink(monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(failover.VARIABLE, f"{first}, {second.address}")
         grid = HttpGrid(first, insecure=True, token="secret")
         client = grid._runtime_client
+        grid._retry_invoker.max_tries = 1  # it would try for ever
         use_superlinks(grid)
         assert not client.GetNodes(GetNodesRequest()).nodes
         assert "secret" in str(second.got[0].values())
