@@ -7,6 +7,7 @@ in OUT then.
 
 import contextlib
 import json
+import os
 import signal
 import sys
 import threading
@@ -26,6 +27,7 @@ from fleetfit.messages import dump_reply, load_job, unpack
 FACTS = {"name": "light", "task": "classification", "sample_shape": [1, 8, 8], "classes": 10, "vocabulary": 0,
          "padding": 0}  # fmt: skip
 EXAMPLES = 32
+BUDGET = float(os.environ.get("LIGHT_BUDGET", "1"))
 
 
 class Worker:
@@ -46,12 +48,11 @@ class Worker:
         header = unpack(parts["header"])
         what = header["job"]["kind"] if header["what"] == "job" else header["what"]
         self.got[what] += 1
-        if what == "hello":
-            hello = {"name": self.name, "facts": FACTS, "examples": {"train": EXAMPLES}, "budget": 1.0,
+        if what in ("hello", "setup", "base"):
+            hello = {"name": self.name, "facts": FACTS, "examples": {"train": EXAMPLES}, "budget": BUDGET,
                      "tolerance": 0.1, "labels": None}  # fmt: skip
-            return pack_message({"hello": hello})
-        if what in ("setup", "base"):
-            return pack_message({"ready": True})
+            ready = {} if what == "hello" else {"ready": True}
+            return pack_message(ready if what == "base" else {"hello": hello, **ready})
         key = json.dumps(header["problem"], sort_keys=True)
         if key not in self._problems:
             self._problems[key] = rebuild_problem(header["problem"])
@@ -74,22 +75,39 @@ def main(address: str, ca: str, out: str, *keys: str) -> None:
     over, problems = threading.Event(), dict[str, Problem]()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     workers = [Worker(f"light-{number:04d}", problems) for number in range(len(keys))]
-    links = []
+    nodes = []
     for worker, key in zip(workers, keys, strict=True):
-        connection = Connection(address, root_certificates=Path(ca), key=Path(key))
-        links.append(superlink.SuperLink(connection, FaultReporter(lambda: None, lambda _: None)))
-        threading.Thread(target=_live, args=(links[-1], worker), daemon=True).start()
+        nodes.append(_Node(Connection(address, root_certificates=Path(ca), key=Path(key)), worker))
+        threading.Thread(target=nodes[-1].live, args=(over,), daemon=True).start()
         time.sleep(0.02)  # not all in the same moment
     over.wait()
     Path(out).write_text(json.dumps([{"name": w.name, "messages": w.got, "bytes": w.bytes} for w in workers]))
-    for link in links:
-        link.leave()
+    for node in nodes:
+        node.link.leave()
 
 
-def _live(link: superlink.SuperLink, worker: Any) -> None:
-    with contextlib.suppress(superlink._Left):
-        link.join()
-        node_loop.answer_messages(link, worker)
+class _Node:
+    """A node, which tries again where the SuperLink refuses it: it still has the one before that was killed."""
+
+    def __init__(self, connection: Connection, worker: Worker) -> None:
+        self._connection, self._worker = connection, worker
+        self.link = self._connect()
+
+    def _connect(self) -> superlink.SuperLink:
+        return superlink.SuperLink(self._connection, FaultReporter(lambda: None, lambda _: None))
+
+    def live(self, over: threading.Event) -> None:
+        """Join and answer, until all is over."""
+        with contextlib.suppress(superlink._Left):
+            while not over.is_set():
+                with contextlib.suppress(superlink.Refusal, superlink.Trouble):
+                    self.link.join()
+                    print(f"{self._worker.name} has joined", flush=True)
+                    worker: Any = self._worker
+                    node_loop.answer_messages(self.link, worker)
+                self.link.leave()
+                over.wait(2.0)
+                self.link = self._connect()
 
 
 if __name__ == "__main__":
