@@ -56,7 +56,7 @@ def test_more_rounds_are_those_of_a_run_that_had_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["scalefl", "heterofl", "fleetfit", "nefl"])
 def test_a_level_is_added_and_one_is_dropped(method: str, tmp_path: Path) -> None:
-    before = shapes(begin(tmp_path / "run", method).plan)
+    before = shapes(begin(tmp_path / "run", method, cohort={"fraction": 1.0}).plan)
     run = ff.resume(tmp_path / "run", rounds=4, fleet=groups(0.25, 0.5, 1.0), progress=False)
     added = shapes(run.plan)
     assert list(added) == ["1", "3", "2"] and {**added, **before} == added
@@ -65,8 +65,8 @@ def test_a_level_is_added_and_one_is_dropped(method: str, tmp_path: Path) -> Non
     assert run.plan == run.assembly.plan == Plan.from_toml((tmp_path / "run" / "plan.toml").read_text())
     share = run.plan.levels[1].share
     assert run.plan.levels[0].share < share < 1 and share == pytest.approx(0.5, rel=0.1)
-    assert all(set(report["train"]["by_level"]) <= {"1", "2"} for report in run.metrics[:2])
-    assert "3" in {number for report in run.metrics[2:] for number in report["train"]["by_level"]}
+    assert [report["train"]["by_level"] for report in run.metrics[:2]] == [{"1": 4, "2": 4}] * 2
+    assert [report["train"]["by_level"] for report in run.metrics[2:]] == [{"1": 3, "2": 2, "3": 3}] * 2
     columns = run.columns["static"]
     assert set(columns["levels"]) == set(columns["test_levels"]) == {"1", "2", "3"}
     assert [level["level"] for level in run.summary["levels"]] == ["1", "3", "2"]
@@ -74,11 +74,11 @@ def test_a_level_is_added_and_one_is_dropped(method: str, tmp_path: Path) -> Non
     assert run.accuracy("local", level=3) == columns["levels"]["3"]["local"]
     assert run.model(level=3) is not None and len(ff.load(tmp_path / "run").notes) == len(run.notes)
 
-    run = ff.resume(tmp_path / "run", rounds=5, fleet=groups(0.5, 1.0), progress=False)
-    assert shapes(run.plan) == {name: added[name] for name in ("3", "2")}
-    run = ff.resume(tmp_path / "run", rounds=6, fleet=groups(0.25, 0.5, 1.0), progress=False)
-    assert list(shapes(run.plan)) == ["4", "3", "2"], "a number is not given twice"
-    assert run.plan.changes[1:] == (LevelChange(4, (), ("1",)), LevelChange(5, ("4",), ()))
+    run = ff.resume(tmp_path / "run", rounds=5, fleet=groups(0.25, 1.0), progress=False)
+    assert shapes(run.plan) == before
+    run = ff.resume(tmp_path / "run", rounds=6, fleet=groups(0.5, 1.0), progress=False)
+    assert list(shapes(run.plan)) == ["4", "2"], "a number is not given twice"
+    assert run.plan.changes[1:] == (LevelChange(4, (), ("3",)), LevelChange(5, ("4",), ("1",)))
 
 
 def test_a_kill_after_the_change_costs_no_bit(tmp_path: Path) -> None:
@@ -101,6 +101,13 @@ def test_a_kill_after_the_change_costs_no_bit(tmp_path: Path) -> None:
     assert_same_bits(runs[1].server.state, runs[0].server.state)
     assert runs[1].notes == runs[0].notes and runs[1].plan == runs[0].plan
     assert [r["train"] for r in runs[1].metrics] == [r["train"] for r in runs[0].metrics]
+
+
+def test_a_fast_run_keeps_how_its_levels_are_computed(tmp_path: Path) -> None:
+    before = begin(tmp_path / "run", engine={"speed": "fast"}).experiment.recorded.computing
+    ff.resume(tmp_path / "run", rounds=3, fleet=groups(0.25, 0.5, 1.0), progress=False)
+    after = ff.load(tmp_path / "run").experiment.recorded.computing
+    assert set(after) == {"1", "2", "3"} and {**after, **before} == after
 
 
 def test_an_edited_file_is_the_same_change(tmp_path: Path) -> None:

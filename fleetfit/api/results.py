@@ -613,18 +613,15 @@ def describe_changes(changed: Iterable[tuple[int, Sequence[str]]], plan: Plan) -
     notes = [
         f"After round {round} the run continued with other values of {', '.join(keys)}." for round, keys in changed
     ]
+    shares = {level.name: f" ({100 * level.share:.0f}% of the full model's {plan.cost})" for level in plan.levels}
     for change in plan.changes:
-        lines = [f"{_name_levels(change.added)} new"] * bool(change.added)
-        lines += [f"{_name_levels(change.dropped)} gone"] * bool(change.dropped)
+        parts = [f"level {name}{shares.get(name, '')} is new" for name in change.added]
+        parts += [f"level {name} is gone" for name in change.dropped]
         notes.append(
-            f"After round {change.round} the levels changed: {' and '.join(lines)}. The others keep their shapes. From "
+            f"After round {change.round} the levels changed: {', '.join(parts)}. The others keep their shapes. From "
             "there on the run has other bits than one whose levels stayed."
         )
     return notes
-
-
-def _name_levels(names: Sequence[str]) -> str:
-    return f"level{'s' * (len(names) > 1)} {', '.join(names)} {'are' if len(names) > 1 else 'is'}"
 
 
 def find_last_round(files: RunFolder) -> int:
