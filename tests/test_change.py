@@ -165,6 +165,28 @@ def test_what_does_not_fit_changes_no_file(tmp_path: Path) -> None:
     assert not run.plan.changes and [level.clients for level in run.plan.levels] == [6, 2]
 
 
+def test_a_change_is_written_after_all_checks(tmp_path: Path) -> None:
+    data = tmp_path / "data.csv"
+    data.write_text("a,b,label\n" + "".join(f"{i % 7},{i % 5},{i % 2}\n" for i in range(200)))
+    gone = ff.run({**TABLE, "data": {"name": str(data)}, "model": {}}, out=tmp_path / "gone", progress=False).folder
+    data.unlink()
+    wrong, damaged = begin(tmp_path / "wrong").folder, begin(tmp_path / "damaged").folder
+    for path in (damaged / "checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:-9])
+    for path, more in ((gone, {}), (wrong, {"callbacks": ["nonsense"]}), (damaged, {})):
+        before = (path / "config.toml").read_bytes()
+        with pytest.raises(FleetFitError):
+            ff.resume(path, rounds=4, progress=False, **more)
+        assert (path / "config.toml").read_bytes() == before and (path / "summary.json").exists()
+
+
+def test_the_classifier_of_a_dropped_level_goes_where_no_other_has_it(tmp_path: Path) -> None:
+    begin(tmp_path / "run", "inclusivefl", groups(0.25, 0.5, 1.0), model={"name": "cnn", "norm": "group"})
+    run = ff.resume(tmp_path / "run", rounds=3, fleet=groups(0.25, 1.0), progress=False)
+    assert {name.split(".")[1] for name in run.server.state if name.startswith("heads.")} == {"3", "6"}
+    assert run.model(level=1) is not None and run.model(level=3) is not None
+
+
 def test_the_command_line_changes_the_same_keys(tmp_path: Path) -> None:
     folder = begin(tmp_path / "run").folder
     run_verb("resume", folder, "--set", "rounds=3", "--set", "fleet.groups=[{budget=0.25}, {budget=0.5}, {budget=1.0}]")

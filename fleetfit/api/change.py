@@ -1,13 +1,14 @@
 """Continue a run with other values of a few keys: `fleetfit resume FOLDER --set rounds=20`."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from fleetfit.api.results import Run, find_last_round, open_run
+from fleetfit.api.results import Run, find_last_round, load_usable_checkpoint, open_run
 from fleetfit.config.dump import make_plain
 from fleetfit.config.keys import format_key, replace_key
 from fleetfit.config.load import resolve_tables
@@ -22,7 +23,16 @@ _KEYS_OF_FLEETS = ("rounds", "fleet.levels", "engine.nodes", "engine.wait_s", "e
 
 
 def change_run(files: RunFolder, sections: Mapping[str, Any], objects: Mapping[str, Any]) -> Run:
-    """Return a run with other values of the keys that may change, after writing them into its `config.toml`.
+    """Return a run with other values of the keys that may change, after writing them (see `prepare_change`)."""
+    run, write = prepare_change(files, sections, objects)
+    write()
+    return run
+
+
+def prepare_change(
+    files: RunFolder, sections: Mapping[str, Any], objects: Mapping[str, Any]
+) -> tuple[Run, Callable[[], None]]:
+    """Return a run with other values of the keys that may change, and what writes them into its folder.
 
     Args:
         files: The run folder.
@@ -32,7 +42,7 @@ def change_run(files: RunFolder, sections: Mapping[str, Any], objects: Mapping[s
     Raises:
         ConfigError: A key may not change, or its value is wrong.
         PlanError: No level fits a new budget.
-        RunError: The folder is damaged, or another process is writing to it.
+        RunError: The folder is damaged, or its checkpoints do not fit the new values.
     """
     check_values(sections)
     change = _list_changes(files, resolve_tables(sections, Path.cwd()))
@@ -44,7 +54,7 @@ def change_run(files: RunFolder, sections: Mapping[str, Any], objects: Mapping[s
     changed = [key for key in change if _get(table, key) != _get(before, key) or (is_rule and key == "fleet.levels")]
     run = open_run(files, objects, table)
     if not changed:
-        return run
+        return run, lambda: None
     trained = find_last_round(files)
     if run.experiment.rounds <= trained:
         raise ConfigError(
@@ -61,15 +71,11 @@ def change_run(files: RunFolder, sections: Mapping[str, Any], objects: Mapping[s
     if nodes is not None:
         nodes |= {"planned": nodes["members"]}
         run._plan_for(_parse_nodes(files, nodes["members"]))
-    chosen = run.assembly.experiment.recorded.computing  # raises what does not fit, before a file is changed
+    load_usable_checkpoint(run, files.count_reports())  # raises what does not fit, before a file is changed
+    chosen = run.assembly.experiment.recorded.computing
     if chosen != run.experiment.recorded.computing:
         table = replace_key(table, "recorded.computing", dict(chosen))
-    with files.hold():
-        if nodes is not None:
-            files.write(NODES, json.dumps(nodes, indent=2) + "\n")
-        _write_config(files, table, changed, trained)
-    run._change, run.files = None, RunFolder(files.path)  # what was read of it is old
-    return run
+    return run, partial(_write_change, run, table, nodes)
 
 
 def _list_changes(files: RunFolder, sections: Table) -> dict[str, Any]:
@@ -101,6 +107,16 @@ def _parse_nodes(files: RunFolder, tables: Any) -> list[Any]:
         return [parse_node_description(table) for table in tables]
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"{files.path / NODES} is damaged: {error}.", path=files.path / NODES) from None
+
+
+def _write_change(run: Run, table: Table, nodes: Any) -> None:
+    assert run._change is not None
+    (trained, changed), files = run._change, run.files
+    with files.hold():
+        if nodes is not None:
+            files.write(NODES, json.dumps(nodes, indent=2) + "\n")
+        _write_config(files, table, list(changed), trained)
+    run._change, run.files = None, RunFolder(files.path)  # what was read of it is old
 
 
 def _write_config(files: RunFolder, table: Table, changed: list[str], trained: int) -> None:

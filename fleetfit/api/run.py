@@ -25,7 +25,7 @@ from fleetfit.anatomy import Architecture
 from fleetfit.anatomy.derive import DerivedArchitecture
 from fleetfit.anatomy.proof import check_layout
 from fleetfit.api.callbacks import CallbackRunner, make_callbacks, split_callbacks
-from fleetfit.api.change import change_run
+from fleetfit.api.change import prepare_change
 from fleetfit.api.code import compute_code_digests
 from fleetfit.api.commands import format_open, format_resume
 from fleetfit.api.outcome import describe_outcome
@@ -224,13 +224,14 @@ def resume_run(
     """Continue a run, with other values of some keys (see `resume`)."""
     names.check_not_importing()
     files = RunFolder.open(folder, " The command that started it continues it.")
-    old_run = change_run(files, change, objects) if change else open_run(files, objects, files.read_config())
+    old_run, write = prepare_change(files, change, objects)
     entries, callables = split_callbacks(callbacks)
     if old_run._is_over:
         return old_run
     if isinstance(old_run.assembly.data, AbsentData):
         raise old_run.assembly.data.make_error()
     old_run._callbacks = make_callbacks(add_callbacks(old_run.experiment, entries).callbacks, callables)
+    write()  # once all checks are passed
     with open_display(progress, old_run.folder) as display:
         display.say("Preparing the data, the model and its levels.")
         if progress is False and not old_run.finished:  # a display shows all notes
