@@ -30,7 +30,7 @@ from fleetfit.api.code import compute_code_digests
 from fleetfit.api.commands import format_open, format_resume
 from fleetfit.api.outcome import describe_outcome
 from fleetfit.api.progress import ProgressOption, RunDisplay, open_display
-from fleetfit.api.results import DERIVED, Objects, Run, find_data_changes, load_usable_checkpoint, open_run
+from fleetfit.api.results import DERIVED, Objects, Run, find_data_changes, load_usable_checkpoint
 from fleetfit.config import Assembly, Experiment, load_experiment, to_toml
 from fleetfit.config.assemble.data import build_data
 from fleetfit.config.assemble.local import describe_training
