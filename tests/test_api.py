@@ -238,7 +238,7 @@ def test_a_finished_run_is_not_run_again(done: ff.Run) -> None:
 
 @pytest.mark.parametrize("open_run", [ff.load, ff.resume])
 def test_an_opened_run_keeps_its_settings(open_run: Any, done: ff.Run) -> None:
-    for key, value in (("local", {"lr": 1.0}), ("rounds", 9)):
+    for key, value in (("local", {"lr": 1.0}), ("seed", 9)):
         with raises(ConfigError, "config.toml", key=key):
             open_run(done.folder, **{key: value})
 
