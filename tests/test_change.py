@@ -159,7 +159,11 @@ def test_what_does_not_fit_changes_no_file(tmp_path: Path) -> None:
         with raises(kind, key=key):
             ff.resume(path, progress=False, **change)
         assert {file: file.read_bytes() for file in path.iterdir() if file.is_file()} == before, change
-    # The way out that the error names: the new devices train the next smaller level.
+    # The ways out that errors name.
+    trained = len(ff.load(stopped).metrics)
+    run_verb("resume", stopped, "--set", "evaluate.patience=3")
+    assert len(ff.load(stopped).metrics) > trained
+    # The new devices train the next smaller level.
     fleet = {**groups(0.25, 0.5, 1.0), "levels": [0.25, 1.0]}
     run = ff.resume(depth, rounds=3, fleet=fleet, progress=False)
     assert not run.plan.changes and [level.clients for level in run.plan.levels] == [6, 2]

@@ -366,6 +366,11 @@ def test_a_run_ends_with_its_budget(tmp_path: Path) -> None:
     assert run.summary["privacy"]["epsilon"] <= budget and run.finished
     assert any("2 of the 9 rounds" in note for note in run.summary["notes"])
     assert read_state(tmp_path / "run") is not None
+    environment = (tmp_path / "run" / "environment.json").read_bytes()
+    assert len(ff.resume(tmp_path / "run").metrics) == 2
+    assert (tmp_path / "run" / "environment.json").read_bytes() == environment, "it is finished"
+    with raises(ConfigError, key="privacy.epsilon"):
+        ff.resume(tmp_path / "run", rounds=12)
 
 
 def test_a_resumed_run_keeps_the_noise_of_its_budget(tmp_path: Path) -> None:
@@ -377,11 +382,17 @@ def test_a_resumed_run_keeps_the_noise_of_its_budget(tmp_path: Path) -> None:
     noise = json.loads((tmp_path / "run" / "privacy.json").read_text())["noise_multiplier"]
     assert compute_epsilon(noise, 0.5, 4, 0.01) <= 5.0 < compute_epsilon(0.99 * noise, 0.5, 4, 0.01)
     broken_off(tmp_path / "run", 1)
-    config = tmp_path / "run" / "config.toml"
-    config.write_text(config.read_text().replace("rounds = 4", "rounds = 40", 1))
     resumed = ff.resume(tmp_path / "run")
     assert {report["privacy"]["noise_multiplier"] for report in resumed.metrics} == {noise}
-    assert len(resumed.metrics) == max_rounds(noise, 0.5, 0.01, 5.0, 40)
+    before = {path: path.read_bytes() for path in resumed.folder.iterdir() if path.is_file()}
+    with raises(ConfigError, key="rounds"):  # it would be other noise
+        ff.resume(tmp_path / "run", rounds=40)
+    assert {path: path.read_bytes() for path in before} == before
+    config = tmp_path / "run" / "config.toml"
+    config.write_text(config.read_text().replace("rounds = 4", "rounds = 40", 1))
+    with raises(RunError, key="privacy"):
+        ff.resume(tmp_path / "run")
+    assert (tmp_path / "run" / "summary.json").exists()
 
 
 def test_undone_rounds_are_paid_for(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from fleetfit.core.nodes import parse_node_description
 from fleetfit.errors import ConfigError, RunError, escape_controls
 from fleetfit.runs.folder import NODES, RunFolder, compute_checksum
 
-_KEYS = ("rounds", "fleet.groups", "fleet.levels")
-_KEYS_OF_FLEETS = ("rounds", "fleet.levels", "engine.nodes", "engine.wait_s", "engine.deadline_s")
+_KEYS = ("rounds", "evaluate.patience", "fleet.groups", "fleet.levels")
+_KEYS_OF_FLEETS = ("rounds", "evaluate.patience", "fleet.levels", "engine.nodes", "engine.wait_s", "engine.deadline_s")
 
 
 def change_run(files: RunFolder, sections: Mapping[str, Any], objects: Mapping[str, Any]) -> Run:
@@ -60,13 +60,19 @@ def prepare_change(
         raise ConfigError(
             f"{files.path} has trained {trained} rounds. Set more to go on: rounds = {trained + 10}.", key="rounds"
         )
-    if run._is_over:
-        raise ConfigError(
-            f"early stopping has ended {files.path} after {trained} rounds. Raise evaluate.patience in its "
-            "config.toml, or leave it out there.",
-            key="evaluate.patience",
-        )
     run._change = trained, changed
+    privacy = run.assembly.settings.privacy
+    if privacy is not None and privacy.noise_from_budget and "rounds" in changed:
+        raise ConfigError(
+            "rounds: the noise of this run follows from privacy.epsilon and its rounds, and stays for the whole run. "
+            "Begin a new run; its epsilon adds to that of this one.",
+            key="rounds",
+        )
+    if run._is_over:
+        cause, key = "early stopping", "evaluate.patience"
+        if privacy is not None and run.assembly.settings.rounds <= trained:
+            cause, key = "the privacy budget", "privacy.epsilon"
+        raise ConfigError(f"{cause} has ended {files.path} after {trained} rounds. Raise {key}.", key=key)
     nodes = files.json(NODES) if files.has(NODES) and "fleet.levels" in changed else None
     if nodes is not None:
         nodes |= {"planned": nodes["members"]}

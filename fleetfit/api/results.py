@@ -141,10 +141,12 @@ class Run:
 
     @property
     def _is_over(self) -> bool:
-        """Whether no round is left: all are finished, or early stopping has ended the run. See `finished`."""
+        """Whether no round is left: all are finished, or early stopping or the privacy budget has ended the run."""
         if not self.finished:
             return False
         evaluate, rounds = self.experiment.evaluate, self.experiment.rounds
+        if self.experiment.is_private:
+            rounds = self.assembly.settings.rounds  # those within the budget
         stopping = PlateauDetector(evaluate.patience, evaluate.batch_norm[0], self.files.metrics())
         return stopping.is_due or self.files.read_summary().rounds >= rounds
 

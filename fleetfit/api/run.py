@@ -539,7 +539,6 @@ def run_remaining_rounds(
     target.__dict__["assembly"] = verify_layout(target.assembly)  # the layout of a resumed run is not verified yet
     with contextlib.closing(target._take_engine()) as engine, files.hold():
         checkpoint = _load_start(target)
-        (target.folder / "summary.json").unlink(missing_ok=True)  # of a finished run that trains further rounds
         server: Server = checkpoint["server"]
         for problem in files.find_problems("fleet.json"):  # only the page needs it
             logging.getLogger("fleetfit").warning("%s: %s", target.folder, problem)
@@ -547,6 +546,7 @@ def run_remaining_rounds(
         if target.assembly.settings.secure is not None:
             resume_secure_run(target.assembly.settings.secure, files)
         _load_ledger(target)
+        (target.folder / "summary.json").unlink(missing_ok=True)  # of a finished run that trains further rounds
         if files.has_rounds():
             files.rewind(server.round)
             files.record_resumption(server.round)

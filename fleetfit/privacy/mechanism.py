@@ -86,10 +86,12 @@ class Privacy:
             before = table.get(name)
             if type(before) not in (int, float) or not 0 < before < float("inf"):
                 raise ValueError(f"{name} is not a number above 0")
-            if name == "noise_multiplier" and self.noise_from_budget:
+            is_found = name == "noise_multiplier" and self.noise_from_budget
+            if is_found and math.isclose(before, self.noise_multiplier, rel_tol=0.005):  # `find_noise` is as exact
                 self.noise_multiplier = float(before)
             elif before != getattr(self, name):
-                changed.append(f"{name} was {before:g} and is {getattr(self, name):g}")
+                cause = " by epsilon and rounds" * is_found
+                changed.append(f"{name} was {before:g} and is {getattr(self, name):g}{cause}")
         if table.get("known", False) is not self.known_cohorts:
             changed.append("[secure] was set and is missing" if table.get("known") else "[secure] is new")
         if changed:
