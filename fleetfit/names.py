@@ -278,7 +278,8 @@ def compute_file_digest(name: str) -> tuple[Path | None, str]:
     source = name.rpartition(":")[0]
     file = find_code(name)
     if file is None and source:
-        with contextlib.suppress(ImportError, ValueError, AttributeError):
+        _see_working_folder()
+        with contextlib.suppress(Exception):  # it imports the package, which may raise anything
             origin = getattr(importlib.util.find_spec(source), "origin", None)
             file = Path(origin) if isinstance(origin, str) else None
     with contextlib.suppress(OSError):
@@ -370,8 +371,7 @@ def _import_plug_in(kind: str, name: str) -> Callable[..., Any]:
 def _import_module(module_name: str, name: str) -> ModuleType:
     if not all(part.isidentifier() for part in module_name.split(".")):
         raise ConfigError(f'"{name}": "{module_name}" is not a module name; write "package.module:function".')
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:  # an installed script does not see the working folder
-        sys.path.append(str(Path.cwd()))
+    _see_working_folder()
     depth = module_name.count(".")
     if module_name in _code:  # a module that the user's own program imports stays as it is there
         file = find_code(f"{module_name}:")
@@ -383,6 +383,11 @@ def _import_module(module_name: str, name: str) -> ModuleType:
     if is_new and file is not None and file.name != "__init__.py":
         _record_code(module_name, file, file.parents[depth])
     return module
+
+
+def _see_working_folder() -> None:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:  # an installed script does not see it
+        sys.path.append(str(Path.cwd()))
 
 
 def _import_file(file_name: str, name: str) -> ModuleType:

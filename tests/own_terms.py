@@ -6,6 +6,7 @@ from typing import Any
 from tiny import plain
 
 from fleetfit.config.dump import make_plain
+from fleetfit.fleet.terms import compute_code
 from fleetfit.messages import pack, unpack
 
 
@@ -26,11 +27,11 @@ def add_terms(header: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
         "split": evaluation.get("split", "test"), "samples": samples if isinstance(samples, int) else 10,
         "asks_budget": True, "asks_labels": True, "asks_frequencies": True,
         "transform": header["transform"] if isinstance(header["transform"], str) else "", "secure": {}, "privacy": {},
-        "code": {},
+        **changes,
     }  # fmt: skip
     if header["what"] == "hello":
         header.pop("privacy")
-    return {"terms": {**terms, **changes}, **header}
+    return {"terms": {"code": compute_code(terms), **terms}, **header}
 
 
 def drop_head(content: bytes | bytearray) -> bytes:

@@ -48,7 +48,7 @@ from fleetfit.fleet.protocol import (
 )
 from fleetfit.fleet.secure_aggregation import PHASES, Member
 from fleetfit.fleet.settings import NodeSettings, load_data, read_settings
-from fleetfit.fleet.terms import Terms, check_terms, compute_fingerprint
+from fleetfit.fleet.terms import Terms, check_terms, compute_fingerprint, list_code
 from fleetfit.hooks import build, rebuild_problem
 from fleetfit.machine import is_out_of_memory
 from fleetfit.messages import dump_failure, dump_reply, load_job, pack, unpack
@@ -233,7 +233,10 @@ def get_node(config: str) -> "Node":
 
 
 def answer(config: str, parts: Mapping[str, bytes | bytearray]) -> bytes:
-    """Return a node's answer to any message; a failure is an answer too."""
+    """Return a node's answer to any message; a failure is an answer too.
+
+    It is empty if this process is older than code that the message names: a new one has to answer.
+    """
     try:
         return get_node(config).answer(parts)
     except Exception as error:  # its configuration is wrong, or its log cannot be written
@@ -261,6 +264,7 @@ class Node:
         self._transform = ""
         self._log = NodeLog(Path(settings.folder))
         self._policy = PolicyCheck(settings, self._log)
+        self._code = {name: names.compute_file_digest(name)[1] for name in settings.allow}  # as this process imports it
 
     @cached_property
     def data(self) -> Data:
@@ -280,7 +284,10 @@ class Node:
         return resolve_device(self.settings.device)
 
     def answer(self, parts: Mapping[str, bytes | bytearray]) -> bytes:
-        """Answer one message. The log has it, the owner's decision and what leaves the node, before that leaves."""
+        """Answer one message; with nothing if its code is newer than this process.
+
+        The log has the message, the owner's decision and what leaves the node, before that leaves.
+        """
         received, about = sum(map(len, parts.values())), dict[str, Any](what="unknown")
         try:
             header = check_header(unpack(_get_part(parts, "header"), bounded=True))
@@ -288,12 +295,14 @@ class Node:
             check_names(header, self.settings.allow)
             with _blame_server("run"):
                 check_terms(header)
-                check_code(header["terms"], self.settings.allow)
+                code = check_code(header["terms"], self.settings.allow)
                 spent = self._policy.check(header, received)
         except Exception as error:
             reason = _explain(error)
             self._log.add("refused", **about, bytes=received, reason=reason)
             return pack_message({"refused": reason, "log": self._log.head})
+        if any(self._code[name] != digest for name, digest in code.items()):
+            return b""
         self._log.add("allowed", **about, bytes=received)
         try:
             table = self._make_answer(header, parts)
@@ -549,22 +558,29 @@ def check_names(header: Header, allow: list[str]) -> None:
             )
 
 
-def check_code(terms: Terms, allow: list[str]) -> None:
+def check_code(terms: Terms, allow: list[str]) -> dict[str, str]:
     """Refuse a run whose code is another one than that of the same name here; of names that are allowed.
+
+    Returns:
+        The SHA-256 of the files here, by the names of `allow`.
 
     Raises:
         RunError: It is.
     """
-    for name, digest in terms["code"].items():
-        if name not in allow and names.make_absolute(name, Path.cwd()) not in allow:
+    code = {}
+    for name in list_code(terms):
+        allowed = names.make_absolute(name, Path.cwd())
+        if allowed not in allow:
             continue
-        file, own = names.compute_file_digest(name)
+        file, code[allowed] = names.compute_file_digest(allowed)
+        digest, own = terms["code"].get(name, ""), code[allowed]
         if own != digest:
             raise RunError(
                 f'the code of "{name}" is another one here: {file} has SHA-256 {own or "none"}, and the server has '
-                f"{one_line(digest, 64)}. Use the same file on both sides.",
+                f"{one_line(digest, 64) or 'none'}. Use the same file on both sides.",
                 key="code",
             )
+    return code
 
 
 class _OutOfMemory(Exception):

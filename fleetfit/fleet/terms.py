@@ -48,7 +48,7 @@ def make_terms(experiment: Experiment, transform: str) -> Terms:
     of_modules = {f"local.{key}" for key in list_open_keys(experiment)} if ":" in str(experiment.model.name) else set()
     cohort = {"deadline_s": experiment.cohort.deadline_s, "late": experiment.cohort.on_deadline}
     model = {key: value for key, value in table["model"].items() if key != "derive"}
-    return {
+    terms = {
         "name": experiment.name,
         "rounds": experiment.rounds,
         "model": model,
@@ -67,14 +67,20 @@ def make_terms(experiment: Experiment, transform: str) -> Terms:
         "transform": transform,
         "secure": {key: value for key, value in table.get("secure", {}).items() if key in _SECURE},
         "privacy": {key: value for key, value in table.get("privacy", {}).items() if key in _PRIVACY},
-        "code": compute_code([model, table["peft"], spec, list(evaluate.metrics)]),
     }
+    return {**terms, "code": compute_code(terms)}
 
 
-def compute_code(tables: Any) -> dict[str, str]:
-    """Return the SHA-256 of the files of the user's code that tables name, by name."""
-    digests = {text: names.compute_file_digest(text)[1] for text in iter_texts(tables) if ":" in text}
-    return {name: digest for name, digest in sorted(digests.items()) if digest}
+def compute_code(terms: Terms) -> dict[str, str]:
+    """Return the SHA-256 of the files of the user's code that terms name, by name; of names with a file."""
+    digests = {name: names.compute_file_digest(name)[1] for name in list_code(terms)}
+    return {name: digest for name, digest in digests.items() if digest}
+
+
+def list_code(terms: Terms) -> list[str]:
+    """Return the names of the user's code in terms, sorted."""
+    tables = [terms[key] for key in ("model", "peft", "method", "metrics")]
+    return sorted({text for text in iter_texts(tables) if ":" in text})
 
 
 def compute_fingerprint(terms: Terms) -> str:

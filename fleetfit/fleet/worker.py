@@ -85,7 +85,9 @@ class NodeWorker:
                 # a process of the worker's own may keep the pipe open when it has died
                 if process is not None and process.poll() is not None and not self._pipe.poll(0):
                     raise EOFError
-            return self._pipe.recv_bytes()
+            if content := self._pipe.recv_bytes():
+                return content
+            parts.update({name: bytearray(content) for name, content in receive_parts(self._pipe).items()})
         except (EOFError, OSError):
             if self._process is None:
                 return None
@@ -95,6 +97,8 @@ class NodeWorker:
         except BaseException:  # its answer would be read as that of the next message
             self.end()
             raise
+        self.end()  # it has imported other code than the message names
+        return self.ask(parts, is_wanted)
 
     def end(self) -> None:
         """End the process, if there is one; another thread that waits for an answer gets None."""
@@ -180,8 +184,12 @@ def main(descriptor: str, config: str) -> None:
         parts = inbox.get()
         trace("working", details="on a job" if "state" in parts else "")
         content = answer(config, parts)
+        if not content:
+            pipe.send_bytes(b"")
+            send_parts(pipe, parts)
         del parts
-        pipe.send_bytes(content)
+        if content:
+            pipe.send_bytes(content)
         del content  # the memory of the next job
 
 

@@ -2,10 +2,12 @@
 
 import importlib.metadata
 import json
+import sys
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import pytest
 from local_fleet import Lab, described
 from local_grid import node_file
 from own_terms import add_terms
@@ -135,7 +137,7 @@ def test_a_node_whose_own_file_differs_is_refused_with_both_hashes(tmp_path: Pat
     terms = make_terms(adapt_experiment(load_experiment({"model": {"name": name}})), "")
     server = sha256(file.read_bytes()).hexdigest()
     assert terms["code"] == {name: server}
-    hello = add_terms({"what": "hello", "transform": ""}, code=terms["code"])
+    hello = add_terms({"what": "hello", "transform": ""}, model=terms["model"])
     data = {"budget": 0.5, "data": {"name": "digits"}}
     path, stranger = (node_file(tmp_path, n, {**data, "allow": a}) for n, a in (("node", [name]), ("stranger", [])))
     assert "hello" in ask(path, hello)
@@ -148,7 +150,11 @@ def test_a_node_whose_own_file_differs_is_refused_with_both_hashes(tmp_path: Pat
     assert server in ask(path, hello)["refused"]
 
 
-def test_code_of_a_module_counts_before_it_is_imported(tmp_path: Path) -> None:
+def test_code_of_a_module_counts_before_it_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, digest = compute_file_digest("plugin_method:counting")
     assert file is not None and file.name == "plugin_method.py" and digest == sha256(file.read_bytes()).hexdigest()
+    (tmp_path / "beside_the_run.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one])  # as of an installed script
+    assert compute_file_digest("beside_the_run:f")[0] == tmp_path / "beside_the_run.py"
     assert compute_file_digest("no_such_module:f") == compute_file_digest("scalefl") == (None, "")

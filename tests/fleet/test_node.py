@@ -420,6 +420,29 @@ def test_a_worker_answers_twice_in_one_process(node_worker: NodeWorker, tmp_path
     assert first["hello"]["name"] == "pi"
 
 
+USED = """
+from pathlib import Path
+
+from fleetfit.method import Method
+
+
+def mine():
+    Path(__file__).with_name("used").write_text("{}")
+    return Method()
+"""
+
+
+def test_code_that_both_sides_update_is_what_runs(node_worker: NodeWorker, tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    config(tmp_path, allow=["tiny:tiny", f"{file}:mine"])
+    for count, version in enumerate(("old", "newer"), 1):
+        file.write_text(USED.format(version))
+        message = add_terms({**SETUP, "method": {"name": f"{file}:mine"}})  # with the hash of now
+        answer = read_answer(node_worker.ask({"header": bytearray(pack_message(message))}, is_wanted) or b"")
+        assert answer["ready"] and (tmp_path / "used").read_text() == version
+        assert answer["log"]["entries"] == 2 * count, "a message is answered once"
+
+
 NEVER_THE_FIRST_TIME = """
 import time
 from pathlib import Path

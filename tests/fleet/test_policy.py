@@ -232,8 +232,8 @@ REFUSING: dict[str, dict[str, Any]] = {
 def test_what_the_owner_does_not_allow_is_refused_before_data_are_read(what: str, key: str, tmp_path: Path) -> None:
     header, state = make_job()
     fields = {key: value for key, value in header.items() if what == "job" or key != "job"}
-    message = HELLO if what == "hello" else add_terms({**fields, "what": what})
-    message = {**message, "terms": {**message["terms"], "model": {"name": "tiny:tiny"}}}
+    fields = {"transform": ""} if what == "hello" else fields
+    message = add_terms({**fields, "what": what}, model={"name": "tiny:tiny"})
     path = configure(tmp_path, policy=REFUSING[key])
     assert "owner" in send(path, message, state)["refused"]
     assert not was_read(tmp_path)
@@ -245,6 +245,24 @@ def test_names_that_the_owner_allows_are_answered(tmp_path: Path) -> None:
     path = configure(tmp_path, policy={"methods": ["fedavg"], "models": ["tiny:tiny"], "bytes_a_day": "1 GB",
                                        "jobs_a_day": 9})  # fmt: skip
     assert "reply" in send(path, add_terms(header), state)
+
+
+OWN = "plugin_method:counting"
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        {"model": {"name": OWN}}, {"peft": {"name": OWN}}, {"metrics": [OWN]}, {"method": {"name": OWN}},
+        {"method": {"name": "fedavg", "options": {OWN: {}}}}, {"method": {"name": "fedavg", "hooks": {"weigh": OWN}}},
+    ],
+)  # fmt: skip
+def test_code_whose_hash_the_server_leaves_out_is_refused(terms: dict[str, Any], tmp_path: Path) -> None:
+    path, hello = configure(tmp_path, allow=[OWN]), {"what": "hello", "transform": ""}
+    for code in ({}, {OWN: ""}, {OWN: "ab" * 32}):
+        assert OWN in send(path, add_terms(hello, **terms, code=code))["refused"]
+    assert not was_read(tmp_path)
+    assert "hello" in send(path, add_terms(hello, **terms))
 
 
 def test_jobs_of_a_day_are_counted_over_restarts(tmp_path: Path) -> None:
