@@ -85,7 +85,8 @@ def find_level(run: TrainedRun, level: LevelName) -> Level:
     levels = {entry.name: entry for entry in run.assembly.federation.levels}
     level_names = list(levels)
     name = level_names[-1] if level is None else str(level)
-    if name not in levels and name.isdecimal() and 1 <= int(name) <= len(level_names):
+    is_named = any(map(str.isdecimal, level_names))  # by numbers, of which a run that dropped a level lacks some
+    if not is_named and name.isdecimal() and 1 <= int(name) <= len(level_names):
         name = level_names[int(name) - 1]
     if name not in levels:
         raise ConfigError(f"no such level: {level}. The levels of this run are {', '.join(level_names)}.", key="level")

@@ -52,10 +52,11 @@ class Failover:
                     raise
                 reason = one_line(f"{type(error).__name__}: {error}", 200)
                 continue
-            if is_last or response.status_code not in GATEWAY:
+            if response.status_code not in GATEWAY:
                 break
             reason = f"HTTP {response.status_code}"
-        if current != first and self._current == first:  # another thread may have changed it
+        is_answered = response.status_code not in GATEWAY
+        if is_answered and current != first and self._current == first:  # another thread may have changed it
             self._current = current
             _LOG.warning(
                 "The SuperLink at %s does not answer (%s): from now on the one at %s.",

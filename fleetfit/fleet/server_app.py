@@ -318,7 +318,7 @@ def serve(grid: Grid, config: ServerAppConfig, say: Callable[[str], None] = prin
         for name, level in run.columns[run.experiment.evaluate.batch_norm[0]]["levels"].items():
             if level["clients"]:
                 say(f"Level {name}: {format_percent(level['local'])}% on the data of {level['clients']} nodes.")
-        say(f"Finished. The models: fleetfit.load({str(run.folder)!r}).model(level=1).")
+        say(f"Finished. The models: fleetfit.load({str(run.folder)!r}).model(level={run.plan.levels[0].name}).")
         return run
     finally:
         transport.close()

@@ -100,7 +100,8 @@ def _is_same(level: PlannedLevel, index: int, ratio: float, targets: Targets) ->
     if targets.splits:
         listed = targets.splits[index]
         return (listed.depth, listed.width, dict(listed.widths)) == (level.depth, level.width, dict(level.widths))
-    return abs(level.target / ratio - 1) < _NEAR
+    most = ratio * (1 + targets.tolerances[index]) + TINY  # its devices still afford it
+    return abs(level.target / ratio - 1) < _NEAR and level.share <= most
 
 
 def _find_shape(

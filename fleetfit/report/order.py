@@ -166,7 +166,8 @@ def measure_levels(summaries: "Sequence[SummaryRecord]") -> PartAccuracies:
     names = [level.level for level in summaries[0].levels]
     headlines = [summary.headline for summary in summaries]
     by_number = _collect_seeds([one.test_levels for one in headlines])
-    on_test = {name: by_number[str(n)] for n, name in enumerate(names, 1) if str(n) in by_number}
+    numbers = {name: name if name.isdecimal() else str(n) for n, name in enumerate(names, 1)}
+    on_test = {name: by_number[number] for name, number in numbers.items() if number in by_number}
     if len(on_test) > 1:
         samples = _find_smallest([one.test_samples for one in headlines])
         return PartAccuracies(

@@ -132,8 +132,9 @@ class PlateauDetector:
     def note(self, report: Mapping[str, Any]) -> None:
         """Take the report of a round."""
         self._since = self._count(report)
-        if not self._since:
-            self._best = self._find_accuracy(report) or self._best
+        accuracy = self._find_accuracy(report)
+        if accuracy is not None:
+            self._best = max(self._best, accuracy)
 
     def _count(self, report: Mapping[str, Any]) -> int:
         """Return the number of evaluations since the best one, a round included."""

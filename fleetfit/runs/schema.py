@@ -168,7 +168,7 @@ class AccuracyRecord(Record):
         avg: Mean of the levels on the server's test set.
         full: The largest level on the server's test set.
         test_exits: Its exits there.
-        test_levels: The levels there, by their number from 1.
+        test_levels: The levels there, by their number: their name, or their position from 1 where it is no number.
         best_exit: Each client at its best exit.
         backdoor: Success of a backdoor in the largest level; likewise `backdoor_levels` by number of the level.
         personal: As `local`, with the log class frequencies of each client added to its logits.

@@ -116,6 +116,15 @@ def test_what_fails_everywhere_fails() -> None:
     assert tried == ["http://one:1/path", "http://two:2/path"] and failing.address == "one:1"
 
 
+def test_it_stays_where_no_superlink_answers(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(status=503) as first, serving(status=502) as second, caplog.at_level(logging.WARNING, "fleetfit"):
+        failing = Failover([first.address, second.address])
+        client = httpx.Client()
+        context = SimpleNamespace(request=httpx.Request("POST", f"http://{first.address}/", content=b"x"))
+        response = failing.intercept(context, lambda context: client.send(context.request))
+    assert response.status_code == 502 and failing.address == first.address and not caplog.records
+
+
 def test_a_fault_is_one_of_all_superlinks() -> None:
     """A lasting one ends a node, so one that may pass comes first."""
     with serving() as good, serving(status=404) as other:

@@ -110,6 +110,7 @@ def test_a_part_does_not_end_a_run_whose_complete_evaluation_is_better() -> None
     assert not stopping.would_stop({}) and not stopping.would_stop(report(None)) and stopping.would_stop(report(0.4))
     stopping.note(report(0.6))
     assert not stopping.is_due and not stopping.would_stop(report(0.6))
+    assert PlateauDetector(2, "static", [report(0.0)] * 3).is_due, "0 is an accuracy"
     assert not PlateauDetector(None, "static", [report(0.5)] * 9).is_due
 
 

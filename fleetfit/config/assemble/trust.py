@@ -66,7 +66,8 @@ def build_attack(experiment: Experiment, on_a_fleet: bool) -> Attack | None:
 def draw_attackers(experiment: Experiment, attack: Attack, federation: Federation) -> Attackers:
     """Draw the hostile clients by the levels that clients actually afford."""
     section, levels = experiment.attack, federation.level_of
-    levels_with_data = np.where(federation.clients.num_examples > 0, levels, -1)
+    takes_part = (federation.clients.num_examples > 0) & (levels >= 0)
+    levels_with_data = np.where(takes_part, np.array(federation.numbers)[levels] - 1, -1)
     clients = draw_hostile_clients(levels_with_data, section.fraction, section.among, experiment.seed)
     level_by_client = {client: int(levels[client]) for client in clients}
     return Attackers(attack, clients, level_by_client, partial(get_round_submodel, federation), experiment.seed)
