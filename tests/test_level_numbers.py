@@ -1,6 +1,5 @@
-"""A run that dropped level 1 has levels 3 and 2, smallest first: each is known by its number, nowhere by its position."""
+"""A run that dropped level 1 has levels 3 and 2, smallest first: each is known by its number, not by its position."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
