@@ -194,6 +194,7 @@ def _import_built_in(kind: str, name: str) -> Callable[..., Any]:
         raise ConfigError(
             f'"{truncate(name)}" is not among the {KINDS[kind].noun or kind}: {", ".join(names)}.'
             f"{f' Did you mean the key {key}?' if key else did_you_mean(word, names)}"
+            f"{' For a file or a folder, set data.path.' * (kind == 'data')}"
         )
     return typing.cast(Callable[..., Any], getattr(import_home(kind, name), name))
 

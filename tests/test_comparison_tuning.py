@@ -279,7 +279,7 @@ def test_tuning_that_was_cut_off_goes_on(place: Path, jobs: int) -> None:
 def tuning(chosen: Any, *values: Any, key: str = "local.lr") -> TuningResult:
     return TuningResult(
         row="A", setting="IID", chosen={key: chosen},
-        candidates=[TuningCandidate(values={key: value}, score=50.0, seed=1) for value in values],
+        candidates=[TuningCandidate(values={key: one}, score=50.0 + i, seed=1) for i, one in enumerate(values)],
     )  # fmt: skip
 
 
@@ -299,6 +299,13 @@ def test_a_value_at_the_edge_of_its_grid_is_said(chosen: Any, values: Any, end: 
     notes = find_grid_edges([tuning(chosen, *values)])
     note = f"A, IID: local.lr = {chosen} is the {end} value tried. Try values beyond it."
     assert notes == ([note] if end else [])
+
+
+def test_equal_scores_are_no_edge() -> None:
+    tied = tuning(1.0, 0.1, 1.0)
+    tied = tied.model_copy(update={"candidates": [one.model_copy(update={"score": 50.0}) for one in tied.candidates]})
+    (note,) = find_grid_edges([tied])
+    assert "equally good" in note
 
 
 def test_rounds_that_choose_are_in_the_table() -> None:

@@ -295,6 +295,24 @@ def test_a_comparison_that_goes_on_with_other_data_says_so(tmp_path: Path, jobs:
     assert note in ff.load_comparison(tmp_path / "both").table.notes
 
 
+def test_a_finished_comparison_says_that_its_data_have_changed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compare(rows: Sequence[int]) -> list[str]:
+        frame = pandas.DataFrame(IRIS.data, columns=IRIS.feature_names).assign(kind=IRIS.target).iloc[rows]
+        table = {"row": [{"method": {"name": "fedavg"}}, {"method": {"name": "heterofl"}}]}
+        model = {"name": "mlp", "hidden": 16, "layers": 4}
+        caplog.clear()
+        comparison = ff.compare(rounds=1, compare=table, data=frame, model=model, out=tmp_path / "c", progress=False)
+        return [note for note in comparison.table.notes if "75 " in note]
+
+    assert not compare(range(150)) and not caplog.records
+    (note,) = compare(range(0, 150, 2))
+    assert "fedavg, seed 0" in note and "heterofl, seed 0" in note and "150 " in note
+    assert [record.message for record in caplog.records] == [note]
+    assert not compare(range(150))
+
+
 def test_a_comparison_names_runs_with_changed_data(tmp_path: Path) -> None:
     table, file = write_iris(tmp_path / "iris.csv", range(150)), tmp_path / "one.toml"
     file.write_text(

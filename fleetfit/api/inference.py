@@ -324,7 +324,10 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _change_experiment(run: TrainedRun, sections: Mapping[str, Any]) -> Experiment:
-    return restore_experiment(dump_experiment(run.experiment), **sections)
+    table = dump_experiment(run.experiment)
+    if "evaluate" in table:  # nothing trains, so nothing stops early
+        table["evaluate"] = {key: value for key, value in table["evaluate"].items() if key != "patience"}
+    return restore_experiment(table, **sections)
 
 
 def compute_scores(run: TrainedRun, level: LevelName, split: str, client: int | None, data: Any = None) -> Scores:

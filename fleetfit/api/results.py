@@ -47,7 +47,7 @@ from fleetfit.rounds.restore import check_base, check_checkpoint
 from fleetfit.runs.checkpoints import CheckpointError
 from fleetfit.runs.data import CHANGED, format_difference, load_transform, make_fingerprint
 from fleetfit.runs.folder import NODES, RunFolder, parse_round
-from fleetfit.runs.schema import RoundRecord
+from fleetfit.runs.schema import FingerprintRecord, RoundRecord
 
 if TYPE_CHECKING:
     from fleetfit.api.predictions import Exit, Predictions
@@ -630,6 +630,13 @@ def find_last_round(files: RunFolder) -> int:
     """Return the round after which a run is resumed."""
     newest = max(map(parse_round, files.checkpoints()), default=0)
     return min(newest, files.count_reports())
+
+
+def find_fingerprint(assembly: Assembly) -> FingerprintRecord | None:
+    """Return the fingerprint of a run's data; None for private and secure runs, and for data on nodes."""
+    data, settings = assembly.data, assembly.settings
+    has_one = isinstance(data, Data) and settings.privacy is None and settings.secure is None
+    return make_fingerprint(data) if has_one else None  # type: ignore[arg-type]
 
 
 def find_data_changes(files: RunFolder, assembly: Assembly) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from fleetfit.api.code import compute_code_digests
 from fleetfit.api.commands import format_open, format_resume
 from fleetfit.api.outcome import describe_outcome
 from fleetfit.api.progress import ProgressOption, RunDisplay, open_display
-from fleetfit.api.results import DERIVED, Objects, Run, find_data_changes, load_usable_checkpoint
+from fleetfit.api.results import DERIVED, Objects, Run, find_data_changes, find_fingerprint, load_usable_checkpoint
 from fleetfit.config import Assembly, Experiment, load_experiment, to_toml
 from fleetfit.config.assemble.data import build_data
 from fleetfit.config.assemble.local import describe_training
@@ -53,7 +53,6 @@ from fleetfit.privacy.ledger import FILE as LEDGER
 from fleetfit.rounds.timekeeper import Timekeeper
 from fleetfit.runs import RUNS
 from fleetfit.runs.comparison import find_comparison
-from fleetfit.runs.data import make_fingerprint
 from fleetfit.runs.environment import describe_environment
 from fleetfit.runs.folder import RunFolder, choose_path, compute_checksum, to_json_value
 from fleetfit.runs.schema import RoundRecord, SummaryRecord
@@ -465,8 +464,8 @@ def create_run_folder(
     if derived is not None:
         files[DERIVED] = json.dumps(derived.plan.to_payload()) + "\n"
     facts = describe_environment()
-    if isinstance(assembly.data, Data) and privacy is None and assembly.settings.secure is None:
-        facts["data"] = make_fingerprint(assembly.data).dump()
+    if (fingerprint := find_fingerprint(assembly)) is not None:
+        facts["data"] = fingerprint.dump()
     if code := compute_code_digests(experiment):
         facts["code"] = code
     facts["sha256"] = {"config.toml": compute_checksum(files["config.toml"])}
@@ -514,7 +513,7 @@ def _run_with_display(target: Run, display: RunDisplay, on_round: OnRound | None
         display.say("Drawing the plots and the page.")
 
     with contextlib.closing(display):
-        display.start(target.folder, target.experiment, (*notes, *target.notes))
+        display.start(target.folder, target.experiment, (*notes, *target.assembly.notes))
         run_remaining_rounds(target, after_round, on_result=after_result)
 
 

@@ -306,8 +306,8 @@ class AbsentData(Data):
     def make_error(self) -> DataError:
         """Return the error for a use that needs samples."""
         return DataError(
-            f"{self.reason} This needs samples: restore the training data, or name others: --data PATH, or data=... in "
-            "Python.",
+            f"{self.reason} This needs samples: the training data (in Python ff.load(folder, data=...)), or others: "
+            "--data PATH, or data=... in Python.",
             key="data",
         )
 

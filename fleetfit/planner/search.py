@@ -352,13 +352,13 @@ def _explain(query: Search) -> PlanError:
         reason = f"{start}: {smaller} smaller levels need as many different depths, and the model has {depths}."
         return PlanError(reason + (otherwise if cut else f" Plan at most {depths + 1} levels."), scaling=cut)
     percent = _least_tolerance(query)
+    hint = " A budget above 1 is an amount, not a share." if targets.ratios[0] < _TINY_SHARE else ""
     if percent is None:
         remedy = otherwise if cut else f" {_describe_shares(grid)} Choose other budgets, or fewer levels."
-        hint = " A budget above 1 is an amount, not a share." if targets.ratios[0] < _TINY_SHARE else ""
         return PlanError(f"{start}, and no tolerance up to 1 would help.{remedy}{hint}", scaling=cut)
     nearest = _format_splits(_widen(query, percent).best() or (), grid, targets)
     reason = f"{start}. The nearest: {nearest}. A tolerance of {percent / 100:.2f} would admit them."
-    return PlanError(reason + (otherwise if cut else ""), percent / 100, cut)
+    return PlanError(reason + (otherwise if cut else "") + hint, percent / 100, cut)
 
 
 def _describe_shares(grid: Grid) -> str:

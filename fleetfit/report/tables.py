@@ -11,6 +11,7 @@ from fleetfit.report.order import explain_order
 from fleetfit.report.text import (
     EXITS,
     Table,
+    describe_data,
     exit_names,
     format_bytes,
     format_count,
@@ -44,6 +45,8 @@ def make_level_table(summary: "SummaryRecord") -> Table:
         rows.append((name, width, depth, exits, *sizes, format_percent(level.local)))
     rounds = f"{summary.rounds} round{'' if summary.rounds == 1 else 's'}"
     title = f"{summary.method} on {summary.data} with {summary.model}, {rounds}"
+    if summary.evaluate.split != "test":
+        title += f", on {describe_data(summary)}"
     return Table(columns, tuple(rows), title)
 
 
@@ -449,6 +452,9 @@ def find_grid_edges(tuning: Sequence["TuningResult"]) -> list[str]:
     warnings = []
     for one in tuning:
         label = ", ".join(filter(None, [one.row, one.setting]))
+        if one.is_tied:
+            warnings.append(f"{label}: all tried values are equally good, and the first was taken.")
+            continue
         for key, value in one.chosen.items():
             numbers = {tried.values[key] for tried in one.candidates if _is_number(tried.values.get(key))}
             if _is_number(value) and len(numbers) > 1 and value in (min(numbers), max(numbers)):

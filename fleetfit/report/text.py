@@ -47,6 +47,9 @@ class Table:
         groups = ((make_printable(name, _LONGEST_CELL), span) for name, span in self.groups)
         object.__setattr__(self, "groups", tuple(groups))
 
+    def __str__(self) -> str:
+        return self.to_markdown()
+
     def to_markdown(self) -> str:
         """Return the table as Markdown. A heading above columns is repeated in each of them."""
         lines = [_format_markdown_line(self.headings), "|" + " --- |" * len(self.columns)]

@@ -730,6 +730,11 @@ class TuningResult(Record):
     chosen: dict[str, Any]
     candidates: List[TuningCandidate]
 
+    @property
+    def is_tied(self) -> bool:
+        """Whether all tried values are equally good."""
+        return len(self.candidates) > 1 and len({(one.score, one.rounds) for one in self.candidates}) == 1
+
 
 class LevelResult(Record):
     """The size of a level of a row in one setting, the same for all seeds.

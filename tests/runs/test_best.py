@@ -13,6 +13,7 @@ from support import raises, run_verb
 from support.bits import assert_same_bits
 
 import fleetfit as ff
+from fleetfit.report.tables import make_level_table
 from fleetfit.rounds import PlateauDetector
 from fleetfit.runs.listing import clear_checkpoints
 from fleetfit.runs.schema import RoundRecord
@@ -95,6 +96,26 @@ def test_early_stopping_ends_the_run_as_its_last_round_does(trained: ff.Run, bes
     further = ff.resume(run.folder, progress=False)
     assert_same_bits(further.server.state, trained.server.state)
     assert [one["round"] for one in further.metrics] == list(range(1, ROUNDS + 1))
+
+
+def test_a_run_that_stopped_early_is_evaluated_on_test_data(trained: ff.Run, best: int, tmp_path: Path) -> None:
+    run = train(tmp_path / "run", patience=2)
+    opened = ff.load(run.folder, "best")
+    expected = ff.load(trained.folder, "best").evaluate(split="test")
+    assert opened.evaluate(split="test") == expected and expected["split"] == "test"
+    assert "on validation data" in make_level_table(run.files.read_summary()).title
+
+
+def test_a_comparison_says_where_runs_stopped_early(tmp_path: Path) -> None:
+    rows = [{"method": {"name": "scalefl"}}, {"method": {"name": "fedavg"}, "evaluate": {"patience": 8}}]
+    sections = {key: SECTIONS[key] for key in ("data", "model", "cohort", "checkpoint")}
+    sections["fleet"] = {**SECTIONS["fleet"], "tolerance": 0.2}
+    comparison = ff.compare(
+        rounds=4, compare={"row": rows}, evaluate={"every": 1, "split": "validation", "patience": 1},
+        out=tmp_path / "c", progress=False, local={"lr": 1e-9}, **sections,
+    )  # fmt: skip
+    (note,) = (note for note in comparison.table.notes if "Early stopping" in note)
+    assert "scalefl (2)" in note and "fedavg" not in note
 
 
 def test_early_stopping_needs_validation_data(tmp_path: Path) -> None:

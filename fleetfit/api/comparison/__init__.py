@@ -5,6 +5,7 @@
 
 import contextlib
 import functools
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Unpack
@@ -123,6 +124,9 @@ def compare(
             on_run, on_progress = on_run or display.show_run, on_progress or display.show_progress
         dry_run, results, outcome = _run_rows(plan, folder, against, jobs, on_run, on_progress)
         results.finish(outcome.runs, outcome.failures, [*dry_run.notes, *outcome.notes])
+        if not isinstance(progress, ComparisonDisplay):  # which prints them below the table
+            for note in outcome.notes:
+                logging.getLogger("fleetfit").warning("%s", note)
         if outcome.failures:
             record_path = None  # only a finished comparison is copied
         if record_path is not None:

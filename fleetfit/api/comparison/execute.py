@@ -152,6 +152,14 @@ class _DataCheck:
             titles.append(title)
         return f"{changes}. Numbers on different data do not rank methods."
 
+    def add_finished(self, title: str, run: Run, now: FingerprintRecord | None) -> None:
+        """Add a run that is not trained again, and the data as they are now."""
+        before = run.files.environment.data
+        if any(note.startswith(CHANGED) for note in run.notes):
+            return  # while it was interrupted, which `add_resumed` notes
+        if before is not None and now is not None and (difference := format_difference(before, now)):
+            self._changes.setdefault(f"{CHANGED} these runs finished: {difference}", []).append(title)
+
     def add_resumed(self, title: str, run: Run) -> None:
         """Add the notes of a run whose data changed while it was interrupted."""
         self._resumed += [f"{title}: {note}" for note in run.notes if note.startswith(CHANGED)]
@@ -297,6 +305,7 @@ class _Executor:
                     finished[i] = run
         if finished and on_finished is not None:
             on_finished([(runs[i], run) for i, run in finished.items()])
+        self._check_finished(runs, finished)
 
         def announce(i: int, run: Run) -> OnRound:
             return self._announce(runs[i], i + 1, len(runs), run)
@@ -318,6 +327,11 @@ class _Executor:
                 elif planned.values is None:
                     self.failures[planned.title] = f"{planned.title} failed: {outcome}"
         return [finished.get(i) for i in range(len(runs))]
+
+    def _check_finished(self, runs: Sequence[PlannedRun], finished: Mapping[int, Run]) -> None:
+        """Compare the data of finished runs with those at hand, unless a new run is compared with them."""
+        for i, run in finished.items() if len(finished) == len(runs) else ():
+            self.data.add_finished(runs[i].title, run, self._dry_run.data.get(runs[i].group))
 
     def _announce(self, planned: PlannedRun, number: int, count: int, run: Run) -> OnRound:
         """Report a run to the caller; return the function to call with its rounds."""

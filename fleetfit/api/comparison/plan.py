@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 from fleetfit import files
 from fleetfit.api.comparison.recipe import copy_recipe
-from fleetfit.api.results import load
+from fleetfit.api.results import find_fingerprint, load
 from fleetfit.api.run import is_related_key
 from fleetfit.config import Assembly, Experiment
 from fleetfit.config.assemble.data import share_data
@@ -48,6 +48,7 @@ from fleetfit.files import make_slug
 from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, PERSONAL, ROUNDS, expand_columns
 from fleetfit.runs import RESULTS_FILE, TUNING_FOLDER
 from fleetfit.runs.comparison import RUNS_FILE
+from fleetfit.runs.schema import FingerprintRecord
 
 RowSetting = tuple[str, str]
 """The labels of a row and a setting."""
@@ -651,6 +652,7 @@ class DryRun:
         notes: Notes of the plan, and on keys of the file without effect in any run.
         notes_of: The notes of each row and setting, without those on unused keys of the file that another run uses.
         measured: Measurements for each row and setting, by the check or by earlier runs in the folder.
+        data: Fingerprints of the data as they are now; None where runs have none.
         evaluations: Tables with the evaluations that the first row chose for `evaluate.every = "auto"`, by setting and
             number of rounds: curves of all rows have the same rounds, clients and samples.
     """
@@ -660,6 +662,7 @@ class DryRun:
     notes_of: Mapping[RowSetting, Sequence[str]]
     measured: Mapping[RowSetting, Mapping[str, list[float]]]
     evaluations: Mapping[tuple[str, int], Mapping[str, Any]]
+    data: Mapping[RowSetting, FingerprintRecord | None]
 
     def add_facts(self, run: PlannedRun) -> PlannedRun:
         """Return the run with the evaluations that its setting shares, and with measurements."""
@@ -692,6 +695,7 @@ def check_rows(
     checked: list[tuple[PlannedRun, Sequence[UnusedKey]]] = []
     evaluations: dict[tuple[str, int], dict[str, Any]] = {}
     notes_of: dict[RowSetting, Sequence[str]] = {}
+    data: dict[RowSetting, FingerprintRecord | None] = {}
     if len(plan.seeds) > 1:
         importlib.import_module("scipy.special")  # for the intervals; where it is missing, no run starts
     for run in plan.first_runs:
@@ -725,11 +729,12 @@ def check_rows(
                         shorter = _assemble(tuned.merge({"rounds": rounds}).experiment, measured[run.group], True)
                     evaluations[run.setting, rounds] = _make_evaluations(plan, shorter)
             notes_of.setdefault(run.group, assembly.notes)
+            data.setdefault(run.group, find_fingerprint(assembly))
             if position == 0 and on_assembly is not None:
                 on_assembly(run, assembly)
     notes, hidden = _check_keys(plan, [(run, unused) for run, unused in checked if run.row in plan.rows])
     notes_of = {group: [note for note in group_notes if note not in hidden] for group, group_notes in notes_of.items()}
-    return DryRun(plan, [*plan.notes, *notes], notes_of, measured, evaluations)
+    return DryRun(plan, [*plan.notes, *notes], notes_of, measured, evaluations, data)
 
 
 def _make_evaluations(plan: ComparisonPlan, assembly: Assembly) -> dict[str, Any]:

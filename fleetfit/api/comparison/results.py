@@ -223,6 +223,7 @@ class ResultsFile:
             *_list_notes(plan, results, f"{get_score_name(*every)} in percent on {describe_data(*every)}"),
             *_list_recipe_notes(plan, runs, summaries),
             *_list_notes_on_samples(summaries),
+            *_list_early_stops(runs, summaries),
             *explain_row_order({join(*key): group for key, group in summaries.items()}),
             *explain_smallest(results),
             *failures.values(),
@@ -386,6 +387,17 @@ def _list_notes_on_samples(summaries: Mapping[RowSetting, Sequence[SummaryRecord
             f"Measured on a part of the samples: {kind} ({samples_text} of {every:,} samples) of {'; '.join(rows)}."
         )
     return notes
+
+
+def _list_early_stops(runs: Runs, summaries: Mapping[RowSetting, Sequence[SummaryRecord]]) -> list[str]:
+    """Return a note on the rows whose runs were ended by early stopping; their numbers are of the last round."""
+    rows = []
+    for key, group in summaries.items():
+        ended = [one.rounds for one, run in zip(group, runs[key], strict=True) if one.rounds < run.experiment.rounds]
+        if ended and runs[key][0].experiment.evaluate.patience is not None:
+            least, most = min(ended), max(ended)
+            rows.append(f"{join(*key)} ({least if least == most else f'{least} to {most}'})")
+    return [f"Early stopping ended runs, after rounds: {'; '.join(rows)}. Numbers are of the last round."] * bool(rows)
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------

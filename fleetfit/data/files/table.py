@@ -60,6 +60,7 @@ _MAX_CLASSES = 50  # whole numbers are classes up to this number of distinct val
 _MAX_FEATURES = 20_000
 _FEW_ROWS = 20  # with fewer rows, distinct values in all rows are not suspicious
 _SAMPLE = 200  # number of first rows or texts for detection
+_FREE_TEXT = "they hold free text"
 _WORDS = 4.0  # average number of words of free text
 _BLOCK = 1 << 22  # block size of pyarrow in bytes; also the limit for a row
 _EXACT = 1 << 53  # float64 holds whole numbers below
@@ -1163,6 +1164,10 @@ def fit_encoder(
     if not 0 < features <= _MAX_FEATURES:
         reason = f"{features:,} features, more than {_MAX_FEATURES:,}" if features else "no usable feature column"
         remedy = "Leave columns out: drop = [...]." if features else " ".join(notes)
+        if not features and _FREE_TEXT in left_out:
+            remedy += (
+                " Texts train from a file: save them as a CSV of a text column and a label, and name it as data.path."
+            )
         raise DataError(f"{sheet.path} has {reason}. {remedy}".rstrip(), path=sheet.path, key="drop")
     numbers = [encoding for encoding in encodings if isinstance(encoding, Number)]
     filled = [f"{encoding.name}{'' if encoding.missing else ' (outside of training only)'}" for encoding in numbers
@@ -1233,7 +1238,7 @@ def _fit_category(
             raise _describe_slip(sheet, column, rows)
         if distinct > _MAX_TEXTS or (rows >= _FEW_ROWS and distinct > rows / 2):
             long = sum(len(text.split()) > 2 for text in sample) > len(sample) / 2
-            return "they hold free text" if long else "nearly every row has a different value", 0
+            return _FREE_TEXT if long else "nearly every row has a different value", 0
     codes, texts = column.encode_values()
     if len(texts) > _MAX_TEXTS:
         raise sheet.error(column.name, "has too many distinct values for categories.")

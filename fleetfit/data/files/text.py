@@ -190,7 +190,10 @@ class Cells(parquet.RowFile):
         if "" in cells:
             row = cells.index("")
             raise DataError(
-                f'row {row} of {self.path} has no value in column "{column}".', path=self.path, row=row, column=column
+                f'row {row} of {self.path} has no value in column "{column}". Fill it in, or remove the row.',
+                path=self.path,
+                row=row,
+                column=column,
             )
         if all(re.fullmatch(r"-?(?:0|[1-9]\d{0,17})", cell) for cell in cells):
             return np.array([int(cell) for cell in cells], dtype=np.int64)
