@@ -13,7 +13,7 @@ from support.bits import assert_same_bits
 import fleetfit as ff
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
-from fleetfit.errors import ConfigError, FleetFitError, PlanError
+from fleetfit.errors import ConfigError, FleetFitError, PlanError, RunError
 from fleetfit.planner import LevelChange, Plan
 from fleetfit.rounds.restore import _match_levels
 from fleetfit.runs.folder import RunFolder
@@ -182,6 +182,33 @@ def test_a_change_is_written_after_all_checks(tmp_path: Path) -> None:
         with pytest.raises(FleetFitError):
             ff.resume(path, rounds=4, progress=False, **more)
         assert (path / "config.toml").read_bytes() == before and (path / "summary.json").exists()
+
+
+def test_a_kill_while_the_change_is_written_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, write = begin(tmp_path / "run").folder, RunFolder.write
+
+    def stop(self: RunFolder, name: str, text: str) -> None:
+        if name == "config.toml":
+            raise KeyboardInterrupt
+        write(self, name, text)
+
+    monkeypatch.setattr(RunFolder, "write", stop)
+    with pytest.raises(KeyboardInterrupt):
+        ff.resume(folder, rounds=4, progress=False)
+    monkeypatch.undo()
+    assert not RunFolder(folder).environment.changed and not RunFolder(folder).is_edited()
+    run = ff.resume(folder, rounds=3, progress=False)
+    assert [one.keys for one in RunFolder(folder).environment.changed] == [["rounds"]] and len(run.metrics) == 3
+    assert not RunFolder(folder).is_edited()
+
+
+def test_no_levels_are_guessed_where_the_plan_is_damaged(tmp_path: Path) -> None:
+    folder = begin(tmp_path / "run").folder
+    ff.resume(folder, rounds=3, fleet=groups(0.25, 0.5, 1.0), progress=False)
+    plan = folder / "plan.toml"
+    plan.write_text(plan.read_text()[:100])
+    with raises(RunError, path=plan):
+        ff.load(folder).model(level=2)
 
 
 def test_the_classifier_of_a_dropped_level_goes_where_no_other_has_it(tmp_path: Path) -> None:

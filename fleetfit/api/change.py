@@ -14,8 +14,7 @@ from fleetfit.config.keys import format_key, replace_key
 from fleetfit.config.load import resolve_tables
 from fleetfit.config.merge import Table, flatten
 from fleetfit.config.toml import check_values
-from fleetfit.core.nodes import parse_node_description
-from fleetfit.errors import ConfigError, RunError, escape_controls
+from fleetfit.errors import ConfigError, escape_controls
 from fleetfit.runs.folder import NODES, RunFolder, compute_checksum
 
 _KEYS = ("rounds", "evaluate.patience", "fleet.groups", "fleet.levels")
@@ -50,7 +49,8 @@ def prepare_change(
     for key, value in change.items():
         table = replace_key(table, key, value)
     table = make_plain(table)
-    is_rule = files.has(NODES) and change.get("fleet.levels") in ("cluster", "halving")  # for the nodes of now
+    is_rule = change.get("fleet.levels") in ("cluster", "halving") and files.has(NODES)
+    is_rule = is_rule and files.read_nodes("members") != files.read_nodes()  # it plans for those of now
     changed = [key for key in change if _get(table, key) != _get(before, key) or (is_rule and key == "fleet.levels")]
     run = open_run(files, objects, table)
     if not changed:
@@ -76,7 +76,7 @@ def prepare_change(
     nodes = files.json(NODES) if files.has(NODES) and "fleet.levels" in changed else None
     if nodes is not None:
         nodes |= {"planned": nodes["members"]}
-        run._plan_for(_parse_nodes(files, nodes["members"]))
+        run._plan_for(files.read_nodes("members"))
     load_usable_checkpoint(run, files.count_reports())  # raises what does not fit, before a file is changed
     chosen = run.assembly.experiment.recorded.computing
     if chosen != run.experiment.recorded.computing:
@@ -108,31 +108,22 @@ def _get(table: Any, key: str) -> Any:
     return table
 
 
-def _parse_nodes(files: RunFolder, tables: Any) -> list[Any]:
-    try:
-        return [parse_node_description(table) for table in tables]
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{files.path / NODES} is damaged: {error}.", path=files.path / NODES) from None
-
-
 def _write_change(run: Run, table: Table, nodes: Any) -> None:
+    """Write the tables into `config.toml`, with its first comment, and what changed into `environment.json`."""
     assert run._change is not None
-    (trained, changed), files = run._change, run.files
+    (trained, changed), files = run._change, RunFolder(run.files.path)
     with files.hold():
+        before = files.text("config.toml")
+        lines = before.splitlines(keepends=True)
+        heading = "".join(lines[: next((i for i, line in enumerate(lines) if not line.startswith(("#", "\n"))), 0)])
+        text = heading + escape_controls(tomli_w.dumps(table))
+        environment, after = files.environment.dump(), "" if files.is_edited() else compute_checksum(text)
+        entry = {"round": trained, "keys": list(changed), "before": compute_checksum(before), "after": after}
+        if text == before:  # levels by the same rule, for other nodes
+            del entry["before"]
+        environment["changed"] = [*environment.get("changed", ()), entry]
+        files.write("environment.json", json.dumps(environment, indent=2) + "\n")
+        files.write("config.toml", text)  # from here on the change has happened
         if nodes is not None:
             files.write(NODES, json.dumps(nodes, indent=2) + "\n")
-        _write_config(files, table, list(changed), trained)
     run._change, run.files = None, RunFolder(files.path)  # what was read of it is old
-
-
-def _write_config(files: RunFolder, table: Table, changed: list[str], trained: int) -> None:
-    """Write `config.toml` with its first comment, and what changed into `environment.json`."""
-    lines = files.text("config.toml").splitlines(keepends=True)
-    heading = "".join(lines[: next((i for i, line in enumerate(lines) if not line.startswith(("#", "\n"))), 0)])
-    text = heading + escape_controls(tomli_w.dumps(table))
-    environment = RunFolder(files.path).environment.dump()
-    environment["changed"] = [*environment.get("changed", ()), {"round": trained, "keys": changed}]
-    if "sha256" in environment and not files.is_edited():
-        environment["sha256"] = {"config.toml": compute_checksum(text)}
-    files.write("environment.json", json.dumps(environment, indent=2) + "\n")
-    files.write("config.toml", text)

@@ -499,8 +499,8 @@ class Run:
     def assembly(self) -> Assembly:
         """The objects of the run: data, problem, federation, devices, settings."""
         if self.files.has(NODES):
-            return self._plan_for(self.files.read_planned_nodes())
-        base, kept = self.files.load_base(), RunFolder(self.files.path).plan
+            return self._plan_for(self.files.read_nodes())
+        base, kept = self.files.load_base(), self._read_kept_plan()
         if (absent := self._find_absent_data()) is not None:
             fleet, batch_size = self.files.read_fleet(), self.plan.batch_size
             assembly = assemble_without_data(
@@ -517,13 +517,16 @@ class Run:
     def _plan_for(self, nodes: Sequence[NodeDescription]) -> Assembly:
         """Return the objects of a fleet's run with levels for some nodes; the run has them from then on."""
         base = self.files.load_base()
-        assembly = assemble_fleet(self.experiment, nodes, base or None, RunFolder(self.files.path).plan)
+        assembly = assemble_fleet(self.experiment, nodes, base or None, self._read_kept_plan())
         self.__dict__["assembly"] = self._describe_changes(assembly, base)
         return self.assembly
 
+    def _read_kept_plan(self) -> Plan | None:
+        return self.files.read_plan() if self.files.has("plan.toml") else None
+
     def _describe_changes(self, assembly: Assembly, base: Mapping[str, Tensor]) -> Assembly:
         files = RunFolder(self.files.path)  # which were perhaps written since then
-        kept, changed = files.plan, list[tuple[int, Sequence[str]]]()
+        kept, changed = self._read_kept_plan(), list[tuple[int, Sequence[str]]]()
         changed += [(one.round, one.keys) for one in files.environment.changed]
         changed += [self._change] if self._change is not None else []
         check_base(assembly.federation.problem, base)

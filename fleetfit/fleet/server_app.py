@@ -370,7 +370,7 @@ class _FleetRun:
     def resume(transport: Transport, config: ServerAppConfig, say: Callable[[str], None]) -> "_FleetRun":
         """Continue a run: its nodes keep their numbers, the levels stay."""
         run = load(RunFolder.open_fleet(config.resume).path)
-        rules, planned = make_rules(run.experiment), run.files.read_planned_nodes()
+        rules, planned = make_rules(run.experiment), run.files.read_nodes()
         transform = load_transform(run.files) if run.files.has(TRANSFORM) else None
         try:
             table = run.files.json(NODES)

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from fleetfit import files
-from fleetfit.errors import COMMAND, FleetFitError, RunError
+from fleetfit.errors import COMMAND, ConfigError, FleetFitError, RunError
 from fleetfit.names import get_short_name
 from fleetfit.runs import InvalidRecord
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # listing run folders imports neither PyTorch nor pydantic
     from fleetfit.planner import Plan
     from fleetfit.runs.schema import (
         AccuracyRecord,
-        EnvironmentRecord,  # noqa: F401 - in a text
+        EnvironmentRecord,
         FleetRecord,
         NodesRecord,  # noqa: F401 - in a text
         Record,
@@ -324,11 +324,22 @@ class RunFolder:
         """Return the levels with their sizes and costs.
 
         Raises:
-            FleetFitError: The file is missing or damaged.
+            RunError: The file is missing or damaged.
         """
         from fleetfit.planner import Plan  # imports PyTorch
 
-        return Plan.from_toml(self.text("plan.toml"))
+        path = self.path / "plan.toml"
+        try:
+            return Plan.from_toml(self.text("plan.toml"))
+        except ConfigError as error:
+            raise RunError(f"{path} is damaged: {error}", key=error.key, path=path) from None
+
+    def _read_environment(self) -> "EnvironmentRecord":
+        """Return the environment, without a change that was stopped before `config.toml` was written."""
+        record = self.read("environment.json", _import_schema().EnvironmentRecord)
+        if record.changed and record.changed[-1].before == compute_checksum(self.text(_CONFIG)):
+            record.changed.pop()
+        return record
 
     def read_fleet(self) -> "FleetRecord":
         """Return the clients of the run.
@@ -340,8 +351,8 @@ class RunFolder:
 
         return self.read("fleet.json", FleetRecord)
 
-    def read_planned_nodes(self) -> "list[NodeDescription]":
-        """Return the descriptions of the nodes that the levels of a fleet's run were planned for.
+    def read_nodes(self, kind: Literal["planned", "members"] = "planned") -> "list[NodeDescription]":
+        """Return the nodes of a fleet's run: those that its levels were planned for, or its members.
 
         Raises:
             RunError: The file is damaged.
@@ -349,7 +360,7 @@ class RunFolder:
         from fleetfit.core.nodes import parse_node_description  # imports PyTorch
 
         try:
-            return [parse_node_description(node) for node in self.json(NODES)["planned"]]
+            return [parse_node_description(node) for node in self.json(NODES)[kind]]
         except (ValueError, KeyError, TypeError) as error:
             raise RunError(f"{self.path / NODES} is damaged: {error}.", path=self.path / NODES) from None
 
@@ -377,8 +388,9 @@ class RunFolder:
             files.write_text(files.safe_join(self.path, name), text)
 
     def is_edited(self) -> bool:
-        """Return whether `config.toml` differs from its checksum in `environment.json`."""
-        return self.environment.sha256.get(_CONFIG) not in (None, compute_checksum(self.text(_CONFIG)))
+        """Return whether `config.toml` differs from its checksums in `environment.json`."""
+        written, now = self.environment.sha256.get(_CONFIG), compute_checksum(self.text(_CONFIG))
+        return written is not None and now not in (written, *(one.after for one in self.environment.changed))
 
     def record_resumption(self, round: int) -> None:
         """Record a resumption after a round, with its environment, in `environment.json`. Failures are ignored."""
@@ -580,7 +592,7 @@ class RunFolder:
     config = StoredFile[Mapping[str, Any]](_CONFIG, read_config, dict)
     environment = StoredFile["EnvironmentRecord"](
         "environment.json",
-        lambda self: self.read("environment.json", _import_schema().EnvironmentRecord),
+        lambda self: self._read_environment(),
         lambda: _import_schema().EnvironmentRecord(),
     )
     fleet = StoredFile["FleetRecord | None"]("fleet.json", read_fleet, lambda: None)

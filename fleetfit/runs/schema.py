@@ -505,10 +505,19 @@ class ResumedRecord(Record):
 
 
 class ChangedRecord(Record):
-    """After which round a run continued with other values of which keys."""
+    """After which round a run continued with other values of which keys.
+
+    Attributes:
+        round: The round.
+        keys: The keys.
+        before: The checksum of `config.toml` until then. While the file has it, the change has not happened.
+        after: The checksum that it got; "" if it was edited before.
+    """
 
     round: Count
     keys: List[str]
+    before: str = ""
+    after: str = ""
 
 
 class FingerprintRecord(Record):

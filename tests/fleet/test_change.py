@@ -77,6 +77,8 @@ def test_nodes_of_now_are_planned_for(tmp_path: Path) -> None:
     run = lab.serve(resume=True)
     assert [level.name for level in run.plan.levels] == ["3", "1", "2"]
     assert run.metrics[-1]["train"]["by_level"] == {"3": 1, "1": 2, "2": 2}
+    change(lab, fleet={"levels": "cluster"})  # for the same nodes: no change, where a finished run would be refused
+    assert len(run.files.environment.changed) == len(RunFolder(run.folder).environment.changed)
 
 
 def test_only_more_rounds_are_another_run_for_an_owner(tmp_path: Path) -> None:
