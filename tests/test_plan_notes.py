@@ -108,6 +108,17 @@ def test_plan_prints_the_notes_of_a_run(tmp_path: Path, text: str) -> None:
     assert all(" ".join(note.split()) in printed for note in notes)
 
 
+def test_named_groups_have_their_levels_in_a_note() -> None:
+    groups = [{"budget": budget, "name": name} for budget, name in ((0.25, "watch"), (0.26, "phone"), (1.0, "pc"))]
+    table = {"data": {"name": "digits"}, "fleet": {"groups": groups}}
+    assembly = assemble(load_experiment(table))
+    level_of, group = assembly.federation.level_of, assembly.fleet.group
+    expected = "; ".join(f"{one['name']} {int(level_of[group == i][0]) + 1}" for i, one in enumerate(groups))
+    assert expected in find_note(assembly, "watch")
+    unnamed = assemble(load_experiment(table | {"fleet": {"groups": [*groups[:2], {"budget": 1.0}]}}))
+    assert not any("watch" in note for note in unnamed.notes)
+
+
 def test_plan_of_a_model_names_levels_that_miss() -> None:
     """One block of twelve is 0.109 of deit_ti, and two are more than the tolerance allows."""
     printed = " ".join(run_verb("plan", "--model", "deit_ti", code=0).out.split())

@@ -328,7 +328,7 @@ def make_prediction_table(
     is_chosen = is_chosen or len(run.assembly.federation.levels) == 1
     level = f"level {result.level}" if is_chosen else f"level {result.level} (the largest; --level names another)"
     samples, notes = str(len(result)), () if is_own else result.notes
-    title = f"{level} on {samples} {result.split} samples of {result.data}"
+    title = f"{level} on {samples} {f'{result.split} ' * is_own}samples of {result.data}"
     if result.truth is None:
         hint = () if is_written else ("--out FILE.csv writes the prediction of each row.",)
         notes = (*result.notes, *hint)

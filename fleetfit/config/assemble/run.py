@@ -23,7 +23,7 @@ from fleetfit.config.assemble.rounds import (
     compute_cohort_size,
     configure_links,
 )
-from fleetfit.config.assemble.splits import describe_misses, describe_split
+from fleetfit.config.assemble.splits import describe_groups, describe_misses, describe_split
 from fleetfit.config.assemble.trust import (
     apply_attack,
     apply_privacy,
@@ -150,6 +150,7 @@ def _assemble(
         *describe_derivation(planned.problem, planned.levels, find_split(method.make_levels, planned.targets)),
         *describe_task(planned.problem),
         *planned.method.describe(planned.problem, planned.levels, settings.local),
+        *([] if on_a_fleet else describe_groups(experiment, planned.budgets.group, truth)),
         *describe_misses(planned, plan, on_a_fleet),
         *describe_split(truth, planned),
         *further,

@@ -99,6 +99,24 @@ def describe_levels(plan: Plan) -> list[str]:
     return notes + [f"Levels {' and '.join(names)} are equal." for names in equal.values() if len(names) > 1]
 
 
+def describe_groups(experiment: Experiment, groups: Sequence[int], federation: Federation) -> list[str]:
+    """Note which levels the clients of each named group train, so that a level's accuracy is that of its groups.
+
+    Args:
+        experiment: The run.
+        groups: The group of each client, by position in `fleet.groups`.
+        federation: With the clients' levels, also where the server does not know them.
+    """
+    names = [group.name for group in experiment.fleet.groups]
+    if len(names) < 2 or None in names:
+        return []
+    parts = []
+    for index, name in enumerate(names):
+        levels = sorted({*federation.level_of[np.equal(groups, index)].tolist()} - {-1})
+        parts.append(f"{name} {', '.join(str(federation.numbers[level]) for level in levels) or 'none'}")
+    return [f"Levels of the groups: {'; '.join(parts)}."]
+
+
 def describe_misses(planned: PlannedProblem, plan: Plan, on_a_fleet: bool) -> list[str]:
     """Note levels that miss their budgets, are equal or have no early exit, with a key that was tried and helps.
 
