@@ -347,6 +347,15 @@ def test_a_resumed_run_has_the_same_bits_and_cost(tmp_path: Path, every: int) ->
     assert json.loads((folder / "privacy.json").read_text())["begun"] == 4
 
 
+def test_more_rounds_need_the_key_before_they_are_written(tmp_path: Path) -> None:
+    folder = prepared(tmp_path)
+    Path(ff.load(folder).experiment.privacy.key_file).unlink()
+    before = (folder / "config.toml").read_bytes()
+    with pytest.raises(FleetFitError):
+        ff.resume(folder, rounds=9)
+    assert (folder / "config.toml").read_bytes() == before
+
+
 def test_private_runs_have_equal_bits_on_all_engines(tmp_path: Path) -> None:
     folder = prepared(tmp_path)
     shutil.copytree(folder, tmp_path / "processes")

@@ -230,6 +230,7 @@ def resume_run(
     if isinstance(old_run.assembly.data, AbsentData):
         raise old_run.assembly.data.make_error()
     old_run._callbacks = make_callbacks(add_callbacks(old_run.experiment, entries).callbacks, callables)
+    _load_ledger(old_run)
     write()  # once all checks are passed
     with open_display(progress, old_run.folder) as display:
         display.say("Preparing the data, the model and its levels.")
