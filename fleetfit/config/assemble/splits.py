@@ -99,7 +99,7 @@ def describe_levels(plan: Plan) -> list[str]:
     return notes + [f"Levels {' and '.join(names)} are equal." for names in equal.values() if len(names) > 1]
 
 
-def describe_groups(experiment: Experiment, groups: Sequence[int], federation: Federation) -> list[str]:
+def describe_groups(experiment: Experiment, groups: np.ndarray, federation: Federation) -> list[str]:
     """Note which levels the clients of each named group train, so that a level's accuracy is that of its groups.
 
     Args:
