@@ -207,10 +207,12 @@ def test_the_loader_stops_as_the_model_does_in_pytorch(measure: Any, tmp_path: P
 def test_the_loader_makes_no_pixels_of_fractions() -> None:
     """Pixels from 0 to 1 would all be 0 or 1; whole numbers of another type are what they are."""
     loader = Loader.__new__(Loader)
-    loader.config, loader.segments = {"input": {"dtype": "uint8"}, "policy": None}, []
+    loader.config, loader.segments = {"input": {"dtype": "uint8", "shape": [1, 8, 8]}, "policy": None}, []
     with pytest.raises(TypeError, match=r"dtype\('float32'\) to dtype\('uint8'\)"):
         loader.predict(np.full((2, 1, 8, 8), 0.5, dtype=np.float32))
     assert loader.predict(np.ones((2, 1, 8, 8), dtype=np.int64))[0].tolist() == [0, 0]
+    with pytest.raises(SystemExit, match=r"\[8, 8, 1\].*\[1, 8, 8\]"):
+        loader.predict(np.ones((2, 8, 8, 1), dtype=np.uint8))
 
 
 def test_the_loader_is_short() -> None:

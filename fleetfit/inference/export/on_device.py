@@ -28,6 +28,9 @@ class Model:
 
     def predict(self, x, stop=True):
         """Return classes [N] and exits [N] (from 1) of samples. Without `stop` all use the last exit."""
+        shape, taken = list(x.shape[1:]), self.config["input"]["shape"]
+        if len(taken) > 1 and shape != taken:  # images: token ids and rows may be longer
+            raise SystemExit(f"samples have the shape {shape}, and the model takes {taken}: cut and resize them first.")
         x = x.astype(self.config["input"]["dtype"], "C", "same_kind" if x.dtype.kind == "f" else "unsafe")
         carry, remaining = [x], np.arange(len(x))
         classes, exits = np.zeros(len(x), int), np.full(len(x), len(self.segments))
