@@ -211,7 +211,7 @@ def test_the_loader_makes_no_pixels_of_fractions() -> None:
     with pytest.raises(TypeError, match=r"dtype\('float32'\) to dtype\('uint8'\)"):
         loader.predict(np.full((2, 1, 8, 8), 0.5, dtype=np.float32))
     assert loader.predict(np.ones((2, 1, 8, 8), dtype=np.int64))[0].tolist() == [0, 0]
-    with pytest.raises(SystemExit, match=r"\[8, 8, 1\].*\[1, 8, 8\]"):
+    with pytest.raises(SystemExit):
         loader.predict(np.ones((2, 8, 8, 1), dtype=np.uint8))
 
 

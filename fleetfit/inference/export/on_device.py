@@ -28,9 +28,8 @@ class Model:
 
     def predict(self, x, stop=True):
         """Return classes [N] and exits [N] (from 1) of samples. Without `stop` all use the last exit."""
-        shape, taken = list(x.shape[1:]), self.config["input"]["shape"]
-        if len(taken) > 1 and shape != taken:  # images: token ids and rows may be longer
-            raise SystemExit(f"samples have the shape {shape}, and the model takes {taken}: cut and resize them first.")
+        if len(taken := self.config["input"]["shape"]) > 1 and list(x.shape[1:]) != taken:  # images
+            raise SystemExit(f"samples have the shape {list(x.shape[1:])}, and the model takes {taken}.")
         x = x.astype(self.config["input"]["dtype"], "C", "same_kind" if x.dtype.kind == "f" else "unsafe")
         carry, remaining = [x], np.arange(len(x))
         classes, exits = np.zeros(len(x), int), np.full(len(x), len(self.segments))
