@@ -803,7 +803,7 @@ def test_other_data_are_tested_on_their_test_set_or_all_rows(
         folder = tmp_path / f"run {trained_on}"
         ff.run({"data": {"path": str(places[trained_on])}, "rounds": 1, **more}, out=folder)
         for test, place in places.items():
-            assert f"on {10 if test else 50} test samples" in called("predict", folder, "--data", place), test
+            assert f"on {10 if test else 50} samples" in called("predict", folder, "--data", place), test
 
 
 def test_gaps_in_other_samples_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
