@@ -370,9 +370,11 @@ class _Executor:
         expected = restore_records(planned.experiment, run.experiment)
         # compare tables, not texts: a newer version may have more keys
         if to_table(run.experiment) != to_table(expected):
+            section = self._dry_run.plan.section
+            hint = " The seed that tunes follows those of the table: compare.tune_seeds keeps that of before."
             raise RunError(
                 f"{folder} has another run: {_format_difference(run.experiment, expected)}. Choose another folder "
-                "with --out, or delete this one.",
+                f"with --out, or delete this one.{hint * bool(section.tune and not section.tune_seeds)}",
                 path=folder,
             )
         return run
