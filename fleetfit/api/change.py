@@ -58,7 +58,7 @@ def prepare_change(
     trained = find_last_round(files)
     if run.experiment.rounds <= trained:
         raise ConfigError(
-            f"{files.path} has trained {trained} rounds. Set more to go on: rounds = {trained + 10}.", key="rounds"
+            f"{files.path} has trained {trained} rounds. Set more to continue: rounds = {trained + 10}.", key="rounds"
         )
     run._change = trained, changed
     privacy = run.assembly.settings.privacy

@@ -97,7 +97,7 @@ class Run:
         self._models: dict[str, nn.Module] = {}  # of levels, for predictions
         self._notes: tuple[str, ...] | None = None  # while a comparison runs it
         self._callbacks: list[NamedCallback] | None = None
-        self._change: tuple[int, Sequence[str]] | None = None  # the keys with whose other values it is about to go on
+        self._change: tuple[int, Sequence[str]] | None = None  # keys that are about to change, and the round
         if assembly is not None:
             self.__dict__["assembly"] = assembly
 

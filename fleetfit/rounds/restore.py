@@ -6,7 +6,7 @@ it. A method declares the check of what else it keeps (`Method.check_memory`).
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from fleetfit.runs.checkpoints import CheckpointError, validate_checkpoint
 from fleetfit.submodel import Submodel, find_mismatch, parse_submodel
 from fleetfit.validation import find_prior_error
 
-_LEVEL, _HEAD = re.compile(r"level(\d{1,4})"), re.compile(r"heads\.(\d{1,4})\.")
+_LEVEL, _HEAD = re.compile(r"level(\d{1,4})"), re.compile(r"heads\.\d{1,4}\.")
 _MAX_LEVELS = 10_000
 _STORED_STATE = {"state", "channels", "exits"}
 Shapes = Mapping[str, tuple[int, ...]]
@@ -72,11 +72,11 @@ def _match_levels(checkpoint: dict[str, Any], federation: Federation) -> dict[st
     if names == stored[: len(names)] or not all(name.isdecimal() for name in names):
         return checkpoint
     index = {i: names.index(name) for i, name in enumerate(stored) if name in names}
-    exits = federation.problem.exits
+    tensors = federation.problem.layout.tensors
     server, statistics = checkpoint["server"], checkpoint["statistics"]
     server = server | {
-        "state": _rename_levels(server["state"], index, exits),
-        "memory": _rename_levels(server["memory"], index, exits),
+        "state": _rename_levels(server["state"], index, tensors),
+        "memory": _rename_levels(server["memory"], index, tensors),
     }
     if "trained" in server:
         server["trained"] = {client: index[level] for client, level in server["trained"].items() if level in index}
@@ -85,10 +85,10 @@ def _match_levels(checkpoint: dict[str, Any], federation: Federation) -> dict[st
     return {**checkpoint, "server": server, "statistics": statistics}
 
 
-def _rename_levels(table: Any, index: Mapping[int, int], exits: Sequence[int]) -> Any:
+def _rename_levels(table: Any, index: Mapping[int, int], tensors: Container[str]) -> Any:
     """Return tables in which the tensors under `level{l}/` are those of the same level by its new index.
 
-    Tensors of levels that are gone are left out, and those of classifiers at exits that no level has.
+    Tensors of levels that are gone are left out, and those of classifiers that the model (`tensors`) no longer has.
     """
     if not isinstance(table, Mapping):
         return table
@@ -99,9 +99,8 @@ def _rename_levels(table: Any, index: Mapping[int, int], exits: Sequence[int]) -
             if int(match[1]) - 1 not in index:
                 continue
             name = f"level{index[int(match[1]) - 1] + 1}{name[match.end() :]}"
-        head = _HEAD.match(name) if isinstance(name, str) else None
-        if head is None or int(head[1]) in exits:
-            renamed[name] = _rename_levels(value, index, exits)
+        if not isinstance(name, str) or not _HEAD.match(name) or name in tensors:
+            renamed[name] = _rename_levels(value, index, tensors)
     return renamed
 
 
