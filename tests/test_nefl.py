@@ -299,6 +299,16 @@ def test_a_resumed_run_is_the_uninterrupted_one(whole: ff.Run, tmp_path: Path) -
     assert have_same_state(ff.resume(tmp_path / "run"), whole)
 
 
+def test_a_run_with_server_momentum_is_resumed(tmp_path: Path) -> None:
+    """The momentum has a tensor of its own for each level in place of the shared one."""
+    momentum = {**TINY, "method": {**TINY["method"], "options": {"fedavgm": {"momentum": 0.5}}}}
+    whole = ff.run(momentum, out=tmp_path / "whole")
+    velocity = whole.server.memory["velocity"]
+    assert NORMS[0] not in velocity and f"level1/{NORMS[0]}" in velocity
+    stopped_run(momentum, tmp_path / "run", after=2)
+    assert have_same_state(ff.resume(tmp_path / "run"), whole)
+
+
 def test_the_model_of_a_level_has_its_own_norms(whole: ff.Run) -> None:
     state: State = whole.server.state
     for level, other in ((1, 2), (2, 1)):

@@ -131,7 +131,6 @@ WRONG: dict[str, tuple[Any, str]] = {
     "half a client": ({"choice": change(ROWS, clients=torch.tensor([0.0, 0.5]))}, "server/memory"),
     "clients below 0": ({"choice": change(ROWS, clients=torch.tensor([0, -1]))}, "server/memory"),
     "infinite directions": ({"choice": change(ROWS, directions=ROWS["directions"] / 0)}, "server/memory"),
-    "a tensor too few": ({"velocity": {"stem.bias": STATE["stem.bias"]}}, "server/memory/velocity/stem.weight"),
     "a short tensor": ({"velocity": change(STATE, **{"stem.bias": torch.ones(1)})}, "velocity/stem.bias"),
     "exits as text": ({"a": {"h": change(PACKED, exits="1")}}, "server/memory/a/h"),
     "exits of another model": ({"h": change(PACKED, exits=[4])}, "server/memory/h"),

@@ -244,10 +244,6 @@ def _check_states(value: Any, where: str, layout: Layout, shapes: Shapes) -> Non
             _check_tensor(inner, shapes[key], f"{where}/{key}")
         else:
             _check_states(inner, f"{where}/{key}", layout, shapes)
-    if shapes and isinstance(value, Mapping) and not value.keys().isdisjoint(layout.tensors):
-        for name in layout.tensors:
-            if name not in value:
-                raise CheckpointError(f'"{where}/{name}" is missing')
 
 
 def _is_own(spec: Any) -> bool:
