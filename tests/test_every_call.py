@@ -259,7 +259,8 @@ def test_a_run_is_asked(call: Calls, done: ff.Run, tmp_path: Path) -> None:
         assert result.probabilities.shape == (9, 3)
         logits = list(call("Run.predict_exits", done, X[:9], level=level, split="test", client=None))
         assert logits[-1].argmax(1).tolist() == result.classes.tolist()
-        assert isinstance(call("Run.model", done, level), torch.nn.Module)
+        module = call("Run.model", done, level)
+        assert torch.equal(module(call("Run.prepare", done, X[:9], split="test", client=None))[-1], logits[-1])
         assert call("Run.best_exit", done, level, client=None) >= 1
     assert call("Run.best_exit", done, 1, 0) >= 1
     for kind, level, norm in (

@@ -33,13 +33,14 @@ SIGNATURES = {
     "Run.model": "self, level",
     "Run.predict": "self, data, *, level, exit, split, client, batch_size",
     "Run.predict_exits": "self, data, *, level, split, client",
+    "Run.prepare": "self, data, *, split, client",
     "Run.evaluate": "self, data, *further, split, batch_size, **sections",
     "Run.calibrate": "self, level, *, budget, cost, mode, measure, temperature, client, data",
     "Run.export": "self, out, level, forms, *, data, progress, prior",
 }
 
 RUN = {"accuracy", "assembly", "best_exit", "calibrate", "checkpoint", "columns", "evaluate", "export",
-       "finished", "folder", "metrics", "model", "notes", "plan", "predict", "predict_exits", "server",
+       "finished", "folder", "metrics", "model", "notes", "plan", "predict", "predict_exits", "prepare", "server",
        "summary", "to_frame"}  # fmt: skip
 
 

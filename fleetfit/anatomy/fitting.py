@@ -25,7 +25,7 @@ class SampleFacts:
         shape: The shape of one sample.
         vocabulary: Tokens; 0 for real numbers.
         classes: Logits per sample, or per place.
-        next_tokens: Whether there are logits at each place.
+        task: Of the data; of "next_token" there are logits at each place.
         padding: The token that fills short texts; -1: none.
         mask: The mask of the module for padding.
         samples: At least two samples [N, ...], such as training samples; None: noise is drawn.
@@ -34,7 +34,7 @@ class SampleFacts:
     shape: Sequence[int]
     vocabulary: int
     classes: int
-    next_tokens: bool = False
+    task: str = "classification"
     padding: int = -1
     mask: InputMask | None = None
     samples: Tensor | None = field(default=None, compare=False)
@@ -87,7 +87,9 @@ def find_facts(net: nn.Module, shape: Sequence[int], classes: int | None = None)
                 raise
         else:
             break
-    return SampleFacts(shape, vocabulary, classes or logits.shape[-1], next_tokens=logits.dim() == 3)
+    return SampleFacts(
+        shape, vocabulary, classes or logits.shape[-1], "next_token" if logits.dim() == 3 else "classification"
+    )
 
 
 def prepare_instance(net: nn.Module, example: Tensor, seed: int = 0) -> nn.Module:
@@ -146,7 +148,7 @@ def fit_instance(net: nn.Module, facts: SampleFacts, head: str, weights: str, se
             "negative numbers: numbers in memory are standardized unless [data] has standardize = false.",
             key="model.name",
         )
-    expected = (_SAMPLES, *([facts.shape[0]] if facts.next_tokens else []), facts.classes)
+    expected = (_SAMPLES, *([facts.shape[0]] if facts.task == "next_token" else []), facts.classes)
     if tuple(logits.shape) != expected:
         classes = logits.shape[-1]
         if logits.dim() == len(expected) and tuple(logits.shape[:-1]) == expected[:-1]:
@@ -158,6 +160,13 @@ def fit_instance(net: nn.Module, facts: SampleFacts, head: str, weights: str, se
         raise ModelError(
             f"{type(net).__name__} gives outputs of shape {tuple(logits.shape)} for {_SAMPLES} samples of shape "
             f"{tuple(facts.shape)}; the task needs {expected}. Let forward return such logits.",
+            key="model.name",
+        )
+    is_share = facts.classes > 1 and bool((logits >= 0).all()) and bool(((logits.sum(-1) - 1).abs() < 1e-3).all())
+    if is_share and facts.task in ("classification", "next_token"):
+        raise ModelError(
+            f"{type(net).__name__} returns probabilities: its outputs for a sample are at least 0 and sum to 1. The "
+            "loss takes logits. Leave out the softmax in forward; predictions have probabilities anyway.",
             key="model.name",
         )
     return net

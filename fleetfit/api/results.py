@@ -271,6 +271,25 @@ class Run:
 
         return inference.build_level_module(self, level)
 
+    @isolate_torch_state()
+    @explain_plug_ins()
+    def prepare(self, data: Any = None, *, split: str = "test", client: int | None = None) -> Tensor:
+        """Return samples as the modules of `model` take them: normalized images, encoded rows, or tokens [N, ...].
+
+        Args:
+            data: As of `predict`.
+            split: As of `predict`.
+            client: As of `predict`.
+
+        Raises:
+            ConfigError: The client is unknown.
+            DataError: The samples do not fit the run's.
+        """
+        from fleetfit.api import inference
+
+        samples = inference.select_data(self, client, data, labels=False)
+        return samples.batch(samples.split(split))[0]
+
     # -- inference: its modules are imported when they are first used
 
     @isolate_torch_state()
@@ -288,7 +307,7 @@ class Run:
         """Return a level's predictions: classes by name, probabilities, the exit that answered and its cost.
 
         Samples are prepared as the training data were, so pass them as they were given for training. They need no
-        labels. `run.model(level)` is the module for prepared tensors.
+        labels. `run.model(level)` is the module for tensors of `run.prepare`.
 
         Args:
             data: A file or folder in the format of the training data, a built-in data set's name, a data frame or
@@ -329,9 +348,8 @@ class Run:
         """
         from fleetfit.api import inference
 
+        x = self.prepare(data, split=split, client=client)
         with isolate_torch_state():
-            samples = inference.select_data(self, client, data, labels=False)
-            x, _ = samples.batch(samples.split(split))
             parts = predictions(inference.load_model(self, level), x)
 
         def iterate() -> Iterator[Tensor]:

@@ -148,7 +148,7 @@ def wrap_in_memory_data(section: Any, begun_with: Sequence[int] = ()) -> Any:
     Raises:
         DataError: The form is not accepted.
     """
-    from fleetfit.data.files.memory import is_column, read_memory
+    from fleetfit.data.files.memory import Samples, is_column, read_memory
 
     is_named = isinstance(section, Mapping) and not isinstance(section.get("name", ""), str)
     is_named = is_named and not is_column(section["name"])  # a table may have a column "name"
@@ -156,7 +156,18 @@ def wrap_in_memory_data(section: Any, begun_with: Sequence[int] = ()) -> Any:
     if memory is None:
         return section
     keys = {key: value for key, value in section.items() if key != "name"} if is_named else {}
-    return {**memory.name_columns(keys), "name": memory.wrap(begun_with)}
+    if isinstance(memory, Samples):
+        table = memory.make_text_table()
+        if table is None:
+            return {**keys, "name": memory.wrap(begun_with)}
+        memory, keys = table, {"text": "text", "label": "label", **keys}
+    from fleetfit.data.files.detect import choose_reader
+    from fleetfit.data.files.table import guess_column_kinds
+
+    keys = memory.name_columns(keys)
+    reader = choose_reader(guess_column_kinds(memory.splits["train"]), keys)
+    is_text = reader.pop("name") == "text"
+    return {**(reader if is_text else {}), **keys, "name": memory.wrap(is_text)}
 
 
 def sets_client_count(name: Any) -> bool:

@@ -282,15 +282,15 @@ class Transform(pydantic.BaseModel):
         return self._read(source, halves) if data is None else data
 
     def _apply_in_memory(self, source: "Samples | TableSplits", facts: Data, halves: bool) -> Data:
+        settings = self.settings
+        if self.kind == "text" and isinstance(source, Samples) and (table := source.make_text_table()) is not None:
+            source, settings = table, {}  # its columns have the usual names
         rows = None if isinstance(source, Samples) else source.splits.get("test", source.splits["train"])
-        if self.kind == "text":
+        if self.kind == "text" and rows is not None:
             from fleetfit.data.files.text import prepare_text_cells
 
-            if rows is not None:
-                cells = {name: rows.column(name).to_pylist() for name in rows.column_names}
-                return prepare_text_cells(cells, facts, self.settings, halves)
-            if isinstance(source, Samples) and (texts := source.list_texts()) is not None:
-                return prepare_text_cells(texts, facts, {}, halves)
+            cells = {name: rows.column(name).to_pylist() for name in rows.column_names}
+            return prepare_text_cells(cells, facts, settings, halves)
         if isinstance(source, Samples):
             if self.columns:
                 raise ConfigError(

@@ -469,6 +469,63 @@ def test_groups_and_keys_hold_in_a_run_and_when_it_is_opened(tmp_path: Path) -> 
     assert again.evaluate(data={"name": VISITS, "label": "outcome"})["static"]["samples"] == 120
 
 
+# ---- texts -----------------------------------------------------------------------------------------------------------
+
+REVIEWS = pandas.DataFrame({
+    "stars": [i % 5 for i in range(60)], "review": [f"the film number {i} was {w} and I left the hall {w}"
+                                                    for i, w in enumerate(["glad", "sad"] * 30)],
+    "mood": ["good", "bad"] * 30,
+})  # fmt: skip
+PAIR = (REVIEWS.review.tolist(), REVIEWS.mood.tolist())
+
+
+@pytest.mark.parametrize("form", [lambda: REVIEWS, lambda: {"name": REVIEWS, "text": "review", "label": "mood"},
+                                  lambda: PAIR, lambda: (np.array(PAIR[0]), np.array(PAIR[1])),
+                                  lambda: (REVIEWS.review, REVIEWS.mood)])  # fmt: skip
+def test_texts_in_memory_are_those_of_a_file(form: Callable[[], Any], tmp_path: Path) -> None:
+    REVIEWS.to_csv(tmp_path / "reviews.csv", index=False)
+    data, expected = data_of(form()), data_of({"path": str(tmp_path / "reviews.csv")})
+    assert torch.equal(data.x, expected.x) and torch.equal(data.y, expected.y)  # type: ignore[arg-type]
+    assert data.class_names == expected.class_names == ("bad", "good") and data.vocabulary == expected.vocabulary
+    assert all(torch.equal(data.split(name), expected.split(name)) for name in ("train", "validation", "test"))
+
+
+def test_texts_in_memory_train_and_are_predicted(tmp_path: Path) -> None:
+    run = ff.run(data=REVIEWS, rounds=1, out=tmp_path / "run")
+    by_frame, by_list = run.predict(REVIEWS), run.predict(PAIR[0])
+    assert len(by_frame) == 60 and by_frame.classes.tolist() == by_list.classes.tolist()  # type: ignore[union-attr]
+    assert ff.load(run.folder, data=REVIEWS).evaluate()["static"] == run.evaluate()["static"]
+
+
+def test_rows_of_texts_without_a_label_are_left_out() -> None:
+    """Labels of a frame are floats as soon as one is missing, and may be truths."""
+    frame = REVIEWS.assign(mood=[None, 1.0] + [0.0, 1.0] * 29)
+    assert (
+        (data := data_of(frame)).class_names == ("0", "1") and len(data.y) == 59 and any("1" in n for n in data.notes)
+    )
+    assert data_of(REVIEWS.assign(mood=[False, True] * 30)).class_names == ("False", "True")
+    with raises(DataError, row=3, column="review"):
+        data_of(REVIEWS.assign(review=REVIEWS.review.where(REVIEWS.index != 3, None)))
+
+
+def test_names_beside_numbers_are_not_the_texts_of_a_table(tmp_path: Path) -> None:
+    """A table of passengers is about their ages, not about their names; without other features texts may be short."""
+    names = [f"Braund, Mr. Owen Harris {i}" for i in range(60)]
+    passengers = pandas.DataFrame({"id": range(60), "name": names, "age": RNG.normal(40, 9, 60), "alive": [0, 1] * 30})
+    passengers.to_csv(tmp_path / "t.csv", index=False)
+    passengers.to_parquet(tmp_path / "t.parquet")
+    for form in (passengers, {"path": str(tmp_path / "t.csv")}, {"path": str(tmp_path / "t.parquet")}):
+        assert data_of(form).columns and data_of(form).sample_shape == (1,)
+    assert data_of({"name": passengers, "text": "name"}).vocabulary
+    assert data_of(passengers.drop(columns="age")).vocabulary
+
+
+def test_a_second_column_that_may_be_the_label_is_named() -> None:
+    frame = pandas.DataFrame(X, columns=list("abcd")).assign(target=Y, label=Y % 2)
+    assert any('"target"' in note for note in data_of(frame).notes)
+    assert not any('"target"' in note for note in data_of({"name": frame, "label": "label"}).notes)
+
+
 # ---- a Dataset that draws --------------------------------------------------------------------------------------------
 
 

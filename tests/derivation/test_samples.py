@@ -173,6 +173,19 @@ def test_logits_that_are_no_numbers_are_refused() -> None:
         ff.derive(Logarithm(), {"name": (make_positive(), Y)}, progress=False)
 
 
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_probabilities_are_no_logits(task: str) -> None:
+    """The loss takes a softmax itself; as numbers of a regression they may be meant."""
+    x = torch.randn(60, 6)
+    y = torch.arange(60) % 3 if task == "classification" else torch.rand(60, 3)
+    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3), nn.Softmax(1))
+    if task == "classification":
+        with raises(ModelError, "softmax", key="model.name"):
+            ff.derive(net, (x, y), progress=False)
+    else:
+        assert ff.derive(net, {"name": (x, y), "task": task}, progress=False)
+
+
 def test_masks_are_tried_with_whole_texts() -> None:
     x = torch.from_numpy(make_texts())
     assert list_masks(Marked(), 9, 20, 0)[0][0] is None

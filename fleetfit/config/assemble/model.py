@@ -63,9 +63,8 @@ def build_problem(
     label = str(section.name) if spec else type(architecture).__name__
     peft = {"name": experiment.peft.name, **experiment.peft.settings}
     if isinstance(architecture, nn.Module):
-        is_next = data.task == "next_token"
         samples = choose_samples(data) if isinstance(data, Data) else None  # the server of a fleet has a description
-        facts = SampleFacts(shape, data.vocabulary, data.classes, is_next, data.padding, samples=samples)
+        facts = SampleFacts(shape, data.vocabulary, data.classes, data.task, data.padding, samples=samples)
         plan = experiment.recorded.derived
         architecture = derive_model(architecture, facts, section.derive or DeriveSection(), experiment.seed, say, plan)
         if plan is None:  # a plan says which norms keep their statistics

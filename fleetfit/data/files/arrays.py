@@ -299,10 +299,6 @@ def as_array(values: Any, name: str) -> NDArray[Any]:
         ) from None
     if array.dtype.kind not in "biufU" or (name == "x" and array.dtype.kind == "U"):
         remedy = "For a table with numbers and categories, pass data=frame, a DataFrame that includes the label."
-        if array.dtype.kind == "U":
-            remedy = (
-                "Texts train from a file: save them as a CSV of a text column and a label, and name it as data.path."
-            )
         if array.dtype.kind == "c":
             remedy = "Pass real and imaginary parts as two channels: np.stack([x.real, x.imag], 1)."
         raise DataError(

@@ -237,21 +237,33 @@ def _choose_size(images: list[Path], keys: Keys) -> Keys:
 
 
 def _detect_rows(first: Path, path: Path, keys: Keys) -> Keys:
-    """Return whether the rows of a file are images, texts with labels, or a table of numbers and categories."""
-    kinds = table.guess_kinds(first)
+    return {**choose_reader(table.guess_kinds(first), keys), "folder": str(path)}
+
+
+def choose_reader(kinds: Mapping[str, str], keys: Keys) -> dict[str, Any]:
+    """Return whether rows are images, texts with labels, or a table of numbers and categories, as keys of `[data]`.
+
+    Args:
+        kinds: The kind of each column, as of `table.guess_kinds`.
+        keys: The keys that a user set.
+    """
     if "image" in kinds.values():
-        return {"name": "images", "folder": str(path)}
+        return {"name": "images"}
     if _has_table_keys(keys):
-        return {"name": "table", "folder": str(path)}
+        return {"name": "table"}
     label = _find_label(kinds, keys) or list(kinds)[-1]
-    texts = [name for name, kind in kinds.items() if kind == "text" and name != label]
-    usual = [name for name in kinds if name.lower() in TEXT_COLUMNS and name != label]
-    others = [name for name in kinds if name not in (*texts, label)]
-    if usual and (usual[0] in texts or len(others) <= 1):
-        return {"name": "text", "folder": str(path), "text": usual[0], "label": label}
-    if texts and all(kinds[name] == "other" for name in others):
-        return {"name": "text", "folder": str(path), "text": texts[0] if len(texts) == 1 else texts, "label": label}
-    return {"name": "table", "folder": str(path)}
+    if text := keys.get("text"):
+        return {"name": "text", "text": text, "label": label}
+    features = {name: kind for name, kind in kinds.items() if name != label}
+    texts = [name for name, kind in features.items() if kind in ("text", "short text")]
+    usual = [name for name in features if name.lower() in TEXT_COLUMNS]
+    if usual and (usual[0] in texts or len(features) - len(texts) <= 1):
+        return {"name": "text", "text": usual[0], "label": label}
+    if any(kind == "other" for name, kind in features.items() if name != keys.get("groups")):
+        texts = [name for name in texts if kinds[name] == "text"]  # names beside numbers are not what a table is about
+    if texts:
+        return {"name": "text", "text": texts[0] if len(texts) == 1 else texts, "label": label}
+    return {"name": "table"}
 
 
 def _detect_saved_dataset(folder: Path, keys: Keys) -> Keys:

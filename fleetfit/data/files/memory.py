@@ -16,9 +16,10 @@ from fleetfit.errors import DataError, format_cause, truncate
 from fleetfit.seeds import isolate_global_rngs
 
 ACCEPTED = (
-    "(x, y) or ((x, y), (x_test, y_test)) of arrays, tensors or lists; a dict of arrays with x and y, or x_train, "
-    "y_train, x_test and y_test; a table (a DataFrame, a pyarrow.Table, a dict of columns or a datasets.Dataset), with "
-    "the label among its columns; a torch Dataset of pairs (sample, label); a fleetfit.Data; or a path"
+    "(x, y) or ((x, y), (x_test, y_test)) of arrays, tensors, texts or lists; a dict of arrays with x and y, or "
+    "x_train, y_train, x_test and y_test; a table (a DataFrame, a pyarrow.Table, a dict of columns or a "
+    "datasets.Dataset), with the label among its columns; a torch Dataset of pairs (sample, label); a fleetfit.Data; "
+    "or a path"
 )
 
 
@@ -61,24 +62,23 @@ class Samples:
         values = {"x": self.train[0], "y": self.train[1], "test_set": self.test, "notes": self.notes}
         return DataInMemory("arrays in memory", wrap_arrays, {**values, "begun_with": tuple(begun_with)})
 
-    def name_columns(self, keys: Mapping[str, Any]) -> dict[str, Any]:
-        """Return keys of `[data]` unchanged: samples have no columns."""
-        return dict(keys)
-
-    def list_texts(self) -> dict[str, list[Any]] | None:
-        """Return the columns `text` and, if there are labels, `label`; None if the samples are no texts.
+    def make_text_table(self) -> "TableSplits | None":
+        """Return texts as tables with the column `text` and, of labels, `label`; None if the samples are no texts.
 
         Raises:
             DataError: The number of labels is another one.
         """
-        x, y = self.test or self.train
-        texts = to_array(x).tolist()
-        if not all(isinstance(value, str) for value in texts):
-            return None
-        labels = None if y is None else as_array(y, "y").tolist()
-        if labels is not None and len(labels) != len(texts):
-            raise DataError(f"data: {len(texts)} texts have {len(labels)} labels.", key="y")
-        return {"text": texts} | ({} if labels is None else {"label": labels})
+        splits = {"train": self.train} | ({} if self.test is None else {"test": self.test})
+        tables = {}
+        for split, (x, y) in splits.items():
+            if not _has_texts(x):
+                return None
+            columns = {"text": to_array(x).tolist()} | ({} if y is None else {"label": as_array(y, "y").tolist()})
+            if len(columns.get("label", columns["text"])) != len(columns["text"]):
+                counts = f"{len(columns['text'])} texts have {len(columns['label'])} labels"
+                raise DataError(f"data: {counts}.", key="y")
+            tables[split] = _make_table(list(columns), list(columns.values()))
+        return TableSplits(tables)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,16 +91,18 @@ class TableSplits:
 
     splits: dict[str, Any]
 
-    def wrap(self, begun_with: Sequence[int] = ()) -> DataInMemory:
-        """Return them for `[data]`; `begun_with` has no effect on a table."""
-        from fleetfit.data.files.table import make_data_in_memory
+    def wrap(self, as_texts: bool) -> DataInMemory:
+        """Return them for `[data]`, read as texts or as numbers and categories."""
+        from fleetfit.data.files import table, text
 
-        return DataInMemory("table in memory", make_data_in_memory, {"splits": self.splits})
+        if as_texts:
+            return DataInMemory("texts in memory", text.make_texts_in_memory, {"splits": self.splits})
+        return DataInMemory("table in memory", table.make_data_in_memory, {"splits": self.splits})
 
     def name_columns(self, keys: Mapping[str, Any]) -> dict[str, Any]:
         """Return keys of `[data]` with the names of columns as text: a DataFrame may number its columns."""
         named = dict(keys)
-        for key in ("label", "groups", "categories", "drop"):
+        for key in ("text", "label", "groups", "categories", "drop"):
             value = keys.get(key)
             if isinstance(value, int):
                 named[key] = str(value)
@@ -184,6 +186,16 @@ def _is_table(value: Any) -> bool:
     if isinstance(value, Mapping | type):
         return False
     return hasattr(value, "column_names") or (hasattr(value, "columns") and hasattr(value, "__getitem__"))
+
+
+def _has_texts(x: Any) -> bool:
+    """Return whether samples are a text each."""
+    if isinstance(x, list | tuple):
+        return bool(x) and all(isinstance(value, str) for value in x)
+    if not _is_array(x) or getattr(x, "ndim", 0) != 1 or is_sparse(x) or isinstance(x, Tensor):
+        return False
+    values = to_array(x)
+    return values.dtype.kind in "UOT" and all(isinstance(value, str) for value in values.tolist())
 
 
 def _is_array(value: Any) -> bool:

@@ -22,7 +22,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -39,7 +39,7 @@ from fleetfit.data.files import parquet
 from fleetfit.data.files.folders import convert_saved_dataset, find_new_tables, find_tables, resolve_folder
 from fleetfit.data.rows import Rows, make_new_data
 from fleetfit.data.splits import fill_missing_splits, hold_out
-from fleetfit.errors import DataError, did_you_mean, escape_controls, format_cause, join_some, truncate
+from fleetfit.errors import DataError, did_you_mean, escape_controls, format_cause, join_some, quote_some, truncate
 from fleetfit.files import parse_json
 
 FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a table in CSV or Parquet")
@@ -61,7 +61,7 @@ _MAX_FEATURES = 20_000
 _FEW_ROWS = 20  # with fewer rows, distinct values in all rows are not suspicious
 _SAMPLE = 200  # number of first rows or texts for detection
 _FREE_TEXT = "they hold free text"
-_WORDS = 4.0  # average number of words of free text
+_WORDS, _MANY_WORDS = 4.0, 8.0  # average number of words of free text, and of one that is more than a name or a title
 _BLOCK = 1 << 22  # block size of pyarrow in bytes; also the limit for a row
 _EXACT = 1 << 53  # float64 holds whole numbers below
 _LONGEST_NAME = 200
@@ -373,7 +373,9 @@ def read_cells(
 
 
 def guess_kinds(path: Path) -> dict[str, str]:
-    """Return for each column of a file whether its first rows look like "image", "text" (several words) or "other".
+    """Return for each column of a file what its first rows look like: "image", "text", "short text", "id" or "other".
+
+    A text has several words, a short one as few as a name or a title; "id" are row numbers and dates, by their name.
 
     Raises:
         DataError: The file cannot be read, or is not a table.
@@ -381,24 +383,35 @@ def guess_kinds(path: Path) -> dict[str, str]:
     if path.suffix.lower() != ".parquet":
         layout = _detect_layout(path, None, header=True, strict=False)
         rows = [row for row in layout.rows if len(row) == len(layout.names)]
-        return {name: _guess_kind([row[i].strip() for row in rows]) for i, name in enumerate(layout.names)}
+        return {name: _guess_kind(name, [row[i].strip() for row in rows]) for i, name in enumerate(layout.names)}
+    file = parquet.File(path)
+    return _guess_kinds(file.schema, lambda name: file.read_first(name, _SAMPLE))
+
+
+def guess_column_kinds(table: Any) -> dict[str, str]:
+    """Return the kinds of the columns of a `pyarrow.Table`, as `guess_kinds`."""
+    return _guess_kinds(table.schema, lambda name: table.column(name).slice(0, _SAMPLE).to_pylist())
+
+
+def _guess_kinds(schema: Any, read_first: Callable[[str], Sequence[str | None]]) -> dict[str, str]:
     from pyarrow import types
 
-    kinds, file = {}, parquet.File(path)
-    for column in file.schema:
-        kinds[column.name] = "other"
+    kinds = {}
+    for column in schema:
+        kinds[column.name] = _guess_kind(column.name, read_first(column.name) if _is_text(column.type) else ())
         if _is_text(column.type):
-            kinds[column.name] = _guess_kind(file.read_first(column.name, _SAMPLE))
-        elif types.is_struct(column.type) or types.is_binary(column.type) or types.is_large_binary(column.type):
+            continue
+        if types.is_struct(column.type) or types.is_binary(column.type) or types.is_large_binary(column.type):
             kinds[column.name] = "image" if column.name.lower() in ("img", "image", "images") else "other"
     return kinds
 
 
-def _guess_kind(texts: Sequence[str | None]) -> str:
+def _guess_kind(name: str, texts: Sequence[str | None]) -> str:
     filled = [text for text in texts if text]
-    words = [len(text.split()) for text in filled]
-    long = bool(words) and sum(words) / len(words) >= _WORDS
-    return "text" if long and len(set(filled)) > len(filled) * 0.8 and not _is_date(filled[0]) else "other"
+    words = sum(len(text.split()) for text in filled) / max(1, len(filled))
+    if words >= _WORDS and len(set(filled)) > len(filled) * 0.8 and not _is_date(filled[0]):
+        return "text" if words >= _MANY_WORDS else "short text"
+    return "id" if _ID.search(name) or _DATE.search(name) else "other"
 
 
 def check_names(source: Path | str, names: list[str]) -> list[str]:
@@ -1160,14 +1173,11 @@ def fit_encoder(
         else:
             encodings.append(encoding)
     notes = [f"Left out, because {reason}: {_list_some(names)}." for reason, names in left_out.items()]
+    notes += ["Set data.text to train on texts instead."] if _FREE_TEXT in left_out else []
     features = sum(len(encoding.features) for encoding in encodings)
     if not 0 < features <= _MAX_FEATURES:
         reason = f"{features:,} features, more than {_MAX_FEATURES:,}" if features else "no usable feature column"
         remedy = "Leave columns out: drop = [...]." if features else " ".join(notes)
-        if not features and _FREE_TEXT in left_out:
-            remedy += (
-                " Texts train from a file: save them as a CSV of a text column and a label, and name it as data.path."
-            )
         raise DataError(f"{sheet.path} has {reason}. {remedy}".rstrip(), path=sheet.path, key="drop")
     numbers = [encoding for encoding in encodings if isinstance(encoding, Number)]
     filled = [f"{encoding.name}{'' if encoding.missing else ' (outside of training only)'}" for encoding in numbers
@@ -1442,10 +1452,8 @@ def make_data(
             f'{unlabeled} rows without "{truncate(label_name)}" are left out. NA, N/A, NaN, null, {none}? '
             "and - are not labels: rename such a class."
         )
-    is_last = encoder is None and options.label is None and label_name.lower() not in LABELS
-    if is_last:
-        notes.append(f'The label is the last column, "{truncate(label_name)}". Set [data] label for another.')
-        notes += _describe_binary_neighbors(columns, label_name)
+    if encoder is None and options.label is None:
+        notes += _describe_label_choice(columns, label_name)
     exact = rows.y if task == "regression" else None
     if exact is not None:
         rows = replace(rows, y=exact.astype(np.float32))
@@ -1485,6 +1493,17 @@ def _detect_new_columns(sheet: TableSheet, options: TableOptions, label: str) ->
     if columns[label].is_code and options.task is None and distinct > max(_MAX_CLASSES, sheet.table.num_rows / 2):
         return detect_columns(sheet, options.missing, forms, {label: False})
     return columns
+
+
+def _describe_label_choice(columns: Mapping[str, Column], label: str) -> list[str]:
+    """Say which column is the label where another one may be meant."""
+    if label.lower() not in LABELS:
+        last = f'The label is the last column, "{truncate(label)}". Set [data] label for another.'
+        return [last, *_describe_binary_neighbors(columns, label)]
+    others = [name for name in columns if name.lower() in LABELS and name != label]
+    if not others:
+        return []
+    return [f"{quote_some(others)} could be the label as well, and is a feature now. Set [data] label or drop."]
 
 
 def _describe_binary_neighbors(columns: Mapping[str, Column], label: str) -> list[str]:

@@ -8,6 +8,8 @@ Examples are the unpacked IMDB, or your own table. A set is a folder with a trai
 """
 
 import dataclasses
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -129,6 +131,50 @@ def make_data(
     )
 
 
+def make_texts_in_memory(
+    splits: Mapping[str, Any], text: str | tuple[str, ...] | None = None, label: str | None = None,
+    groups: str | None = None, tokenizer: str | None = None, vocabulary: int = 8000, length: int = 64,
+    samples: int | None = None, validation: float = 0.1, test: float = 0.2, seed: int = 0,
+) -> Data:  # fmt: skip
+    """Return tables with texts in memory as a data set. The arguments are those of `text`, except `splits`.
+
+    Rows without a label are left out.
+
+    Args:
+        splits: The `pyarrow.Table` of each split, "train" first.
+        text: Column of the texts, or several.
+        label: Column of the labels.
+        groups: Column of a natural group.
+        tokenizer: Folder of a checkpoint, or a tokenizer.json.
+        vocabulary: Maximal number of word pieces.
+        length: Tokens of a text.
+        samples: Number of training samples to draw.
+        validation: Share of the training texts to hold out.
+        test: Share of the texts to hold out as the test set.
+        seed: Seed of the held out and drawn samples.
+
+    Raises:
+        DataError: As `text`.
+        MissingExtra: As `text`.
+    """
+    tables: dict[str, list[parquet.RowFile]] = {}
+    digest, notes = hashlib.sha256(), []
+    for split, rows in splits.items():
+        cells = {name: rows.column(name).to_pylist() for name in rows.column_names}
+        column = Cells(IN_MEMORY, cells).column(label, _LABEL, "label")
+        labels = [str(value) if isinstance(value, bool) else value for value in cells[column]]
+        labels = [int(value) if isinstance(value, float) and value.is_integer() else value for value in labels]
+        labeled = [i for i, value in enumerate(labels) if value is not None]
+        cells = {name: [values[i] for i in labeled] for name, values in (cells | {column: labels}).items()}
+        if missing := len(labels) - len(labeled):
+            notes.append(f'Rows that are left out, since they have no "{truncate(column)}": {missing}.')
+        tables[split] = [Cells(IN_MEMORY, cells)]
+        digest.update(json.dumps(cells, default=str).encode())
+    rows = _read_tables("texts", tables, text, label, groups, [digest.hexdigest()])
+    rows = dataclasses.replace(rows, notes=(*rows.notes, *notes))
+    return make_data("texts", rows, tokenizer, vocabulary, length, samples, validation, test, seed)
+
+
 # ---- tables of text, with the same questions asked of them as of Parquet files ---------------------------------------
 
 
@@ -233,6 +279,18 @@ def read_rows(
     tables = {
         split: [_open_rows(file, header) for file in files] for split, files in find_text_files(name, path).items()
     }
+    return _read_tables(name, tables, text, label, groups, [header])
+
+
+def _read_tables(
+    name: str,
+    tables: dict[str, list[parquet.RowFile]],
+    text: str | tuple[str, ...] | None,
+    label: str | None,
+    groups: str | None,
+    key: Sequence[object],
+) -> Rows:
+    """Return the rows of tables; `key` has other settings of their texts (`Texts`)."""
     first = tables["train"][0]
     label = first.column(label, _LABEL, "label")
     names = [text] if isinstance(text, str) or text is None else list(text)
@@ -247,8 +305,8 @@ def read_rows(
     y, classes, class_names = parquet.read_labels(all_tables, label)
     return Rows(
         x=Texts(
-            [table.path for table in all_tables],
-            [columns, header],
+            [table.path for table in all_tables if table.path != IN_MEMORY],
+            [columns, *key],
             lambda: [text for table in all_tables for text in _join_columns(table, columns)],
         ),
         y=y,
