@@ -163,6 +163,7 @@ def test_what_does_not_fit_changes_no_file(tmp_path: Path) -> None:
     trained = len(ff.load(stopped).metrics)
     run_verb("resume", stopped, "--set", "evaluate.patience=3")
     assert len(ff.load(stopped).metrics) > trained
+    assert ff.resume(stopped, evaluate={"patience": 99}, progress=False).finished
     # The new devices train the next smaller level.
     fleet = {**groups(0.25, 0.5, 1.0), "levels": [0.25, 1.0]}
     run = ff.resume(depth, rounds=3, fleet=fleet, progress=False)

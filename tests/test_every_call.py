@@ -157,7 +157,14 @@ def test_resume_and_load(call: Calls, tmp_path: Path) -> None:
     )
     assert run.finished and reports
     assert call("resume", tmp_path / "run", data=(X, Y)).finished
-    longer = call("resume", tmp_path / "run", rounds=3, fleet={"groups": [{"budget": 1.0}]}, data=(X, Y))
+    longer = call(
+        "resume",
+        tmp_path / "run",
+        rounds=3,
+        fleet={"groups": [{"budget": 1.0}]},
+        evaluate={"patience": None},
+        data=(X, Y),
+    )
     assert len(longer.metrics) == 3
 
 

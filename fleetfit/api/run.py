@@ -185,6 +185,7 @@ def resume(
     *,
     rounds: int | None = None,
     fleet: Section | None = None,
+    evaluate: Section | None = None,
     on_round: OnRound | None = None,
     callbacks: Sequence[Any] = (),
     progress: ProgressOption | RunDisplay = "auto",
@@ -197,6 +198,7 @@ def resume(
         rounds: Rounds of training, those before included. A schedule is then that of all rounds.
         fleet: Other `groups` or `levels`. Levels that stay keep their shapes and numbers; with others, the run has
             other bits from there on than one that continues unchanged.
+        evaluate: Another `patience`.
         on_round: Called with each round's report.
         callbacks: Further callbacks besides those of the run's `config.toml` (see `run`). They first receive the missed
             rounds.
@@ -208,7 +210,8 @@ def resume(
         ConfigError: A callback or the key file of `[privacy]` is wrong, or a key may not change.
         PlanError: No level fits a new budget.
     """
-    return resume_run(folder, drop_absent({"rounds": rounds, "fleet": fleet}), objects, on_round, callbacks, progress)
+    change = drop_absent({"rounds": rounds, "fleet": fleet, "evaluate": evaluate})
+    return resume_run(folder, change, objects, on_round, callbacks, progress)
 
 
 @isolate_torch_state()

@@ -213,21 +213,28 @@ def pictures(
     out: Annotated[Path | None, path_option(parse_folder, "Output folder. Default: FOLDER/plots.", "--out")] = None,
     ending: Annotated[str, typer.Option("--format", help="Image format: png, pdf or svg.")] = "png",
 ) -> None:
-    """Draw the plots of a run: accuracy, loss, cost, levels and the clients' classes.
+    """Draw the plots of a run or a comparison: accuracy, loss, cost, levels, and of a run the clients' classes.
 
-    A run draws them at its end; a run of a comparison has none. It writes images only.
+    Both draw them at their end; a run of a comparison has none. It writes images only.
     """
     from fleetfit.report.drawing import make_plots_folder, save_figures
-    from fleetfit.report.figures import draw_run
+    from fleetfit.report.figures import draw_comparison, draw_run
+    from fleetfit.runs.comparison import is_comparison, read_comparison
     from fleetfit.runs.folder import RunFolder
 
     if ending not in _FORMATS:
         raise ConfigError(
             f"--format must be {', '.join(_FORMATS)}; got {ending}.{did_you_mean(ending, _FORMATS)}", key="format"
         )
-    run = RunFolder.open(folder)
-    if not run.rounds:
-        raise RunError(f"{folder} has no finished round to draw. Continue it: fleetfit resume {folder}", path=folder)
-    figures = draw_run(run)
+    if is_comparison(folder):
+        comparison = read_comparison(folder)
+        figures, problems = draw_comparison(comparison), comparison.problems
+    else:
+        run = RunFolder.open(folder)
+        if not run.rounds:
+            raise RunError(
+                f"{folder} has no finished round to draw. Continue it: fleetfit resume {folder}", path=folder
+            )
+        figures, problems = draw_run(run), run.find_problems()
     target = make_plots_folder(folder) if out is None else out
-    output.print_figure_paths(save_figures(figures, target, ending), run.find_problems())
+    output.print_figure_paths(save_figures(figures, target, ending), problems)

@@ -57,6 +57,17 @@ class Table:
         parts = [f"**{self.title}**\n"] if self.title else []
         return "\n".join([*parts, *lines, *(f"\n{note}" for note in self.notes)]) + "\n"
 
+    def to_latex(self) -> str:
+        """Return the table as LaTeX, with the rules of the package booktabs and the notes below it."""
+        count = len(self.columns)
+        lines = [rf"\begin{{tabular}}{{{'l' * self.keys}{'r' * (count - self.keys)}}}", r"\toprule"]
+        if any(name for name, _ in self.groups):
+            above = " & ".join(rf"\multicolumn{{{span}}}{{c}}{{{_escape_latex(name)}}}" for name, span in self.groups)
+            lines.append(rf"{above} \\")
+        lines += [_format_latex_line(self.columns), r"\midrule", *map(_format_latex_line, self.rows)]
+        lines += [r"\bottomrule", r"\end{tabular}"]
+        return "\n".join([*lines, *(f"\n{_escape_latex(note)}" for note in self.notes)]) + "\n"
+
     def to_html(self) -> str:
         """Return the table as HTML, for notebooks."""
         return html_table(self.columns, self.rows, self.title, self.notes, self.groups)
@@ -73,6 +84,20 @@ class Table:
 def _format_markdown_line(cells: Sequence[str]) -> str:
     escaped = (cell.replace("|", "\\|") for cell in cells)
     return f"| {' | '.join(escaped)} |"
+
+
+_LATEX = str.maketrans({
+    **{mark: rf"\{mark}" for mark in "&%$#_{}"}, "\\": r"\textbackslash{}", "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}", "±": r"$\pm$", "<": "$<$", ">": "$>$", "|": "$|$",
+})  # fmt: skip
+
+
+def _escape_latex(text: str) -> str:
+    return text.translate(_LATEX)
+
+
+def _format_latex_line(cells: Sequence[str]) -> str:
+    return rf"{' & '.join(map(_escape_latex, cells))} \\"
 
 
 # ---- numbers as text -----------------------------------------------------------------------------------------------

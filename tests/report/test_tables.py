@@ -119,6 +119,14 @@ def test_markdown() -> None:
     assert table.to_markdown() == '**title**\n\n|  | g a |\n| --- | --- |\n| x\\|y | 1,"2" |\n\nnote\n'
 
 
+def test_latex() -> None:
+    table = Table(("row", "a_1"), (("50%", "1 ± 2"), ("x & y", "<1")), "", ("note",), (("", 1), ("g", 1)))
+    assert table.to_latex().splitlines() == [
+        r"\begin{tabular}{lr}", r"\toprule", r"\multicolumn{1}{c}{} & \multicolumn{1}{c}{g} \\", r"row & a\_1 \\",
+        r"\midrule", r"50\% & 1 $\pm$ 2 \\", r"x \& y & $<$1 \\", r"\bottomrule", r"\end{tabular}", "", "note",
+    ]  # fmt: skip
+
+
 def test_data_sets_as_in_table_2() -> None:
     table = tables.make_data_table({"cifar": vars(Facts(50_000, 10_000, 10, "32x32", "somebody")), "own": None,
                                "images": vars(Facts(None, None, None, "any", "a folder"))})  # fmt: skip
