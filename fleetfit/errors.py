@@ -271,6 +271,14 @@ _NOT_IN_DEMO = {"pyarrow", "scipy", "sklearn"}
 """Modules of core dependencies that the environment of `make demo` lacks."""
 
 
+def release_frames(error: BaseException) -> None:
+    """Let go of the local variables of the frames that an error came through: they may hold whole models."""
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__
+
+
 def format_cause(error: BaseException, *, typed: bool = False) -> str:
     """Return the message of a foreign exception in one line, cut after 300 characters; its type if it is empty.
 

@@ -78,6 +78,11 @@ def copy_instance(net: nn.Module) -> nn.Module:
     return copy.deepcopy(net, _copy_plain_values(net, {}))
 
 
+def copy_all_but_parameters(net: nn.Module) -> nn.Module:
+    """Return a copy of an instance that has the instance's own parameters, and runs no forward pass."""
+    return copy.deepcopy(net, _copy_plain_values(net, {id(parameter): parameter for parameter in net.parameters()}))
+
+
 def copy_level(
     net: nn.Module, plan: DerivedPlan, sizes: Mapping[str, int], absent: Collection[str] = frozenset()
 ) -> nn.Module:

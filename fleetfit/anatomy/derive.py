@@ -15,7 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fleetfit.anatomy.copies import build_without_numbers as build_without_numbers, copy_instance as copy_instance
+from fleetfit.anatomy.copies import (
+    build_without_numbers as build_without_numbers,
+    copy_all_but_parameters,
+    copy_instance as copy_instance,
+)
 from fleetfit.anatomy.derived import (
     DerivedArchitecture as DerivedArchitecture,
     check_full_model,
@@ -37,7 +41,7 @@ from fleetfit.anatomy.padding import list_masks as list_masks
 from fleetfit.anatomy.plan import DerivedPlan as DerivedPlan
 from fleetfit.anatomy.proof import check_layout, make_reporter, make_sample_levels
 from fleetfit.anatomy.units import CLASSES, Units
-from fleetfit.errors import ModelError, did_you_mean, format_cause, quote_some
+from fleetfit.errors import ModelError, did_you_mean, format_cause, quote_some, release_frames
 from fleetfit.machine import isolate_torch_state
 from fleetfit.seeds import isolate_rng
 from fleetfit.submodel import Submodel
@@ -77,7 +81,7 @@ def derive_architecture(
         ModelError: It cannot be run or followed, or a level would compute something else.
     """
     now = make_reporter(f"Deriving the levels of {type(net).__name__}", say)
-    net, example = copy_instance(net), example[:2].clone()
+    net, example = copy_all_but_parameters(net), example[:2].clone()
     observation = observe(net, example, mask)
     names = _apply_axes(observation.units, axes or {})
     trained = {name for name, parameter in net.named_parameters() if parameter.requires_grad}
@@ -91,9 +95,11 @@ def derive_architecture(
             try:
                 derived = prove_plan(net, replace(plan, **depth).rename_axes(names), example, say, samples)
             except ModelError as error:
+                release_frames(error)
                 errors.append(error)
             else:
                 _check_unused(derived, example)
+                derived.net = copy_instance(net)  # now, since the proof needs the memory
                 return derived
         roles, likeliest = trials.group_roles(), replace(trials.make_plan(), **depth)
         failing = []

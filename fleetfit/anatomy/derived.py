@@ -290,7 +290,10 @@ def check_full_model(architecture: DerivedArchitecture, example: torch.Tensor) -
     Raises:
         ModelError: It computes other logits, or an exit reads such a tensor.
     """
-    instance, plan = copy_instance(architecture.net).eval(), architecture.plan
+    plan, name = architecture.plan, type(architecture.net).__name__
+    with torch.no_grad(), skip_fast_path(), explain_errors(architecture, example.shape[1:]):
+        out = call_instance(copy_instance(architecture.net).eval(), example, plan.mask)
+    expected = out if plan.exits and plan.exits[0].is_own else [get_logits(out)]
     with isolate_rng(example.device, 0):  # new classifiers are drawn
         full = architecture.build(plan.axes, architecture.positions).eval()
     net: nn.Module = full.net
@@ -313,12 +316,10 @@ def check_full_model(architecture: DerivedArchitecture, example: torch.Tensor) -
         return False
 
     with torch.no_grad(), skip_fast_path(), explain_errors(architecture, example.shape[1:]):
-        out = call_instance(instance, example, plan.mask)
-        expected = out if plan.exits and plan.exits[0].is_own else [get_logits(out)]
         logits = full(example)
         if not all(map(torch.equal, expected, logits[-len(expected) :])):
             raise ModelError(
-                f"a copy of the {type(instance).__name__} computes other logits than the instance. Its forward depends "
+                f"a copy of the {name} computes other logits than the instance. Its forward depends "
                 "on something that is not copied, such as a random number or a global variable.",
                 key="model",
             )

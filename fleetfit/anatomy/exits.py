@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit.anatomy import Segment, evaluate_kept_norms
-from fleetfit.anatomy.copies import PastExit
+from fleetfit.anatomy.copies import PastExit, copy_instance
 from fleetfit.anatomy.known_values import set_values
 from fleetfit.anatomy.logits import get_logits
 from fleetfit.anatomy.masks import InputMask, call_instance
@@ -88,18 +88,13 @@ def find_tail(observation: Observation, points: Sequence[ExitPoint], heads: str)
 
 def _ends(observation: Observation, last: str, tail: Sequence[str]) -> bool:
     """Return whether modules, one after the other, turn the last block's output into the logits."""
-    parts = [observation.net.get_submodule(name) for name in tail]
-    modes = [part.training for part in parts]
     value, logits = observation.outputs[last].tensor, observation.logits
     try:
         with torch.no_grad():
-            for part in parts:
-                value = part.eval()(value)
+            for name in tail:
+                value = copy_instance(observation.net.get_submodule(name)).eval()(value)
     except Exception:  # it takes something else
         return False
-    finally:
-        for part, mode in zip(parts, modes, strict=True):
-            part.train(mode)
     return value.shape == logits.shape and torch.allclose(value, logits, rtol=_CLOSE, atol=_CLOSE)
 
 

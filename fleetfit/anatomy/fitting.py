@@ -121,7 +121,7 @@ def prepare_instance(net: nn.Module, example: Tensor, seed: int = 0) -> nn.Modul
 
 
 def fit_instance(net: nn.Module, facts: SampleFacts, head: str, weights: str, seed: int) -> nn.Module:
-    """Return a copy of an instance that fits the data.
+    """Return an instance that fits the data: the given one, or a copy where something is new.
 
     Args:
         net: The instance.
@@ -133,7 +133,9 @@ def fit_instance(net: nn.Module, facts: SampleFacts, head: str, weights: str, se
     Raises:
         ModelError: It does not accept the samples, or has other logits than the data have classes.
     """
-    net, example = copy_instance(net), facts.make_example()
+    example = facts.make_example()
+    if "new" in (head, weights):
+        net = copy_instance(net)
     with isolate_rng(torch.device("cpu"), seed):
         if weights == "new":
             _redraw(net)

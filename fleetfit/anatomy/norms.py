@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from fleetfit.anatomy.copies import copy_instance
+from fleetfit.anatomy.copies import copy_all_but_parameters
 
 STATISTICS = ("running_mean", "running_var")
 
@@ -20,7 +20,7 @@ def find_kept_norms(net: nn.Module, trains: Callable[[str], bool]) -> frozenset[
         net: The instance.
         trains: Whether a parameter is trained, by its name.
     """
-    modes = {name: part.training for name, part in copy_instance(net).train().named_modules()}
+    modes = {name: part.training for name, part in copy_all_but_parameters(net).train().named_modules()}
     return frozenset(
         name
         for name, norm in iter_norms(net)

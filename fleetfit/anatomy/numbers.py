@@ -25,6 +25,7 @@ from fleetfit.anatomy.masks import call_instance
 from fleetfit.anatomy.observe import Observation
 from fleetfit.anatomy.plan import DerivedPlan, Segments, SizeNumber
 from fleetfit.anatomy.units import CLASSES
+from fleetfit.errors import release_frames
 from fleetfit.layout import Dimension, Segment, get_length
 from fleetfit.seeds import isolate_rng
 
@@ -186,6 +187,7 @@ class Trials:
                 level = copy_level(observation.net, self.make_plan(), sizes).eval()
                 out = get_logits(call_instance(level, observation.example, observation.mask))
         except Exception as error:  # other people's code may fail in any way
+            release_frames(error)
             return error
         if out.shape != observation.logits.shape:
             return RuntimeError(f"the logits have shape {tuple(out.shape)}")

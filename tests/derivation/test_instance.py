@@ -115,6 +115,16 @@ def test_a_level_shares_no_tensor_with_the_instance() -> None:
     assert all(bool(p.any()) for p in (net.fc.weight, net.out.weight, net.frozen))
 
 
+def test_a_later_change_of_the_instance_is_in_no_level() -> None:
+    net = Cached()
+    derived = derive_architecture(net, torch.randn(2, 5))
+    with torch.no_grad():
+        for tensor in net.state_dict().values():
+            tensor.zero_()
+    level = derived.build(derived.plan.axes, derived.positions)
+    assert all(bool(p.any()) for p in (level.net.fc.weight, level.net.out.weight, level.net.frozen))
+
+
 class Switched(nn.Module):
     """A module whose forward pass reads a buffer, and counts in it."""
 

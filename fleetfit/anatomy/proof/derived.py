@@ -61,7 +61,7 @@ def settle_derived_state(full: FullModel) -> tuple[str, ...]:
         last = _run_training(module, full.x, _SETTLING, changed)
     except CannotRun:
         return ()
-    state = {**full.state, **{name: tensor.float() for name, tensor in last.items()}}
+    state = overlay(full.state, {name: tensor.float() for name, tensor in last.items()})
     expected = full.outputs(state)
     if all(bool(torch.isfinite(t).all()) for t in (*last.values(), *expected)):
         full.state, full.expected = state, expected

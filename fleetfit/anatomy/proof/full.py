@@ -5,6 +5,7 @@ by one vector per dimension. `fleetfit.submodel` does the same, but many times s
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,7 @@ from fleetfit.submodel import Channels, Submodel, find_spans
 TOLERANCE = 1e-9
 """Largest difference of outputs, relative to the largest output, that counts as equal."""
 _ROUGH = 1e-5  # the same where an operation of the model gives less than float64
+_LARGE = 2**18  # numbers of a parameter that is not kept
 _MOST_NUMBERS = 2**20  # of the logits of an exit that are compared: next tokens of a large vocabulary have more
 
 
@@ -42,7 +44,7 @@ class FullModel:
     """A full model, its state, an input, and what it makes of it.
 
     Attributes:
-        state: The layout's tensors, in fp32 so that cutting keeps them exactly.
+        state: The layout's tensors, in fp32 so that cutting keeps them exactly; a large one is made when it is read.
         base: Tensors that are not in the layout (never trained).
         seed: Of what is drawn later.
         expected: Logits of every exit.
@@ -53,15 +55,16 @@ class FullModel:
         self.architecture, self.layout, self.seed = architecture, layout, seed
         self.x = x.double() if x.is_floating_point() else x
         self.module = build_module(architecture, layout.full_sizes, layout.exits).eval()
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, Callable[[], Tensor]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for name, tensor, is_parameter in named_tensors(self.module):
-            tensors[name] = _redraw(tensor, rng) if is_parameter else tensor.detach().clone().float()
+            shapes[name] = tuple(tensor.shape)
+            tensors[name] = _draw(shapes[name], rng) if is_parameter else tensor.detach().clone().float
         for name, shape in layout.shapes({}, layout.exits).items():
-            built = tuple(tensors[name].shape) if name in tensors else "nothing"
-            if built != shape:
+            if (built := shapes.get(name, "nothing")) != shape:
                 raise ModelError(f'the layout says {shape} for "{name}" in the full model, the builder makes {built}.')
-        self.state: State = {name: tensors[name] for name in layout.tensors}
-        self.base = {n: t for n, t in tensors.items() if n not in layout.tensors and n not in layout.aliases}
+        self.state: State = _Computed(layout.tensors, lambda name: tensors[name]())
+        self.base = {n: make() for n, make in tensors.items() if n not in layout.tensors and n not in layout.aliases}
         self.module.double()
         self.tolerance = TOLERANCE
         self.load(self.state)
@@ -151,11 +154,25 @@ def overlay(base: State, state: State) -> State:
     return _Computed([*base, *state], lambda name: state[name] if name in state else base[name])
 
 
-def _redraw(parameter: Tensor, rng: torch.Generator) -> Tensor:
-    """Return a parameter drawn anew: vectors in 0.5..1.5, matrices normal by fan-in."""
-    if parameter.dim() < 2:
-        return 0.5 + torch.rand(parameter.shape, generator=rng)
-    return torch.randn(parameter.shape, generator=rng) / (parameter.numel() / parameter.shape[0]) ** 0.5
+def _draw(shape: tuple[int, ...], rng: torch.Generator) -> Callable[[], Tensor]:
+    """Draw a parameter; return a function that returns it. A large one is drawn again each time, and is not kept."""
+    before, drawn = rng.get_state(), _draw_numbers(shape, rng)
+    if drawn.numel() < _LARGE:
+        return lambda: drawn
+
+    def draw_again() -> Tensor:
+        again = torch.Generator()
+        again.set_state(before)
+        return _draw_numbers(shape, again)
+
+    return draw_again
+
+
+def _draw_numbers(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    """Return numbers of a parameter: vectors in 0.5..1.5, matrices normal by fan-in."""
+    if len(shape) < 2:
+        return torch.rand(shape, generator=rng).add_(0.5)
+    return torch.randn(shape, generator=rng).div_(math.prod(shape[1:]) ** 0.5)
 
 
 def use_float64() -> contextlib.AbstractContextManager[None]:
@@ -290,9 +307,9 @@ class KeptPlaces:
             if len(kept) != self.full[dim] or bool((kept != torch.arange(len(kept))).any())
         }
 
-    def cut(self, state: State) -> State:
-        """Return the kept elements of a full state, each tensor's when it is read."""
-        return _Computed(state, lambda name: self._cut(state[name], self._tensors[name].dims))
+    def cut(self, state: State, names: Iterable[str] | None = None) -> State:
+        """Return the kept elements of a full state, or of some of its tensors, each one's when it is read."""
+        return _Computed(names or state, lambda name: self._cut(state[name], self._tensors[name].dims))
 
     def find_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor's kept elements."""

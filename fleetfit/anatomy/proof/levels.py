@@ -6,9 +6,16 @@ import torch
 from torch import nn
 
 from fleetfit.anatomy import build_module, named_tensors
-from fleetfit.anatomy.proof.full import FullModel, describe_level, difference, read_outputs, use_float64
+from fleetfit.anatomy.proof.full import (
+    FullModel,
+    KeptPlaces,
+    describe_level,
+    difference,
+    read_outputs,
+    use_float64,
+)
 from fleetfit.errors import ModelError
-from fleetfit.submodel import Submodel, extract
+from fleetfit.submodel import Submodel
 
 
 def check_depths(full: FullModel, exits: Iterable[tuple[int, ...]]) -> None:
@@ -49,9 +56,10 @@ def load_level(full: FullModel, level: Submodel) -> nn.Module:
     module = build_module(full.architecture, {**layout.full_sizes, **level.sizes}, level.exits).eval()
     built = {name: tuple(tensor.shape) for name, tensor, _ in named_tensors(module)}
     scaled = {name: shape for name, shape in built.items() if name not in layout.aliases and name not in full.base}
-    _check_shapes(full, level, layout.shapes(level.sizes, level.exits), scaled)
+    predicted = layout.shapes(level.sizes, level.exits)
+    _check_shapes(full, level, predicted, scaled)
     module.double()
-    full.load(extract(layout, full.state, level), module)
+    full.load(KeptPlaces(layout, level.channels).cut(full.state, predicted), module)
     return module
 
 

@@ -24,6 +24,7 @@ from fleetfit.anatomy.proof.full import (
     KeptPlaces,
     describe_level,
     difference,
+    overlay,
     read_outputs,
     use_float64,
 )
@@ -227,6 +228,8 @@ def _choose(name: str, axis: Axis, n: int, is_prefix: bool, how: str, seed: int)
 # ---- tensors that move no output -----------------------------------------------------------------------------------
 
 _NEGLIGIBLE = 1e-12  # of the largest effect of an element
+_TEXTS = 2  # are enough here: the pass keeps all activations
+_LARGE, _LARGE_SHARE = 2**20, 1 / 8  # of all parameters; the gradient of such a tensor is not computed
 
 
 def find_unused_tensors(full: FullModel) -> tuple[str, ...]:
@@ -239,37 +242,55 @@ def find_unused_tensors(full: FullModel) -> tuple[str, ...]:
         for name, tensor in layout.tensors.items()
         if name in own and any(layout.axes[axis].scaled for dim in tensor.dims for s in dim for axis in s.axes)
     }
-    if not cut:
-        return ()
+    most = max(_LARGE, _LARGE_SHARE * sum(tensor.numel() for tensor in own.values()))
+    large = [name for name, tensor in cut.items() if tensor.numel() > most]
+    effects = _measure_gradients(full, {name: tensor for name, tensor in cut.items() if name not in large})
+    least = _NEGLIGIBLE * max((effect for effect, *_ in effects.values()), default=0.0)
+    unused = {name: _list_unused(layout, name, effect, least) for name, effect in effects.items()}
+    unused |= {name: _list_unused(layout, name, _measure_zeros(full, name), full.tolerance) for name in large}
+    return tuple(text for names in unused.values() for text in names)
+
+
+def _measure_gradients(full: FullModel, tensors: Mapping[str, Tensor]) -> Mapping[str, Sequence[float]]:
+    """Return the largest effect of an element, of each tensor and of its stretches; none without gradients."""
     rng = make_torch_rng("check_layout", full.seed, "inert")
-    effects = {name: [0.0] * (1 + len(_list_stretches(layout, name))) for name in cut}
+    effects = {name: [0.0] * (1 + len(_list_stretches(full.layout, name))) for name in tensors}
 
     def measure(name: str, parameter: Tensor) -> None:
-        """Keep the largest effect of an element, of all and of each stretch, and let the gradient go."""
+        """Keep the effects, and let the gradient go."""
         assert parameter.grad is not None
         effect = parameter.grad.mul_(parameter.detach()).abs_()
-        parts = [effect, *(effect[place] for place in _list_stretches(layout, name))]
+        parts = [effect, *(effect[place] for place in _list_stretches(full.layout, name))]
         effects[name], parameter.grad = [float(part.max()) if part.numel() else 0.0 for part in parts], None
 
-    before = [parameter.requires_grad for parameter in cut.values()]
+    before = [parameter.requires_grad for parameter in tensors.values()]
     with contextlib.ExitStack() as hooks:
         try:
-            for name, parameter in cut.items():
+            for name, parameter in tensors.items():
                 parameter.requires_grad_(True)
                 hooks.callback(parameter.register_post_accumulate_grad_hook(partial(measure, name)).remove)
             with torch.enable_grad(), use_plain_attention(), use_float64():
-                logits = read_outputs(full.module, full.x)
+                logits = read_outputs(full.module, full.x if full.x.is_floating_point() else full.x[:_TEXTS])
                 weights = [torch.randn(out.shape, generator=rng).to(out) for out in logits]
                 sums = [(out * weight).sum() for out, weight in zip(logits, weights, strict=True) if out.requires_grad]
                 # of one number: gradients that are given import sympy
-                torch.autograd.backward(torch.stack(sums).sum(), inputs=[*cut.values()])
+                torch.autograd.backward(torch.stack(sums).sum(), inputs=[*tensors.values()])
         except (RuntimeError, NotImplementedError):  # a model without gradients has nothing to train
-            return ()
+            return {}
         finally:
-            for parameter, requires_grad in zip(cut.values(), before, strict=True):
+            for parameter, requires_grad in zip(tensors.values(), before, strict=True):
                 parameter.requires_grad_(requires_grad)
-    least = _NEGLIGIBLE * max(most for most, *_ in effects.values())
-    return tuple(text for name, most in effects.items() for text in _list_unused(layout, name, most, least))
+    return effects
+
+
+def _measure_zeros(full: FullModel, name: str) -> list[float]:
+    """Return how far the outputs move when a tensor, and each of its stretches, is zero."""
+    errors = []
+    for place in (slice(None), *_list_stretches(full.layout, name)):
+        numbers = full.state[name].clone()
+        numbers[place] = 0
+        errors.append(difference(full.outputs(overlay(full.state, {name: numbers})), full.expected))
+    return errors
 
 
 def _list_stretches(layout: Layout, name: str) -> list[slice]:

@@ -126,7 +126,7 @@ def derive_model(
     if is_own and facts.samples is None:  # noise may not be such as the module takes
         return restore_architecture(copy_instance(net), payload)
     fitted = fit_instance(net, facts, section.head, section.weights, seed)
-    architecture = restore_architecture(fitted, payload)
+    architecture = restore_architecture(copy_instance(fitted), payload)
     architecture.samples = facts.samples
     return architecture
 
