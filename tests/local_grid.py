@@ -35,6 +35,7 @@ class LocalGrid(Grid):
         self.offline: set[int] = set()
         self.replies: dict[str, Message | None] = {}
         self.sent: list[Message] = []
+        self.confirmed: list[str] = []
         self.twist: Callable[[Message, Message], Message | None] = lambda message, reply: reply
         self.late: set[str] = set()
         self.node, self._runtime_client = Node(node_id=1), self
@@ -120,7 +121,8 @@ class LocalGrid(Grid):
         )
 
     def ConfirmMessageReceived(self, request: Any) -> None:
-        del self._objects[request.message_object_id]
+        self.confirmed.append(request.message_object_id)
+        self._objects.pop(request.message_object_id, None)
 
 
 def node_file(folder: Path, name: str, settings: Mapping[str, Any]) -> Path:

@@ -16,5 +16,5 @@ Names inside Flower are in `superlink`, `server_watch` and `transport` alone, on
 each.
 """
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of the form and the content of messages; here, since a node's loop has no torch, and its worker no Flower."""

@@ -24,12 +24,13 @@ from fleetfit.core.nodes import parse_node_description
 from fleetfit.errors import RunError, format_exception, one_line
 from fleetfit.fleet import transport
 from fleetfit.fleet.protocol import compute_digest, pack_message, read_answer
-from fleetfit.fleet.transport import NodeReply, Part, ReplyQueue, Transport
+from fleetfit.fleet.transport import NodeReply, Pace, Part, ReplyQueue, Transport
 
 _ANSWER_S = 90.0  # a Raspberry Pi needs a minute to import torch
 _AGAIN_S = 60.0  # until a node that refused is asked again
 _SOON_S = 5.0  # until a node is asked again whose answer was lost
 _REPEAT_S = 30.0  # until a question without an answer is repeated: slow nodes answer every question
+_LOOK_S = 0.025  # for each node of a fleet, between two looks of one of them: a look costs the SuperLink a few ms
 
 
 @dataclass
@@ -175,6 +176,10 @@ class ClientManager:
         self._sent_at |= {node: math.inf for node, _ in silent}
         self._receive()
 
+    def make_pace(self, next_s: float = 0.0) -> Pace:
+        """Return the pace of a node whose next message is expected in some seconds."""
+        return Pace(next_s, _LOOK_S * len(self.online))
+
     def mark_unready(self, client: int) -> None:
         """Have a member describe itself and be set up again before its next job."""
         self.members[client].is_ready = self.members[client].is_described = False
@@ -204,7 +209,7 @@ class ClientManager:
     def _ask(self, questions: Sequence[tuple[int, str]], held: bool = False) -> None:
         """Ask nodes, each one question."""
         messages = (
-            transport.make_request(node, "query", self._make_question(node, what, held), _ANSWER_S, 0)
+            transport.make_request(node, "query", self._make_question(node, what, held), _ANSWER_S, 0, self.make_pace())
             for node, what in questions
         )
         for sent, (node, what) in zip(self.transport.send(messages, self._replies), questions, strict=True):

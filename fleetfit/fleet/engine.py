@@ -56,6 +56,8 @@ class FleetEngine:
         self._replies: ReplyQueue = queue.Queue()
         self._late: dict[str, int] = {}
         self._shared: dict[int, tuple[State, Any]] = {}
+        self._phase: tuple[str, float] | None = None  # kind of the present jobs, and when they began
+        self._phases_s: dict[str, float] = {}  # from the beginning of the last ones of a kind to that of the next ones
 
     def find_free_clients(self) -> list[bool]:
         """Return which clients are connected, can train, and have no job of an earlier round left."""
@@ -119,6 +121,7 @@ class FleetEngine:
             requests: By index of the job: the job, and further parts of its message.
         """
         sent: dict[str, tuple[int, Job]] = {}
+        self._phase = None
         try:
             free = {client for client, is_free in enumerate(self.find_free_clients()) if is_free}
             asked = [(index, *request) for index, request in requests.items() if request[0].client in free]
@@ -175,9 +178,18 @@ class FleetEngine:
                     key="method",
                 )
             assert job.client is not None
+            if not state.drawn:
+                self._begin_phase(job.kind)
             state.queued.setdefault(job.client, deque()).append((state.drawn, job))
             state.training += job.kind == "train"
             state.drawn += 1
+
+    def _begin_phase(self, kind: str) -> None:
+        """Note how long the jobs before took, so that nodes know when the next ones come."""
+        now = time.monotonic()
+        if self._phase is not None:
+            self._phases_s[self._phase[0]] = now - self._phase[1]
+        self._phase = kind, now
 
     def _send_next(self, state: "_RunState") -> None:
         """Send to every node without a job the first of its jobs."""
@@ -195,7 +207,9 @@ class FleetEngine:
 
     def _dispatch(self, state: "_RunState", jobs: Sequence[tuple[int, Job, float]]) -> None:
         """Send jobs to their nodes, which must answer by the deadline, or by an earlier moment."""
-        sent = self._transport.send((self._make_message(job) for _, job, _ in jobs), self._replies)
+        last = (not state.queued.get(job.client or 0) for _, job, _ in jobs)
+        messages = (self._make_message(job, is_last=is_last) for (_, job, _), is_last in zip(jobs, last, strict=True))
+        sent = self._transport.send(messages, self._replies)
         for message, (position, job, until) in zip(sent, jobs, strict=True):
             if message:
                 state.sent[message] = (position, job, min(until, time.monotonic() + self._rules.deadline_s))
@@ -203,8 +217,9 @@ class FleetEngine:
                 state.done[position] = Failure.of(job, "the SuperLink did not take the message", absent=True)
 
     def _make_message(
-        self, job: Job, what: Mapping[str, Any] = _JOB, further: Mapping[str, transport.Part] = _NO_PARTS
-    ) -> Any:
+        self, job: Job, what: Mapping[str, Any] = _JOB, further: Mapping[str, transport.Part] = _NO_PARTS,
+        is_last: bool = False,
+    ) -> Any:  # fmt: skip
         assert self._manager.setup is not None and job.client is not None
         version = self._versions.get(job.client, -1)
         table = dump_job(replace(job, state={}, statistics={}, extra={}, memory_version=version), self._layout)
@@ -219,7 +234,8 @@ class FleetEngine:
         kind = "train" if job.kind == "train" else "evaluate"
         node = self._manager.members[job.client].node
         ttl_s = self._rules.deadline_s + min(_GRACE_S, self._rules.deadline_s)
-        return transport.make_request(node, kind, parts, ttl_s, job.round + 1)
+        pace = self._manager.make_pace(self._phases_s.get(job.kind, 0.0) if is_last else 0.0)
+        return transport.make_request(node, kind, parts, ttl_s, job.round + 1, pace)
 
     def _share(self, name: str, tensors: State, submodel: Submodel) -> Any:
         """Return tensors as a part, of the same Flower objects for all jobs that share them."""
@@ -278,7 +294,7 @@ class FleetEngine:
         """Send a hello to the node of a job: it answers as soon as it is free."""
         assert job.client is not None
         node = self._manager.members[job.client].node
-        question = transport.make_request(node, "query", self._manager.hello, ttl_s, 0)
+        question = transport.make_request(node, "query", self._manager.hello, ttl_s, 0, self._manager.make_pace())
         return self._transport.send([question], self._replies)[0]
 
     def _repeat_lost(self, state: "_RunState", detector: LostJobDetector) -> None:

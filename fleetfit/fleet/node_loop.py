@@ -7,6 +7,7 @@ dropped, and the server asks for it again.
 
 import logging
 import math
+import random
 import time
 from typing import Any
 
@@ -21,6 +22,9 @@ _LOG = logging.getLogger("fleetfit")
 
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.1, 3.0  # between two looks for a message
 _LONG_S, _LONG_PAUSE_S = 120.0, 10.0  # without a message: between runs, say
+_MAX_LOOK_S, _MAX_EARLY_S = 15.0, 18.0  # that the server can ask for: between two looks; before the next message is due
+_DUE, _SHARE = 0.7, 0.05  # of the time until the next message is expected: until it is due; between two looks then
+_JITTER = 0.1  # part of a pause that is added at random, so that nodes do not look all at once
 _TROUBLE_S, _MAX_TROUBLE_S = 1.0, 60.0  # pauses after errors of the SuperLink, which double
 _FAILED = 2  # Flower's code of an error of the client app
 
@@ -31,20 +35,20 @@ def answer_messages(link: SuperLink, worker: NodeWorker) -> None:
     Raises:
         Refusal: It does.
     """
-    silences, since, trouble_s = (0.0, 0.0), time.monotonic(), _TROUBLE_S
+    since, due, look_s, trouble_s = time.monotonic(), 0.0, _MAX_PAUSE_S, _TROUBLE_S
     while True:
         try:
             received = link.receive()
             trouble_s = _TROUBLE_S
-            silent_s = time.monotonic() - since
-            if received is None:
-                link.rest(compute_pause(silent_s, min(silences)))
-                continue
-            silences = silences[1], silent_s
-            _answer(*received, link, worker)
-            now = time.monotonic()
-            link.note_round(now - since)
-            since = now
+            if received is not None:
+                taken, pace = time.monotonic(), transport.read_pace(received[0].metadata.group_id)
+                _answer(*received, link, worker)
+                now = time.monotonic()
+                link.note_round(now - since)
+                since, due = now, taken + _DUE * pace.next_s
+                look_s = max(pace.look_s, _SHARE * pace.next_s)
+            pause = compute_pause(time.monotonic() - since, due - since, look_s)
+            link.rest(pause * random.uniform(1.0, 1.0 + _JITTER))  # noqa: S311
         except Trouble as trouble:
             _LOG.warning(
                 "The SuperLink, or a proxy before it, has an error (%s); see its log. The node continues.", trouble
@@ -53,20 +57,23 @@ def answer_messages(link: SuperLink, worker: NodeWorker) -> None:
             trouble_s = min(2 * trouble_s, _MAX_TROUBLE_S)
 
 
-def compute_pause(silent_s: float, expected_s: float) -> float:
-    """Return the seconds until the next look for a message.
+def compute_pause(silent_s: float, due_s: float, look_s: float) -> float:
+    """Return the seconds until the next look for a message, to which the loop adds up to a tenth.
 
-    A node looks rarely until most of the time has passed that the last messages took to come, and often then: a message
-    waits for a twentieth of that time, and 3 s at most. After two minutes without any it waits for up to 10 s.
+    A node does not look before a message is due, except every 18 s. Then it looks again after `look_s`, and ever more
+    rarely: a message waits for a quarter of the time by which it is late, and 3 s at most, after two minutes of silence
+    10 s, or `look_s` if that is longer.
 
     Args:
         silent_s: Since the last message was answered.
-        expected_s: The shorter one of the last two times between an answer and the next message: training and
-            evaluation take turns.
+        due_s: From then until the next one is due; 0.0 or less where it may come at any time.
+        look_s: Between two looks, at least; 15 s at most.
     """
-    early_s = 0.7 * expected_s
-    pause = early_s - silent_s if silent_s < early_s else max(expected_s / 20, (silent_s - early_s) / 4)
-    return min(max(pause, _MIN_PAUSE_S), _MAX_PAUSE_S if silent_s < _LONG_S else _LONG_PAUSE_S)
+    look_s = min(max(look_s, _MIN_PAUSE_S), _MAX_LOOK_S)
+    if silent_s < due_s:
+        return min(max(due_s - silent_s, look_s), _MAX_EARLY_S)
+    late_s = silent_s - max(due_s, 0.0)
+    return max(look_s, min(late_s / 4, _MAX_PAUSE_S if silent_s < _LONG_S else _LONG_PAUSE_S))
 
 
 def _answer(message: Message, tree: Any, link: SuperLink, worker: NodeWorker) -> None:
@@ -100,4 +107,4 @@ def _answer(message: Message, tree: Any, link: SuperLink, worker: NodeWorker) ->
 def _make_error(message: Message, reason: str) -> Message:
     _LOG.warning("A message has no answer: %s", reason)
     trace("failed", message.metadata.message_id, reason)
-    return Message(Error(_FAILED, reason), reply_to=message)
+    return transport.make_error(message, Error(_FAILED, reason))

@@ -25,7 +25,7 @@ from flwr.proto.fleet_pb2 import (
     UnregisterNodeFleetRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
+from flwr.proto.message_pb2 import PullObjectRequest, PushObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -180,12 +180,9 @@ class SuperLink:
         """
         run = message.metadata.run_id
         contents = [self._pull(run, record.object_id) for content in tree.children for record in content.children]
-        # The SuperLink keeps the content of a message that is not confirmed until its run ends.
-        confirmation = ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=tree.object_id)
-        with contextlib.suppress(Trouble):
-            self._call(self._client.ConfirmMessageReceived, confirmation)
         try:
-            return transport.join_records([transport.read_record(contents.pop()) for _ in range(len(contents))])
+            records = [transport.read_record(contents.pop()) for _ in range(len(contents))]
+            return transport.join_records(records) | transport.read_label(message.metadata.group_id)
         except Exception as error:  # content of a foreign server, in any form
             raise Incomplete(f"the message cannot be read: {format_exception(error)}") from error
 

@@ -1,7 +1,8 @@
 """Flower's messages: named parts of bytes out, replies in, so that no reply delays another one.
 
-`fleetfit.messages` defines the bytes. A part is one record, or several where it is large, and a record is one Flower
-object: Flower stores one that several messages share (the state of a level) once, and sends it to each node from there.
+`fleetfit.messages` defines the bytes. A small part, such as the header, is in the message's label, Flower's `group_id`,
+and costs no request. Any other part is one record, or several where it is large, and a record is one Flower object:
+Flower stores one that several messages share (the state of a level) once, and sends it to each node from there.
 Nothing in a message is pickled, and Flower's labels are not trusted: a record must be one name with bytes.
 
 A thread asks for all replies in one request. A reply is announced before its content, which comes in minutes if the
@@ -15,6 +16,7 @@ jobs, which are then sent again.
 The client app imports this module in a process without torch, so nothing here imports torch.
 """
 
+import base64
 import itertools
 import logging
 import math
@@ -23,12 +25,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
@@ -48,6 +51,7 @@ _LOG = logging.getLogger("fleetfit")
 # ---- messages ------------------------------------------------------------------------------------------------------
 
 _RECORD_BYTES = 8 * 2**20  # copies of a record are made on its way; a broken connection repeats one
+_LABEL_BYTES = 32 * 2**10  # of a part in the label; the SuperLink keeps a label in memory or in a column of its table
 
 Part = bytes | bytearray | Sequence[ConfigRecord]
 
@@ -69,28 +73,86 @@ def make_part(name: str, content: bytes | bytearray) -> list[ConfigRecord]:
     ]
 
 
-def make_request(node: int, kind: str, parts: Mapping[str, Part], ttl_s: float, round: int) -> Message:
+@dataclass(frozen=True)
+class Pace:
+    """When the node of a message looks for the next one, as the server says.
+
+    Attributes:
+        next_s: Seconds until the next message is expected; 0.0 where it may come at any time.
+        look_s: Seconds between two looks, at least: the nodes of a large fleet look rarely.
+    """
+
+    next_s: float = 0.0
+    look_s: float = 0.0
+
+
+def make_request(
+    node: int, kind: str, parts: Mapping[str, Part], ttl_s: float, round: int, pace: Pace = Pace()
+) -> Message:
     """Return a message to a node: kind "query", "train" or "evaluate"."""
-    return Message(_make_records(parts), dst_node_id=node, message_type=kind, ttl=ttl_s, group_id=str(round))
+    content, words = _pack(parts)
+    label = " ".join([str(round), f"{pace.next_s:.1f}", f"{pace.look_s:.1f}", *words])
+    return Message(content, dst_node_id=node, message_type=kind, ttl=ttl_s, group_id=label)
 
 
 def make_reply(message: Message, parts: Mapping[str, Part]) -> Message:
     """Return the reply to a message."""
-    return Message(_make_records(parts), reply_to=message)
+    content, words = _pack(parts)
+    reply = Message(content, reply_to=message)
+    reply.metadata.group_id = " ".join([_read_round(message.metadata.group_id), *words])
+    return reply
 
 
-def _make_records(parts: Mapping[str, Part]) -> RecordDict:
-    made = [make_part(name, p) if isinstance(p, bytes | bytearray) else p for name, p in parts.items()]
-    return RecordDict({name: record for records in made for record in records for name in record})
+def make_error(message: Message, error: Error) -> Message:
+    """Return the reply to a message that has no answer."""
+    reply = Message(error, reply_to=message)
+    reply.metadata.group_id = _read_round(message.metadata.group_id)
+    return reply
+
+
+def _pack(parts: Mapping[str, Part]) -> tuple[RecordDict, list[str]]:
+    """Return the records of parts, and the words of the label that has the small ones."""
+    made, words = list[Sequence[ConfigRecord]](), list[str]()
+    for name, part in parts.items():
+        if not isinstance(part, bytes | bytearray):
+            made.append(part)
+        elif len(part) > _LABEL_BYTES:
+            made.append(make_part(name, part))
+        else:
+            words.append(f"{name}={base64.b64encode(part).decode()}")
+    return RecordDict({name: record for records in made for record in records for name in record}), words
+
+
+def _read_round(label: str) -> str:
+    return label.partition(" ")[0]
+
+
+def read_pace(label: str) -> Pace:
+    """Return the pace in the label of a message; one without says nothing."""
+    try:
+        next_s, look_s = map(float, label.split(" ", 3)[1:3])
+    except ValueError:
+        return Pace()
+    return Pace(next_s, look_s) if 0 <= next_s < math.inf and 0 <= look_s < math.inf else Pace()
+
+
+def read_label(label: str) -> dict[str, bytearray]:
+    """Return the parts in the label of a message or of a reply.
+
+    Raises:
+        ValueError: The label is malformed.
+    """
+    words = [word.partition("=") for word in label.split(" ") if "=" in word]
+    return {name: bytearray(base64.b64decode(text, validate=True)) for name, _, text in words}
 
 
 def read_parts(message: Message) -> dict[str, bytearray]:
     """Return the parts of a message.
 
     Raises:
-        ValueError: A record is not one of `make_part`.
+        ValueError: A record is not one of `make_part`, or the label is malformed.
     """
-    return join_records(message.content.values())
+    return join_records(message.content.values()) | read_label(message.metadata.group_id)
 
 
 def read_record(content: bytes) -> ConfigRecord:
@@ -134,16 +196,15 @@ def push_whole(
 ) -> Any:
     """Announce messages to a SuperLink and push all of their objects: what is not whole in three minutes is deleted.
 
-    The receiver asks for records alone, and confirms a message when it has them: then no other object of it may lack.
-    So those come first, and the first record of a message last. What messages share comes with the first one, and a
-    message without a record of its own before it.
+    The server asks for the records of a reply alone, and confirms it when it has them, which deletes it: so they come
+    last. A reply without records it confirms at once. Requests are confirmed when they have been pushed and answered.
 
     Args:
         messages: With content or an error.
         announce: Given their metadata and trees of objects, as protobuf messages; returns the SuperLink's answer.
         push: Given the session of the answer, an object's name and content; returns whether it was stored now. One
-            whose confirmation was lost is not stored again, nor one of a message that was confirmed: the messages,
-            announced once more when all others are stored, say what lacks.
+            whose confirmation was lost is not stored again: the messages, announced once more when all others are
+            stored, say what lacks.
 
     Returns:
         The last answer to `announce`; None if objects were not stored.
@@ -152,17 +213,15 @@ def push_whole(
     with no_object_id_recompute():
         for message in messages:
             message.metadata.__dict__["_message_id"] = message.object_id
-            nested = reversed(get_all_nested_objects(message).items())
-            own = {name: each for name, each in nested if name not in objects}
-            has_record = any(isinstance(each, ConfigRecord) for each in own.values())
-            objects = objects | own if has_record else own | objects
+            objects |= dict(reversed(get_all_nested_objects(message).items()))
+        has_records = any(isinstance(each, ConfigRecord) for each in objects.values())
         metadata = [message_to_proto(remove_content_from_message(message)) for message in messages]
         trees = [get_object_tree(message) for message in messages]
         for _ in range(_PUSHES):
             answer = announce(metadata, trees)
             wanted = set(answer.objects_to_push)
             stored = [push(answer.session_id, n, each.deflate()) for n, each in objects.items() if n in wanted]
-            if all(stored):
+            if all(stored) or not has_records:  # the server has had such a reply since it was announced
                 return answer
     return None
 
@@ -170,6 +229,7 @@ def push_whole(
 # ---- sending them, and their replies -------------------------------------------------------------------------------
 
 _MESSAGES = 8  # that are announced together: a node that asks while their contents are being sent asks again
+_PULLS = 4  # replies that are pulled at the same time: a request takes ten times as long where the SuperLink is busy
 _MIN_PAUSE_S = 0.1  # between two looks for replies, and for the content of one
 _PAUSE_SHARE = 0.05  # part of the time without any
 _MAX_PAUSE_S = 1.0
@@ -210,10 +270,11 @@ ReplyQueue = queue.Queue[NodeReply]
 
 @dataclass
 class _Arrival:
-    """A reply that was announced: its Flower object, an error, objects that lack, and the records that came."""
+    """A reply that was announced: its Flower object, an error, its label, objects that lack, records that came."""
 
     name: str
     error: NodeReply | None
+    label: str
     missing: list[str]
     records: list[ConfigRecord] = field(default_factory=list)
     since: float = field(default_factory=time.monotonic)
@@ -305,18 +366,18 @@ class Transport:
 
     def _work(self) -> None:
         """Look for replies that were announced, and for the content of those that were."""
-        while self._wait_for_look():
-            try:
-                if time.monotonic() >= self._look_at:
-                    self._find_replies()
-                now = time.monotonic()
-                for message, arrival in list(self._arriving.items()):
-                    if now >= arrival.look_at:
-                        self._pull(message, arrival)
-            except Exception as error:  # the SuperLink is away, perhaps for a moment; no reply may end this thread
-                if not isinstance(error, httpx.HTTPError):
-                    _LOG.warning("Replies could not be pulled: %s", format_exception(error))
-                time.sleep(_MIN_PAUSE_S)
+        with ThreadPoolExecutor(_PULLS, "fleetfit-pull") as pool:
+            while self._wait_for_look():
+                try:
+                    if time.monotonic() >= self._look_at:
+                        self._find_replies()
+                    now = time.monotonic()
+                    due = [(name, arrival) for name, arrival in self._arriving.items() if now >= arrival.look_at]
+                    list(pool.map(lambda each: self._pull(*each), due))
+                except Exception as error:  # the SuperLink is away, perhaps for a moment; no reply may end this thread
+                    if not isinstance(error, httpx.HTTPError):
+                        _LOG.warning("Replies could not be pulled: %s", format_exception(error))
+                    time.sleep(_MIN_PAUSE_S)
 
     def _wait_for_look(self) -> bool:
         """Wait until something is to be looked for; return False after `close`."""
@@ -342,7 +403,8 @@ class Transport:
             if message in open_ids:
                 error = _read_error(message, proto.error) if proto.HasField("error") else None
                 records = [record.object_id for content in tree.children for record in content.children]
-                self._arriving[message] = _Arrival(tree.object_id, error, [] if error else records[::-1])
+                label = "" if error else proto.metadata.group_id
+                self._arriving[message] = _Arrival(tree.object_id, error, label, [] if error else records[::-1])
         now = time.monotonic()
         self._busy_at = now if answer.messages_list else self._busy_at
         self._look_at = now + min(max(_MIN_PAUSE_S, _PAUSE_SHARE * (now - self._busy_at)), _MAX_PAUSE_S)
@@ -366,11 +428,12 @@ class Transport:
                 self._deliver(NodeReply(message, None, f"its reply is malformed: {format_exception(error)}"))
                 return
             arrival.missing.pop()
-        # Until then the SuperLink keeps its content.
-        confirmation = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=arrival.name)
-        self._grid._runtime_client.ConfirmMessageReceived(confirmation)
+        for name in (arrival.name, message):  # until then the SuperLink keeps their content
+            confirmation = ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=name)
+            self._grid._runtime_client.ConfirmMessageReceived(confirmation)
         try:
-            reply = arrival.error or NodeReply(message, self._store(join_records(arrival.records)["answer"]))
+            parts = join_records(arrival.records) | read_label(arrival.label)
+            reply = arrival.error or NodeReply(message, self._store(parts["answer"]))
         except (ValueError, KeyError) as error:
             reply = NodeReply(message, None, f"its reply is malformed: {format_exception(error)}")
         self._deliver(reply)

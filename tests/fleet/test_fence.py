@@ -34,7 +34,6 @@ NAMES = {
         "flwr.proto.fleet_pb2:RegisterNodeFleetRequest": "public_key",
         "flwr.proto.fleet_pb2:UnregisterNodeFleetRequest": "node_id",
         "flwr.proto.heartbeat_pb2:SendNodeHeartbeatRequest": "node heartbeat_interval",
-        "flwr.proto.message_pb2:ConfirmMessageReceivedRequest": "node run_id message_object_id",
         "flwr.proto.message_pb2:PullObjectRequest": "node run_id object_id",
         "flwr.proto.message_pb2:PushObjectRequest": "node run_id session_id object_id object_content",
         "flwr.proto.node_pb2:Node": "node_id",
@@ -71,7 +70,7 @@ CLIENT = "flwr.supernode.fleet_http_client:FleetHttpClient"
 CREATE = "server_address insecure root_certificates interceptors"
 MORE = {
     **{f"{CLIENT}.{name}": "request" for name in (
-        "ActivateNode", "ConfirmMessageReceived", "DeactivateNode", "GetRun", "PullMessages", "PullObject",
+        "ActivateNode", "DeactivateNode", "GetRun", "PullMessages", "PullObject",
         "PushMessages", "PushObject", "RegisterNode", "SendNodeHeartbeat", "UnregisterNode")},
     f"{CLIENT}.from_server_address": CREATE,
     "flwr.supercore.runtime:RuntimeHttpClient.from_server_address": CREATE,

@@ -15,20 +15,21 @@ pytestmark = pytest.mark.fleet
 
 WAYS = {"ours": False, "flowers": True}
 
-# The node is held where it confirms that it has a message, while the file STALL is there.
+# While the file STALL is there, Flower's node is held where it confirms a message, and ours where it asks for a record.
 STALLS = """
 import os, sys, time
 if "--superlink" in sys.orig_argv:
     from flwr.supernode.fleet_http_client import FleetHttpClient
-    confirm = FleetHttpClient.ConfirmMessageReceived
+    name = "PullObject" if "node" in sys.orig_argv else "ConfirmMessageReceived"
+    method = getattr(FleetHttpClient, name)
     def stalling(self, request):
         place = os.environ["STALL"]
         if os.path.exists(place):
             open(place + ".now", "w").close()
             while os.path.exists(place):
                 time.sleep(0.05)
-        return confirm(self, request)
-    FleetHttpClient.ConfirmMessageReceived = stalling
+        return method(self, request)
+    setattr(FleetHttpClient, name, stalling)
 """
 
 
@@ -73,7 +74,7 @@ def takes_part(lab: Deployment, name: str, out: Path) -> None:
 
 
 @pytest.mark.parametrize("node", WAYS, indirect=True)
-def test_stopping_during_a_confirmation(node: str, lab: Deployment, tmp_path: Path) -> None:
+def test_stopping_between_a_message_and_its_content(node: str, lab: Deployment, tmp_path: Path) -> None:
     """From then on Flower's own node answers each message with the reply to the one before."""
     name, stall = f"confirming-{node}", lab.folder.parent / "stall"
     lab.start_run(name, run_file(500), out=str(tmp_path / "run"))
@@ -83,7 +84,7 @@ def test_stopping_during_a_confirmation(node: str, lab: Deployment, tmp_path: Pa
     stop_run(lab, name)
     stall.unlink()
     stall.with_name("stall.now").unlink()
-    until(lambda: "Ignoring message" in lab.log(node) or "given up" in traced(lab, node), "that it is not confirmed",
+    until(lambda: "Ignoring message" in lab.log(node) or "given up" in traced(lab, node), "that it is given up",
           lambda: lab.log(node))  # fmt: skip
     takes_part(lab, f"after-{name}", tmp_path / "after")
 

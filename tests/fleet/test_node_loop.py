@@ -60,9 +60,9 @@ class Server:
         self.link: SuperLink
 
     def put(self, run: int, text: str, whole: bool = True) -> Message:
-        """Have a message for the node."""
+        """Have a message for the node, with its text as a record."""
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, 1, 1
-        message = transport.make_request(NODE, "query", {"text": text.encode()}, 60.0, 0)
+        message = transport.make_request(NODE, "query", {"text": transport.make_part("text", text.encode())}, 60.0, 0)
         return self.put_message(message, whole)
 
     def put_message(self, message: Message, whole: bool = True) -> Message:
@@ -103,16 +103,13 @@ class Server:
         content = self.contents.get(request.object_id)
         return SimpleNamespace(object_found=content is not None, object_available=bool(content), object_content=content)
 
-    def _ConfirmMessageReceived(self, request: Any) -> None:
-        del self.contents[request.message_object_id]
-
     def _PushMessages(self, request: Any) -> Any:
         [tree], [proto] = request.message_object_trees, request.messages_list
         if proto.metadata.run_id in self.stopped:
             raise error(403, 2007)
         self.announced = message_from_proto(proto)
         names = [each.object_id for each in iterate_object_tree(tree)]
-        self.announced_records = names[:-2]
+        self.announced_records = names[:-2]  # the answer, unless the label has it
         if self.reply_of.setdefault(self.announced.metadata.reply_to_message_id, tree.object_id) != tree.object_id:
             return SimpleNamespace(objects_to_push=[], session_id="session")
         if tree.object_id != self.root:
@@ -174,17 +171,8 @@ def test_each_message_has_its_own_reply(server: Server) -> None:
     first, second = server.put(OLD, "one"), server.put(NEW, "two")
     live(server)
     assert server.replies == [(first.object_id, "one"), (second.object_id, "two")]
-    assert first.object_id not in server.contents, "the SuperLink keeps what is not confirmed"
     assert server.announced is not None
     assert server.announced.metadata.src_node_id == NODE and server.announced.metadata.dst_node_id == 1
-
-
-def test_a_run_that_stops_during_a_confirmation(server: Server) -> None:
-    server.put(OLD, "old")
-    new = server.put(NEW, "new")
-    server.on["ConfirmMessageReceived"] = lambda: server.stopped.add(OLD)
-    assert live(server).asked == ["new"]
-    assert server.replies == [(new.object_id, "new")]
 
 
 def test_a_run_that_stops_during_a_job(server: Server) -> None:
@@ -235,12 +223,12 @@ def test_a_part_that_comes_late_is_waited_for(server: Server) -> None:
     assert server.replies == [(late.object_id, "late")]
 
 
-def test_who_has_all_records_may_confirm(server: Server) -> None:
-    """A message that is confirmed is deleted: an object of it that came later would not be stored."""
+def test_a_message_of_its_own_costs_one_object(server: Server) -> None:
+    """All else is shared: its records, and the list of them. Small parts are in the label."""
     server.put(OLD, "text")  # sets the task's identity
     state = transport.make_part("state", b"shared")
     messages = [
-        transport.make_request(node, "train", {"header": bytes([node]), "state": state}, 60.0, 0) for node in (1, 2)
+        transport.make_request(node, "train", {"header": bytes([node]), "state": state}, 60.0, 0) for node in (1, 2, 3)
     ]
     stored: list[str] = []
 
@@ -249,23 +237,57 @@ def test_who_has_all_records_may_confirm(server: Server) -> None:
         return SimpleNamespace(objects_to_push=names, session_id="session")
 
     assert transport.push_whole(messages, announce, lambda _, name, __: stored.append(name) is None) is not None
-    for message in messages:
-        own = [stored.index(name) for name in get_all_nested_objects(message) if name != state[0].object_id]
-        assert max(own) == stored.index(message.content["header.0"].object_id)
-    assert len(stored) == len(set(stored)) == 7 and stored.index(state[0].object_id) < 4
+    own = {message.object_id for message in messages}
+    assert len(stored) == len(set(stored)) == 5 and own < set(stored)
+    assert [transport.read_parts(message)["header"] for message in messages] == [b"\1", b"\2", b"\3"]
     assert transport.push_whole(messages, announce, lambda *_: False) is None
 
-    alike = [transport.make_request(node, "query", {"header": b"all", "state": state}, 60.0, 0) for node in (1, 2, 3)]
-    stored.clear()
-    assert transport.push_whole(alike, announce, lambda _, name, __: stored.append(name) is None) is not None
-    records = {record.object_id for record in alike[0].content.values()}
-    assert len(stored) == 6 and set(stored[-2:]) == records
+
+def test_records_of_a_reply_come_last(server: Server) -> None:
+    """The server confirms a reply when it has them, which deletes it: an object that came later is not stored."""
+    message = server.put(OLD, "text")
+    reply = transport.make_reply(message, {"answer": transport.make_part("answer", b"0123456789")})
+    stored: list[str] = []
+
+    def announce(_: Any, trees: list[Any]) -> Any:
+        return SimpleNamespace(objects_to_push=[n.object_id for n in iterate_object_tree(trees[0])], session_id="")
+
+    assert transport.push_whole([reply], announce, lambda _, name, __: stored.append(name) is None) is not None
+    assert stored[-1] == reply.content["answer.0"].object_id and len(stored) == 3
+
+
+def test_a_reply_in_a_label_may_be_confirmed_at_once(server: Server) -> None:
+    """Its objects are then not stored, and it is not announced again."""
+    message, announced = server.put(OLD, "text"), list[int]()
+    reply = transport.make_reply(message, {"answer": b"small"})
+    assert not reply.content and transport.read_parts(reply) == {"answer": b"small"}
+
+    def announce(_: Any, trees: list[Any]) -> Any:
+        announced.append(len(trees))
+        return SimpleNamespace(objects_to_push=[n.object_id for n in iterate_object_tree(trees[0])], session_id="")
+
+    assert transport.push_whole([reply], announce, lambda *_: False) is not None
+    assert announced == [1]
+
+
+@pytest.mark.parametrize("label", ["", "3", "3 soon 1.0", "3 inf 1.0", "3 1.0 nan", "3 -1.0 1.0"])
+def test_a_label_without_a_pace_says_nothing(label: str) -> None:
+    assert transport.read_pace(label) == transport.Pace()
+    assert transport.read_pace("3 20.5 1.2 header=AA==") == transport.Pace(20.5, 1.2)
+
+
+def test_a_malformed_label_is_an_error_of_its_message(server: Server) -> None:
+    bad, new = server.put(OLD, "bad"), server.put(OLD, "new")
+    bad.metadata.group_id = "0 0.0 0.0 header=?"
+    assert live(server).asked == ["new"]
+    assert server.replies[-1] == (new.object_id, "new")
 
 
 def test_what_is_refused_is_announced_once_more(server: Server) -> None:
-    """As an object of a message that was confirmed; all others are stored by then."""
+    """All others are stored by then."""
     server.put(OLD, "text")
-    messages = [transport.make_request(node, "query", {"header": bytes([node])}, 60.0, 0) for node in (1, 2, 3)]
+    parts = [{"text": transport.make_part("text", bytes([node]))} for node in (1, 2, 3)]
+    messages = [transport.make_request(node, "query", part, 60.0, 0) for node, part in enumerate(parts)]
     stored, refused, announced = set[str](), [messages[0].object_id, messages[2].object_id], list[int]()
 
     def announce(_: Any, trees: list[Any]) -> Any:
@@ -286,6 +308,7 @@ def test_what_is_refused_is_announced_once_more(server: Server) -> None:
 
 def test_records_alone_are_pulled(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_RECORD_BYTES", 2)
+    monkeypatch.setattr(transport, "_LABEL_BYTES", 2)
     message = server.put(OLD, "seven")
     live(server)
     assert server.replies == [(message.object_id, "seven")]
@@ -312,7 +335,7 @@ def test_a_foreign_message_gets_an_error_and_no_worker(server: Server) -> None:
     assert name == foreign.object_id and "number" in reason
 
 
-@pytest.mark.parametrize("method", ["PullMessages", "PullObject", "ConfirmMessageReceived"])
+@pytest.mark.parametrize("method", ["PullMessages", "PullObject"])
 def test_an_error_of_the_superlink_costs_one_message_at_most(method: str, server: Server) -> None:
     server.put(OLD, "old")
     new = server.put(OLD, "new")
@@ -375,18 +398,33 @@ def test_a_job_beyond_its_time_is_not_waited_for(server: Server) -> None:
     assert server.replies == [(new.object_id, "new")]
 
 
-@pytest.mark.parametrize("expected", [0.0, 0.2, 5.0, 60.0])
+@pytest.mark.parametrize("look_s", [0.0, 2.0, 12.0])
+@pytest.mark.parametrize("due", [0.0, 0.2, 5.0, 60.0])
 @pytest.mark.parametrize("share", [0.3, 1.0, 1.5, 20.0])
-def test_looks_for_a_message_follow_the_length_of_a_round(expected: float, share: float) -> None:
-    """A message that comes when the last ones did waits for a twentieth of that time; no other one for over 3 s."""
-    arrival, clock, looks, pause = expected * share or share, 0.0, 0, 0.0
+def test_looks_for_a_message_follow_what_the_server_says(due: float, share: float, look_s: float) -> None:
+    """A message that comes when it is due or later waits for a pause; one that comes before it, for 18 s at most."""
+    arrival, clock, looks = due * share or share, 0.0, 0
     while clock < arrival:
-        pause = node_loop.compute_pause(clock, expected)
-        clock, looks = clock + pause, looks + 1
-    assert clock - arrival <= (3.0 if arrival < 120.0 else 10.0)
-    if share == 1.0 and expected:
-        assert clock - arrival <= max(0.1, expected / 20) + 1e-9 and looks <= 8 + arrival / 3
-    assert node_loop.compute_pause(1e6, expected) == 10.0
+        clock, looks = clock + node_loop.compute_pause(clock, due, look_s), looks + 1
+    if share >= 1.0:
+        assert clock - arrival <= max(look_s, 0.1, 3.0 if arrival < 120.0 else 10.0) + 1e-9
+    assert clock - arrival <= 18.0
+    if share == 1.0:
+        assert looks <= 1 + due / 18 or not due, "none before it is due, in a short round"
+    assert node_loop.compute_pause(1e6, due, look_s) == max(10.0, look_s)
+    assert node_loop.compute_pause(0.0, due, 1e6) <= 15.0 or due > 15.0
+
+
+def test_a_node_does_not_look_while_it_has_just_been_told_to_wait(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests: list[float] = []
+    monkeypatch.setattr(server.link, "rest", rests.append)
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = OLD, 1, 1
+    pace = transport.Pace(next_s=20.0, look_s=2.0)
+    server.put_message(transport.make_request(NODE, "train", {"text": b"job"}, 60.0, 0, pace))
+    live(server)
+    assert 13.5 < rests[0] < 14.0 * 1.1
 
 
 @pytest.mark.parametrize(("seconds", "lease"), [(2.0, 15.0), (20.0, 20.0), (600.0, 30.0)])
