@@ -116,8 +116,17 @@ def figures(options: Options) -> Iterator[Figure]:
                  detail=f"{stock.count_requests(few):.1f} requests a message, polls aside")  # fmt: skip
 
 
-def measure_fleets(counts: Sequence[int], kept: bool = False, stock: bool = False) -> Iterator[Taken]:
-    """Run with so many nodes each time; `kept`: with the SuperLink's state on disk; `stock`: a stock Flower app."""
+def measure_fleets(
+    counts: Sequence[int], kept: bool = False, stock: bool = False, cohort: int | None = None
+) -> Iterator[Taken]:
+    """Run with so many nodes each time.
+
+    Args:
+        counts: Of nodes.
+        kept: With the SuperLink's state on disk.
+        stock: A stock Flower app.
+        cohort: Nodes in a round; None for all.
+    """
     with tempfile.TemporaryDirectory(prefix="light-") as place:
         (Path(place) / "sitecustomize.py").write_text(NOTING)
         os.environ |= {"PYTHONPATH": f"{place}{os.pathsep}{ROOT}", "REQUESTS": f"{place}/requests"}
@@ -127,10 +136,10 @@ def measure_fleets(counts: Sequence[int], kept: bool = False, stock: bool = Fals
                 lab.add_node(name, {})
             lab.register(*names)
             for count in counts:
-                yield _measure(lab, names[:count], Path(place) / "requests", stock)
+                yield _measure(lab, names[:count], Path(place) / "requests", stock, cohort)
 
 
-def _measure(lab: Deployment, names: Sequence[str], noted: Path, stock: bool) -> Taken:
+def _measure(lab: Deployment, names: Sequence[str], noted: Path, stock: bool, cohort: int | None) -> Taken:
     out, count = lab.folder / f"nodes-{len(names)}.json", len(names)
     keys = [str(lab.folder / name / "key") for name in names]
     module = stock_nodes.__name__ if stock else "benchmarks.light_nodes"
@@ -145,7 +154,8 @@ def _measure(lab: Deployment, names: Sequence[str], noted: Path, stock: bool) ->
         command = ["flwr", "run", str(lab.folder / name), "lab", "--stream", "--run-config", config]
         run = lab.start(f"run-{name}", command)
     else:
-        run = lab.start_run(name, RUN | {"engine": {"name": "flower", "nodes": count}}, out=str(folder))
+        table = RUN | {"engine": {"name": "flower", "nodes": count}}
+        run = lab.start_run(name, table | ({"cohort": {"count": cohort}} if cohort else {}), out=str(folder))
     app, link, cpu = 0, 0, 0.0
     while run.poll() is None:
         with_app = [p for p in superlink.children(recursive=True) if _is_app(p)]

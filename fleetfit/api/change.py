@@ -8,7 +8,7 @@ from typing import Any
 
 import tomli_w
 
-from fleetfit.api.results import Run, find_last_round, load_usable_checkpoint, open_run
+from fleetfit.api.results import Run, find_last_round, load_ledger, load_usable_checkpoint, open_run
 from fleetfit.config.dump import make_plain
 from fleetfit.config.keys import format_key, replace_key
 from fleetfit.config.load import resolve_tables
@@ -41,7 +41,7 @@ def prepare_change(
     Raises:
         ConfigError: A key may not change, or its value is wrong.
         PlanError: No level fits a new budget.
-        RunError: The folder is damaged, or its checkpoints do not fit the new values.
+        RunError: The folder is damaged, or its checkpoints or its privacy do not fit the new values.
     """
     check_values(sections)
     change = _list_changes(files, resolve_tables(sections, Path.cwd()))
@@ -78,6 +78,7 @@ def prepare_change(
         nodes |= {"planned": nodes["members"]}
         run._plan_for(files.read_nodes("members"))
     load_usable_checkpoint(run, files.count_reports())  # raises what does not fit, before a file is changed
+    load_ledger(run)
     chosen = run.assembly.experiment.recorded.computing
     if chosen != run.experiment.recorded.computing:
         table = replace_key(table, "recorded.computing", dict(chosen))

@@ -4,7 +4,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Never, TypedDict, Unpack, cast, get_args
 
@@ -41,6 +41,8 @@ from fleetfit.machine import isolate_torch_state
 from fleetfit.markup import escape_html
 from fleetfit.names import explain_plug_ins, find_attribute
 from fleetfit.planner import Plan, add_change
+from fleetfit.privacy import check_key_place, load_key
+from fleetfit.privacy.ledger import FILE as LEDGER
 from fleetfit.report.tables import make_level_table, make_total_table
 from fleetfit.rounds import PlateauDetector
 from fleetfit.rounds.restore import check_base, check_checkpoint
@@ -810,3 +812,25 @@ def load_usable_checkpoint(
     server = checkpoint["server"]
     trained, prior = server.get("trained", {}), tuple(server.get("prior", ()))
     return {**checkpoint, "server": Server(server["state"], server["round"], server["memory"], trained, prior)}
+
+
+def load_ledger(target: Run) -> None:
+    """Load the key and the spent privacy of a private run.
+
+    Raises:
+        RunError: Key or ledger is missing, or the ledger is damaged or of another run.
+        ConfigError: The key file has no key, other users can read it, or it is in the run folder.
+    """
+    privacy, files = target.assembly.settings.privacy, target.files
+    if privacy is None:
+        return
+    check_key_place(privacy.key_file, target.folder)
+    ledger, key = files.json(LEDGER), load_key(privacy.key_file)
+    try:
+        privacy.load_ledger(ledger, key, partial(files.write, LEDGER))
+    except ValueError as error:
+        raise RunError(
+            f"{target.folder / LEDGER} is damaged: {error}. The privacy that the run has spent is unknown, so it "
+            "cannot be resumed.",
+            path=target.folder / LEDGER,
+        ) from None

@@ -9,7 +9,6 @@ never calls is a contradiction, and refused.
 """
 
 import contextlib
-import functools
 import json
 import logging
 import weakref
@@ -30,7 +29,15 @@ from fleetfit.api.code import compute_code_digests
 from fleetfit.api.commands import format_open, format_resume
 from fleetfit.api.outcome import describe_outcome
 from fleetfit.api.progress import ProgressOption, RunDisplay, open_display
-from fleetfit.api.results import DERIVED, Objects, Run, find_data_changes, find_fingerprint, load_usable_checkpoint
+from fleetfit.api.results import (
+    DERIVED,
+    Objects,
+    Run,
+    find_data_changes,
+    find_fingerprint,
+    load_ledger,
+    load_usable_checkpoint,
+)
 from fleetfit.config import Assembly, Experiment, load_experiment, to_toml
 from fleetfit.config.assemble.data import build_data
 from fleetfit.config.assemble.local import describe_training
@@ -48,7 +55,7 @@ from fleetfit.errors import ConfigError, MissingExtra, RunError
 from fleetfit.hooks import Method
 from fleetfit.machine import isolate_torch_state
 from fleetfit.planner import Plan
-from fleetfit.privacy import check_key_place, load_key, load_or_create_key
+from fleetfit.privacy import check_key_place, load_or_create_key
 from fleetfit.privacy.ledger import FILE as LEDGER
 from fleetfit.rounds.timekeeper import Timekeeper
 from fleetfit.runs import RUNS
@@ -233,7 +240,6 @@ def resume_run(
     if isinstance(old_run.assembly.data, AbsentData):
         raise old_run.assembly.data.make_error()
     old_run._callbacks = make_callbacks(add_callbacks(old_run.experiment, entries).callbacks, callables)
-    _load_ledger(old_run)
     write()  # once all checks are passed
     with open_display(progress, old_run.folder) as display:
         display.say("Preparing the data, the model and its levels.")
@@ -548,7 +554,7 @@ def run_remaining_rounds(
         engine.load_memories(checkpoint["clients"])
         if target.assembly.settings.secure is not None:
             resume_secure_run(target.assembly.settings.secure, files)
-        _load_ledger(target)
+        load_ledger(target)
         (target.folder / "summary.json").unlink(missing_ok=True)  # of a finished run that trains further rounds
         if files.has_rounds():
             files.rewind(server.round)
@@ -591,28 +597,6 @@ def _load_start(target: Run) -> dict[str, Any]:
             path=target.folder / "checkpoints",
         )
     return {"server": rounds.start(target.assembly.federation), "clients": {}, "statistics": None}
-
-
-def _load_ledger(target: Run) -> None:
-    """Load the key and the spent privacy of a private run.
-
-    Raises:
-        RunError: Key or ledger is missing, or the ledger is damaged or of another run.
-        ConfigError: The key file has no key, other users can read it, or it is in the run folder.
-    """
-    privacy, files = target.assembly.settings.privacy, target.files
-    if privacy is None:
-        return
-    check_key_place(privacy.key_file, target.folder)
-    ledger, key = files.json(LEDGER), load_key(privacy.key_file)
-    try:
-        privacy.load_ledger(ledger, key, functools.partial(files.write, LEDGER))
-    except ValueError as error:
-        raise RunError(
-            f"{target.folder / LEDGER} is damaged: {error}. The privacy that the run has spent is unknown, so it "
-            "cannot be resumed.",
-            path=target.folder / LEDGER,
-        ) from None
 
 
 def _load_validated(reports: Sequence[Mapping[str, Any]]) -> Iterator[RoundRecord]:

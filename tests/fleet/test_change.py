@@ -81,6 +81,22 @@ def test_nodes_of_now_are_planned_for(tmp_path: Path) -> None:
     assert len(run.files.environment.changed) == len(RunFolder(run.folder).environment.changed)
 
 
+def test_a_private_run_with_other_nodes_is_refused_before_a_file_changes(tmp_path: Path) -> None:
+    pytest.importorskip("opacus", reason="the accountant is an extra: fleetfit[privacy]")
+    privacy = {"clipping_norm": 0.5, "noise_multiplier": 1.0, "key_file": str(tmp_path / "run.key")}  # delta by nodes
+    model = {"name": "tiny:tiny", "norm": False}
+    table = described({"name": "scalefl"}, rounds=2, model=model, privacy=privacy, evaluate={"every": 0})
+    lab = Lab(tmp_path, table, list(BUDGETS))
+    run = lab.serve()
+    nodes = json.loads((run.folder / "nodes.json").read_text())
+    nodes["members"].append({**nodes["members"][0], "node": "106", "name": "node-5"})
+    (run.folder / "nodes.json").write_text(json.dumps(nodes))
+    before = {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()}
+    with raises(RunError, key="privacy"):
+        change(lab, rounds=4, fleet={"levels": [0.5, 0.6, 1.0]})
+    assert {path: path.read_bytes() for path in run.folder.rglob("*") if path.is_file()} == before
+
+
 def test_only_more_rounds_are_another_run_for_an_owner(tmp_path: Path) -> None:
     lab = Lab(tmp_path, described({"name": "scalefl"}, rounds=2), list(BUDGETS))
     lab.serve()
