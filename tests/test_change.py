@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from own_models import HEAD, STACK
 from support import raises, run_verb
 from support.bits import assert_same_bits
 
 import fleetfit as ff
+from fleetfit.api.change import change_run
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, RunError
@@ -217,6 +219,23 @@ def test_the_classifier_of_a_dropped_level_goes_where_no_other_has_it(tmp_path: 
     run = ff.resume(tmp_path / "run", rounds=3, fleet=groups(0.25, 1.0), progress=False)
     assert {name.split(".")[1] for name in run.server.state if name.startswith("heads.")} == {"3", "6"}
     assert run.model(level=1) is not None and run.model(level=3) is not None
+
+
+def test_classifiers_in_order_keep_their_tensors(tmp_path: Path) -> None:
+    """Their names say nothing of exits, and the exits stay when a level goes."""
+    heads = "nn.ModuleList(nn.Linear(hidden, classes) for _ in exits)"
+    text = HEAD + STACK.replace("nn.ModuleDict({str(e): nn.Linear(hidden, classes) for e in exits})", heads)
+    text = text.replace("nn.Linear(5, hidden)", "nn.Linear(64, hidden)").replace(
+        "self.stem(x)", "self.stem(x.flatten(1))"
+    )
+    (tmp_path / "stack.py").write_text(text)
+    model = {"name": f"{tmp_path}/stack.py:Stack"}
+    before = begin(tmp_path / "run", "scalefl", groups(0.25, 0.5, 1.0), model=model)
+    change_run(RunFolder(before.folder), {"rounds": 3, "fleet": groups(0.5, 1.0)}, {})
+    after = ff.load(before.folder)
+    assert [level.name for level in after.assembly.federation.levels] == ["2", "3"]
+    assert {"heads.0.weight", "heads.1.weight"} <= after.server.state.keys()
+    assert_same_bits(after.server.state, before.server.state)
 
 
 def test_the_command_line_changes_the_same_keys(tmp_path: Path) -> None:

@@ -38,7 +38,11 @@ from fleetfit.planner.budgets import (
     make_targets as make_targets,
     parse_amount as parse_amount,
 )
-from fleetfit.planner.kept import add_change as add_change, keep_shapes as keep_shapes
+from fleetfit.planner.kept import (
+    add_change as add_change,
+    is_same_split as is_same_split,
+    keep_shapes as keep_shapes,
+)
 from fleetfit.planner.plan import (
     LevelChange as LevelChange,
     Plan as Plan,

@@ -96,10 +96,14 @@ def _match(plan: Plan, targets: Targets) -> list[PlannedLevel | None]:
     return [*found, plan.levels[-1]]
 
 
+def is_same_split(one: LevelShape, other: LevelShape) -> bool:
+    """Return whether two levels keep the same blocks and the same part of the channels."""
+    return (one.depth, one.width, dict(one.widths)) == (other.depth, other.width, dict(other.widths))
+
+
 def _is_same(level: PlannedLevel, index: int, ratio: float, targets: Targets) -> bool:
     if targets.splits:
-        listed = targets.splits[index]
-        return (listed.depth, listed.width, dict(listed.widths)) == (level.depth, level.width, dict(level.widths))
+        return is_same_split(targets.splits[index], level.shape)
     most = ratio * (1 + targets.tolerances[index]) + TINY  # its devices still afford it
     return abs(level.target / ratio - 1) < _NEAR and level.share <= most
 

@@ -25,6 +25,7 @@ from fleetfit.errors import ConfigError, DataError, MissingExtra, PlanError, quo
 from fleetfit.hooks import Method, apply_model_hook, build
 from fleetfit.hooks.levels import find_split
 from fleetfit.planner import (
+    LevelShape,
     Plan,
     PlannedLevel,
     Scaling,
@@ -32,6 +33,7 @@ from fleetfit.planner import (
     affords,
     compute_further_costs,
     find_scaling,
+    is_same_split,
     keep_shapes,
 )
 from fleetfit.report.text import format_count
@@ -177,9 +179,10 @@ def _keep_levels(kept: Plan, targets: Targets, problem: Problem, method: Method)
     if not kept.changes:
         with suppress(PlanError):
             levels = method.make_levels(problem, targets)
-            if [_get_shape(architecture, one) for one in levels] == [
-                (one.depth, one.width, one.exits, dict(one.widths)) for one in kept.levels
-            ]:
+            shapes = [_make_shape(architecture, level) for level in levels]
+            if [shape.exits for shape in shapes] == [level.exits for level in kept.levels] and all(
+                is_same_split(shape, level.shape) for shape, level in zip(shapes, kept.levels, strict=True)
+            ):
                 return targets, levels
     split = find_split(method.make_levels, targets) or cast(Scaling, kept.scaling)
     if kept.levels[-1].depth == architecture.blocks and kept.levels[-1].width == 1:
@@ -194,8 +197,9 @@ def _keep_levels(kept: Plan, targets: Targets, problem: Problem, method: Method)
     )
 
 
-def _get_shape(architecture: Architecture, level: Level) -> tuple[int, float, tuple[int, ...], dict[str, float]]:
-    return level.submodel.depth, level.width, level.submodel.exits, find_widths(architecture, level)
+def _make_shape(architecture: Architecture, level: Level) -> LevelShape:
+    submodel, widths = level.submodel, find_widths(architecture, level)
+    return LevelShape(submodel.depth, level.width, submodel.exits, level.needs, widths=widths)
 
 
 def make_conditions(experiment: Experiment, largest: int | None) -> Conditions:
