@@ -10,10 +10,12 @@ import signal
 import sys
 import threading
 import time
+import tomllib
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from cryptography.hazmat.primitives import serialization
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import (
@@ -29,33 +31,10 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.supernode.fleet_http_connection import http_request_response
 
+from fleetfit.fleet import app_folder
+
 LOOK_S = 3.0
 """Flower's pause between two questions for a message."""
-PYPROJECT = """
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "stock"
-version = "1.0.0"
-license = { file = "LICENSE" }
-dependencies = ["flwr>=1.41"]
-
-[tool.flwr.app]
-publisher = "nobody"
-fab-format-version = 1
-flwr-version-target = "1.41.0"
-
-[tool.flwr.app.components]
-serverapp = "server:app"
-clientapp = "client:app"
-
-[tool.flwr.app.config]
-out = ""
-nodes = 1
-rounds = 1
-"""
 SERVER = """
 import json
 import time
@@ -89,10 +68,16 @@ app = ClientApp()
 
 
 def write_app(folder: Path) -> None:
-    """Write the app for `flwr run`."""
-    folder.mkdir()
-    for name, text in (("pyproject.toml", PYPROJECT), ("LICENSE", "none\n"), ("server.py", SERVER)):
-        (folder / name).write_text(text)
+    """Write the app for `flwr run`: FleetFit's with other components."""
+    app_folder.write_app(folder)
+    path = folder / "pyproject.toml"
+    table = tomllib.loads(path.read_text())
+    table["tool"]["flwr"]["app"] |= {
+        "components": {"serverapp": "server:app", "clientapp": "client:app"},
+        "config": {"out": "", "nodes": 1, "rounds": 1},
+    }
+    path.write_text(tomli_w.dumps(table))
+    (folder / "server.py").write_text(SERVER)
     (folder / "client.py").write_text(CLIENT)
 
 

@@ -315,6 +315,7 @@ def serve(grid: Grid, config: ServerAppConfig, say: Callable[[str], None] = prin
             run_remaining_rounds(run, fleet_run.print_round, fleet_run.renew)
         finally:
             fleet_run.store_heads()
+        fleet_run.print_missed_levels()
         for name, level in run.columns[run.experiment.evaluate.batch_norm[0]]["levels"].items():
             if level["clients"]:
                 say(f"Level {name}: {format_percent(level['local'])}% on the data of {level['clients']} nodes.")
@@ -497,6 +498,16 @@ class _FleetRun:
             ]
             work = f"level {level}" if level else f"nothing: {', '.join(reasons)}"
             self.say(f"Node {member.description.name} trains {work}.")
+
+    def print_missed_levels(self) -> None:
+        """Print the levels whose nodes answered too late in all rounds, since a quorum ended them."""
+        if self.rules.quorum < 1 or self.rules.over_selection:
+            counted = {level for report in self.run.metrics for level in report["train"].get("by_level", ())}
+            for level in sorted(set(self._levels.values()) - counted - {""}) if counted else ():
+                self.say(
+                    f"Note: level {level} has nodes, and no update of theirs has counted: other nodes have ended each "
+                    "round. Raise cohort.quorum, or lower cohort.over_selection."
+                )
 
     def print_round(self, report: Mapping[str, Any]) -> None:
         """Print the results of a round, and the nodes that failed."""

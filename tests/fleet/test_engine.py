@@ -423,6 +423,22 @@ def test_enough_answers_end_a_round(without_one: Any, tmp_path: Path) -> None:
     assert run.metrics[0]["train"]["clients"] == 4 and "enough others" in run.metrics[0]["failures"][0]["reason"]
 
 
+@pytest.mark.parametrize("quorum", [0.6, 1.0])
+def test_a_level_that_misses_every_round_is_named(quorum: float, tmp_path: Path) -> None:
+    """As one of slow devices, whose answers come when the quorum has ended the round."""
+    table = described({"name": "heterofl"}, rounds=2, cohort={"fraction": 1.0, "quorum": quorum})
+    lab = Lab(tmp_path, table, [0.5, 0.5, 1.0, 1.0, 1.0])
+
+    def twist(message: Message, reply: Message) -> Message | None:
+        is_slow = message.metadata.dst_node_id <= 102 and message.metadata.message_type == "train"
+        return None if is_slow and quorum < 1 else reply
+
+    lab.grid.twist = twist
+    run = lab.serve()
+    assert [report["train"]["by_level"].get("1", 0) for report in run.metrics] == [2 * (quorum == 1)] * 2
+    assert any("level 1" in line and "cohort.quorum" in line for line in lab.lines) == (quorum < 1)
+
+
 def test_over_selection_fills_the_cohort(tmp_path: Path) -> None:
     lab, _ = lab_of(tmp_path, described({"name": "fedavg"}, rounds=1, cohort={"count": 3, "over_selection": 0.5}))
     reply_twisted(lab, 0, lambda payload: None)
