@@ -20,8 +20,8 @@ from fleetfit.fleet.worker import NodeWorker, WorkerDeath
 
 _LOG = logging.getLogger("fleetfit")
 
-_MIN_PAUSE_S, _MAX_PAUSE_S = 0.1, 3.0  # between two looks for a message
-_LONG_S, _LONG_PAUSE_S = 120.0, 10.0  # without a message: between runs, say
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.1, 10.0  # between two looks for a message
+_FIRST_LOOK_S, _BUSY = 3.0, 30.0  # until a server says more: between two looks; and times as long as a look took
 _MAX_LOOK_S, _MAX_EARLY_S = 15.0, 18.0  # that the server can ask for: between two looks; before the next message is due
 _DUE, _SHARE = 0.7, 0.05  # of the time until the next message is expected: until it is due; between two looks then
 _JITTER = 0.1  # part of a pause that is added at random, so that nodes do not look all at once
@@ -35,17 +35,21 @@ def answer_messages(link: SuperLink, worker: NodeWorker) -> None:
     Raises:
         Refusal: It does.
     """
-    since, due, look_s, trouble_s = time.monotonic(), 0.0, _MAX_PAUSE_S, _TROUBLE_S
+    since, due, pace, trouble_s = time.monotonic(), 0.0, None, _TROUBLE_S
     while True:
         try:
+            asked = time.monotonic()
             received = link.receive()
-            trouble_s = _TROUBLE_S
+            taken, trouble_s = time.monotonic(), _TROUBLE_S
             if received is not None:
-                taken, pace = time.monotonic(), transport.read_pace(received[0].metadata.group_id)
+                pace = transport.read_pace(received[0].metadata.group_id)
                 _answer(*received, link, worker)
                 now = time.monotonic()
                 link.note_round(now - since)
                 since, due = now, taken + _DUE * pace.next_s
+            if pace is None:
+                look_s = max(_FIRST_LOOK_S, _BUSY * (taken - asked))
+            else:
                 look_s = max(pace.look_s, _SHARE * pace.next_s)
             pause = compute_pause(time.monotonic() - since, due - since, look_s)
             link.rest(pause * random.uniform(1.0, 1.0 + _JITTER))  # noqa: S311
@@ -61,8 +65,7 @@ def compute_pause(silent_s: float, due_s: float, look_s: float) -> float:
     """Return the seconds until the next look for a message, to which the loop adds up to a tenth.
 
     A node does not look before a message is due, except every 18 s. Then it looks again after `look_s`, and ever more
-    rarely: a message waits for a quarter of the time by which it is late, and 3 s at most, after two minutes of silence
-    10 s, or `look_s` if that is longer.
+    rarely: a message waits for a quarter of the time by which it is late, 10 s at most, or for `look_s`.
 
     Args:
         silent_s: Since the last message was answered.
@@ -72,8 +75,7 @@ def compute_pause(silent_s: float, due_s: float, look_s: float) -> float:
     look_s = min(max(look_s, _MIN_PAUSE_S), _MAX_LOOK_S)
     if silent_s < due_s:
         return min(max(due_s - silent_s, look_s), _MAX_EARLY_S)
-    late_s = silent_s - max(due_s, 0.0)
-    return max(look_s, min(late_s / 4, _MAX_PAUSE_S if silent_s < _LONG_S else _LONG_PAUSE_S))
+    return max(look_s, min((silent_s - max(due_s, 0.0)) / 4, _MAX_PAUSE_S))
 
 
 def _answer(message: Message, tree: Any, link: SuperLink, worker: NodeWorker) -> None:

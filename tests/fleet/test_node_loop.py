@@ -407,7 +407,7 @@ def test_looks_for_a_message_follow_what_the_server_says(due: float, share: floa
     while clock < arrival:
         clock, looks = clock + node_loop.compute_pause(clock, due, look_s), looks + 1
     if share >= 1.0:
-        assert clock - arrival <= max(look_s, 0.1, 3.0 if arrival < 120.0 else 10.0) + 1e-9
+        assert clock - arrival <= max(look_s, 0.1, min((arrival - due) / 4, 10.0)) + 1e-9
     assert clock - arrival <= 18.0
     if share == 1.0:
         assert looks <= 1 + due / 18 or not due, "none before it is due, in a short round"
