@@ -427,6 +427,15 @@ def test_a_node_does_not_look_while_it_has_just_been_told_to_wait(
     assert 13.5 < rests[0] < 14.0 * 1.1
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.2])
+def test_a_busy_superlink_is_asked_rarely(seconds: float, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+    monkeypatch.setattr(server.link, "rest", rests.append)
+    server.on["PullMessages"] = lambda: time.sleep(seconds)
+    live(server)
+    assert rests[0] >= 6.0 if seconds else 3.0 <= rests[0] < 6.0
+
+
 @pytest.mark.parametrize(("seconds", "lease"), [(2.0, 15.0), (20.0, 20.0), (600.0, 30.0)])
 def test_heartbeats_are_rarer_in_long_rounds(
     seconds: float, lease: float, server: Server, monkeypatch: pytest.MonkeyPatch
