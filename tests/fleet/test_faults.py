@@ -68,7 +68,7 @@ if "--superlink" in sys.orig_argv:
     on = lambda: os.path.exists(os.path.join(os.environ["LINKS"], "on"))
     def noted(what, message):
         with open(os.path.join(os.environ["LINKS"], name), "a") as file:
-            file.write(f"{what} {message.metadata.group_id}\\n")
+            file.write(f"{what} {message.metadata.group_id.split()[0]}\\n")
     def receiving(self):
         found = receive(self)
         if on() and found is not None and found[0].metadata.message_type == "train":
