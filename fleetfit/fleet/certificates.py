@@ -86,7 +86,7 @@ def make_node_key(path: Path) -> None:
             except ConfigError:
                 raise FileExistsError(errno.EEXIST, _EXISTS, str(path)) from None
         else:
-            key = ec.generate_private_key(ec.SECP384R1())
+            key = ec.generate_private_key(ec.SECP256R1())
             path.parent.mkdir(parents=True, exist_ok=True)
             private = key.private_bytes(
                 serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()

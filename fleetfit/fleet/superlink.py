@@ -108,7 +108,7 @@ class SuperLink:
             ) from None
         self._node = Node()
         self._left = threading.Event()
-        self._lease_s = _LEASE_S
+        self._lease_s = _MAX_LEASE_S
         self._jitter = random.Random()  # noqa: S311 - so that nodes do not come back all at once
 
     @property
@@ -127,7 +127,7 @@ class SuperLink:
         """
         if self._registers:
             self._call(self._client.RegisterNode, RegisterNodeFleetRequest(public_key=self._key))
-        request = ActivateNodeRequest(public_key=self._key, heartbeat_interval=_LEASE_S)
+        request = ActivateNodeRequest(public_key=self._key, heartbeat_interval=self._lease_s)
         node = int(self._call(self._client.ActivateNode, request).node_id)
         self._node = Node(node_id=node)
         threading.Thread(target=self._beat, daemon=True, name="fleetfit-heartbeat").start()
