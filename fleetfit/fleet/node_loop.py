@@ -24,7 +24,7 @@ _MIN_PAUSE_S, _MAX_PAUSE_S = 0.1, 10.0  # between two looks for a message
 _FIRST_LOOK_S, _BUSY = 3.0, 30.0  # until a server says more: between two looks; and times as long as a look took
 _MAX_LOOK_S, _MAX_EARLY_S = 15.0, 18.0  # that the server can ask for: between two looks; before the next message is due
 _DUE, _SHARE = 0.7, 0.05  # of the time until the next message is expected: until it is due; between two looks then
-_JITTER = 0.1  # part of a pause that is added at random, so that nodes do not look all at once
+_JITTER = 0.1  # part of a pause that is added at random
 _TROUBLE_S, _MAX_TROUBLE_S = 1.0, 60.0  # pauses after errors of the SuperLink, which double
 _FAILED = 2  # Flower's code of an error of the client app
 
@@ -36,6 +36,7 @@ def answer_messages(link: SuperLink, worker: NodeWorker) -> None:
         Refusal: It does.
     """
     since, due, pace, trouble_s = time.monotonic(), 0.0, None, _TROUBLE_S
+    jitter = random.Random()  # noqa: S311 - so that nodes do not look all at once
     while True:
         try:
             asked = time.monotonic()
@@ -52,7 +53,7 @@ def answer_messages(link: SuperLink, worker: NodeWorker) -> None:
             else:
                 look_s = max(pace.look_s, _SHARE * pace.next_s)
             pause = compute_pause(time.monotonic() - since, due - since, look_s)
-            link.rest(pause * random.uniform(1.0, 1.0 + _JITTER))  # noqa: S311
+            link.rest(pause * jitter.uniform(1.0, 1.0 + _JITTER))
         except Trouble as trouble:
             _LOG.warning(
                 "The SuperLink, or a proxy before it, has an error (%s); see its log. The node continues.", trouble
