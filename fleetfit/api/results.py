@@ -278,6 +278,8 @@ class Run:
     def prepare(self, data: Any = None, *, split: str = "test", client: int | None = None) -> Tensor:
         """Return samples as the modules of `model` take them: normalized images, encoded rows, or tokens [N, ...].
 
+        Padding that all texts have is cut.
+
         Args:
             data: As of `predict`.
             split: As of `predict`.
@@ -726,7 +728,7 @@ def open_run(files: RunFolder, objects: Mapping[str, Any], table: Table) -> Run:
         shape = (
             () if recorded is None or len(recorded.shape) == 2 else recorded.shape
         )  # the channels of series are found
-        sections["data"] = wrap_in_memory_data(sections["data"], shape)
+        sections["data"] = wrap_in_memory_data(sections["data"], shape, table["data"])
     missing = [section for section in find_object_sections(table) if section not in sections]
     if missing == ["data"] and files.has(FILE):
         reason = "This run was started from Python with data in memory."

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -137,13 +138,16 @@ def _find_sample_shape(data: Mapping[str, Any]) -> tuple[int, ...] | None:
         return None
 
 
-def wrap_in_memory_data(section: Any, begun_with: Sequence[int] = ()) -> Any:
+def wrap_in_memory_data(
+    section: Any, begun_with: Sequence[int] = (), recorded: Mapping[str, Any] = MappingProxyType({})
+) -> Any:
     """Return a section `[data]` in which `DataInMemory` stands for data in memory.
 
     Args:
         section: Data in memory (`fleetfit.data.files.memory`), or a table with them as its name and further keys.
             Anything else is returned unchanged.
         begun_with: Shape of a sample in the resumed run; empty for a new run.
+        recorded: Its section; its keys stay.
 
     Raises:
         DataError: The form is not accepted.
@@ -160,14 +164,17 @@ def wrap_in_memory_data(section: Any, begun_with: Sequence[int] = ()) -> Any:
         table = memory.make_text_table()
         if table is None:
             return {**keys, "name": memory.wrap(begun_with)}
+        if "label" not in table.splits["train"].column_names:
+            raise DataError("data: the texts have no labels. Pass (texts, labels).", key="y")
         memory, keys = table, {"text": "text", "label": "label", **keys}
     from fleetfit.data.files.detect import choose_reader
     from fleetfit.data.files.table import guess_column_kinds
 
     keys = memory.name_columns(keys)
-    reader = choose_reader(guess_column_kinds(memory.splits["train"]), keys)
-    is_text = reader.pop("name") == "text"
-    return {**(reader if is_text else {}), **keys, "name": memory.wrap(is_text)}
+    reader = choose_reader(guess_column_kinds(memory.splits["train"]), {**recorded, **keys})
+    is_text = "text" in recorded if recorded else reader["name"] == "text"
+    chosen = {key: reader[key] for key in ("text", "label") if is_text and key not in recorded}
+    return {**chosen, **keys, "name": memory.wrap(is_text)}
 
 
 def sets_client_count(name: Any) -> bool:

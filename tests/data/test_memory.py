@@ -520,6 +520,66 @@ def test_names_beside_numbers_are_not_the_texts_of_a_table(tmp_path: Path) -> No
     assert data_of(passengers.drop(columns="age")).vocabulary
 
 
+MIXED = {
+    "groups last": ({"name": REVIEWS[["review", "mood"]].assign(user=[1, 2, 3] * 20), "groups": "user"}, 2, True),
+    "label first": (REVIEWS[["mood", "review"]], 2, True),
+    "row numbers last": (REVIEWS[["review", "mood"]].assign(id=range(60)), 2, True),
+    "a price": (REVIEWS[["review", "stars"]].assign(price=np.arange(60) * 7), 1, False),
+    "a price with cents": (REVIEWS[["review", "stars"]].assign(price=np.arange(60) * 0.7), 1, False),
+    "few remarks": (REVIEWS.assign(review=REVIEWS.review.where(REVIEWS.index == 0, None)), 2, False),
+    "a sentence in months": (REVIEWS.assign(sentence=range(60))[["sentence", "review", "mood"]], 2, True),
+    "signs without spaces": (pandas.DataFrame({"text": [chr(0x4E00 + i) + "\u597d" * 20 for i in range(60)],
+                                               "stars": REVIEWS.stars, "mood": REVIEWS.mood}), 2, True),
+    "pixels as text": (pandas.DataFrame({"pixels": [" ".join(map(str, range(i, i + 40))) for i in range(60)],
+                                         "area": REVIEWS.stars, "mood": REVIEWS.mood}), 2, False),
+    "a key of texts": ({"name": REVIEWS.assign(review=[f"a long title of film {i}" for i in range(60)]),
+                        "length": 8}, 2, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MIXED)
+def test_texts_are_told_from_tables(case: str, tmp_path: Path) -> None:
+    value, classes, is_text = MIXED[case]
+    frame, keys = (
+        (value["name"], {k: v for k, v in value.items() if k != "name"}) if isinstance(value, dict) else (value, {})
+    )
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_parquet(tmp_path / "t.parquet")
+    files = [{"path": str(tmp_path / name), **keys} for name in ("t.csv", "t.parquet")]
+    for form in (value, *(files if case != "few remarks" else files[1:])):
+        data = data_of(form)
+        assert (bool(data.vocabulary), data.classes) == (is_text, classes)
+
+
+def test_a_run_on_texts_keeps_its_columns_when_it_is_opened(tmp_path: Path) -> None:
+    frame = REVIEWS.assign(site=["de", "fr"] * 30)
+    run = ff.run(data={"name": frame, "label": "mood"}, rounds=1, out=tmp_path / "run")
+    again = ff.load(tmp_path / "run", data=frame)
+    assert again.assembly.data.class_names == ("bad", "good") and again.evaluate()["static"] == run.evaluate()["static"]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("labels", [[True, False] * 30, [1.0, None, 0.0] * 20])
+def test_the_frame_of_a_training_is_predicted(labels: list[Any], tmp_path: Path) -> None:
+    frame = REVIEWS.assign(mood=labels)
+    run = ff.run(data=frame, rounds=1, out=tmp_path / "run")
+    assert len(run.predict(frame)) == 60
+    whole = frame[frame.mood.notna()]
+    assert run.predict(whole).accuracy is not None and run.evaluate(whole)["static"]["samples"] == len(whole)
+
+
+def test_mistakes_in_texts_are_named() -> None:
+    cases: list[tuple[Any, dict[str, Any]]] = [
+        ((PAIR[0], None), {"key": "y"}), ((PAIR[0], PAIR[1][:5]), {"key": "y"}),
+        ({"name": REVIEWS, "text": "mood", "label": "mood"}, {"key": "text"}),
+        ({"train": REVIEWS, "test": REVIEWS, "unsupervised": REVIEWS}, {"key": "data"}),
+    ]  # fmt: skip
+    for value, attributes in cases:
+        with raises(DataError, **attributes):
+            data_of(value)
+    for form in (pyarrow.array(PAIR[0]), pandas.Series(PAIR[0], dtype="string")):
+        assert data_of((form, PAIR[1])).vocabulary
+
+
 def test_a_second_column_that_may_be_the_label_is_named() -> None:
     frame = pandas.DataFrame(X, columns=list("abcd")).assign(target=Y, label=Y % 2)
     assert any('"target"' in note for note in data_of(frame).notes)

@@ -6,7 +6,7 @@ It only reads names of files, headers of some images and arrays, and the first r
 import functools
 import inspect
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from fleetfit.data.files.labeled import (
     find_labeled_files,
 )
 from fleetfit.data.files.sounds import RATE, SUFFIXES as SOUNDS, read_header
-from fleetfit.data.files.text import FILE_SUFFIXES, TEXT_COLUMNS, text
+from fleetfit.data.files.text import FILE_SUFFIXES, text
 from fleetfit.errors import DataError
 
 _LARGE, _SMALL = 64, 32  # sides for resizing images of several sizes, or large ones
@@ -249,17 +249,22 @@ def choose_reader(kinds: Mapping[str, str], keys: Keys) -> dict[str, Any]:
     """
     if "image" in kinds.values():
         return {"name": "images"}
-    if _has_table_keys(keys):
+    columns = {name: kind for name, kind in kinds.items() if name != keys.get("groups")} or kinds
+    values = [name for name, kind in columns.items() if kind not in ("text", "short text", "id")]
+    label = _find_label(columns, keys) or (values or list(columns))[-1]
+    if keys.get("text"):
+        return {"name": "text", "text": keys["text"], "label": label}
+    is_asked = _has_keys(keys, text, table.table)
+    if not is_asked and (_has_keys(keys, table.table, text) or columns[label] == "amount"):
         return {"name": "table"}
-    label = _find_label(kinds, keys) or list(kinds)[-1]
-    if text := keys.get("text"):
-        return {"name": "text", "text": text, "label": label}
-    features = {name: kind for name, kind in kinds.items() if name != label}
+    features = {name: kind for name, kind in columns.items() if name != label}
     texts = [name for name, kind in features.items() if kind in ("text", "short text")]
-    usual = [name for name in features if name.lower() in TEXT_COLUMNS]
+    usual = [
+        name for name in features if name.lower() in table.TEXT_COLUMNS and kinds[name] not in ("number", "amount")
+    ]
     if usual and (usual[0] in texts or len(features) - len(texts) <= 1):
         return {"name": "text", "text": usual[0], "label": label}
-    if any(kind == "other" for name, kind in features.items() if name != keys.get("groups")):
+    if not is_asked and not {"number", "amount"}.isdisjoint(features.values()):
         texts = [name for name in texts if kinds[name] == "text"]  # names beside numbers are not what a table is about
     if texts:
         return {"name": "text", "text": texts[0] if len(texts) == 1 else texts, "label": label}
@@ -281,9 +286,9 @@ def _detect_saved_dataset(folder: Path, keys: Keys) -> Keys:
     if images:
         return {"name": "images", "folder": str(folder), "image": images[0], "label": label}
     texts = [name for name, kind in kinds.items() if kind == "string" and name != label]
-    usual = [name for name in texts if name.lower() in TEXT_COLUMNS]
+    usual = [name for name in texts if name.lower() in table.TEXT_COLUMNS]
     numbers = [name for name, kind in kinds.items() if kind == "number" and name != label]
-    if (usual or (texts and not numbers)) and not _has_table_keys(keys):
+    if (usual or (texts and not numbers)) and not _has_keys(keys, table.table, text):
         texts = usual[:1] or texts
         return {"name": "text", "folder": str(folder), "label": label, "text": texts[0] if len(texts) == 1 else texts}
     return {"name": "table", "folder": str(folder), "label": label}
@@ -301,7 +306,7 @@ def _find_label(columns: Collection[str], keys: Keys) -> str | None:
     return next((name for name in columns if name.lower() in table.LABELS), None)
 
 
-def _has_table_keys(keys: Keys) -> bool:
-    """Return whether there is a key of tables that texts do not have, such as `drop`."""
-    table_keys, text_keys = (inspect.signature(function).parameters for function in (table.table, text))
-    return any(key in table_keys and key not in text_keys for key in keys)
+def _has_keys(keys: Keys, reader: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Return whether there is a key of one reader that another does not have, such as `drop` of tables."""
+    own, others = (inspect.signature(function).parameters for function in (reader, other))
+    return any(key in own and key not in others and key != "transform" for key in keys)

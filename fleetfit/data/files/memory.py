@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from fleetfit.data.dataset import Data, DataInMemory
 from fleetfit.data.files.arrays import as_array, is_sparse, to_array, wrap_arrays
 from fleetfit.data.splits import BY_NAME, find_splits
-from fleetfit.errors import DataError, format_cause, truncate
+from fleetfit.errors import DataError, format_cause, quote_some, truncate
 from fleetfit.seeds import isolate_global_rngs
 
 ACCEPTED = (
@@ -71,12 +71,14 @@ class Samples:
         splits = {"train": self.train} | ({} if self.test is None else {"test": self.test})
         tables = {}
         for split, (x, y) in splits.items():
-            if not _has_texts(x):
+            texts = _list_texts(x)
+            if texts is None:
                 return None
-            columns = {"text": to_array(x).tolist()} | ({} if y is None else {"label": as_array(y, "y").tolist()})
-            if len(columns.get("label", columns["text"])) != len(columns["text"]):
-                counts = f"{len(columns['text'])} texts have {len(columns['label'])} labels"
-                raise DataError(f"data: {counts}.", key="y")
+            columns: dict[str, list[Any]] = {"text": texts}
+            if y is not None:
+                columns["label"] = as_array(y, "y").tolist()
+                if len(columns["label"]) != len(texts):
+                    raise DataError(f"data: {len(texts)} texts have {len(columns['label'])} labels.", key="y")
             tables[split] = _make_table(list(columns), list(columns.values()))
         return TableSplits(tables)
 
@@ -104,7 +106,7 @@ class TableSplits:
         named = dict(keys)
         for key in ("text", "label", "groups", "categories", "drop"):
             value = keys.get(key)
-            if isinstance(value, int):
+            if isinstance(value, int | np.integer):
                 named[key] = str(value)
             elif value is not None and not isinstance(value, str):
                 named[key] = [str(name) for name in value]
@@ -161,6 +163,9 @@ def _read_mapping(value: Mapping[Any, Any], labeled: bool) -> Samples | TableSpl
         if not splits:
             raise _refuse(f"a dict of {', '.join(value)} without train")
         return TableSplits(splits)
+    if "train" in value and all(map(_is_table, value.values())):
+        others = quote_some([name for name in value if name not in BY_NAME])
+        raise _refuse(f"a dict of tables with {others}, which is no split. Leave it out, or rename it")
     keys = set(value)
     is_section = isinstance(value.get("name"), str) or "path" in value
     fewest = _FEWEST_ROWS if labeled else 1
@@ -188,14 +193,18 @@ def _is_table(value: Any) -> bool:
     return hasattr(value, "column_names") or (hasattr(value, "columns") and hasattr(value, "__getitem__"))
 
 
-def _has_texts(x: Any) -> bool:
-    """Return whether samples are a text each."""
-    if isinstance(x, list | tuple):
-        return bool(x) and all(isinstance(value, str) for value in x)
-    if not _is_array(x) or getattr(x, "ndim", 0) != 1 or is_sparse(x) or isinstance(x, Tensor):
-        return False
-    values = to_array(x)
-    return values.dtype.kind in "UOT" and all(isinstance(value, str) for value in values.tolist())
+def _list_texts(x: Any) -> list[str | None] | None:
+    """Return samples that are a text each, also of other libraries; None for other samples."""
+    if isinstance(x, str | bytes | Mapping | Tensor) or is_sparse(x) or getattr(x, "ndim", 1) != 1:
+        return None
+    if not hasattr(x, "__len__") or not len(x) or not isinstance(_unwrap(next(iter(x))), str):
+        return None
+    values = [None if value is None or value != value else value for value in map(_unwrap, x)]
+    return values if all(value is None or isinstance(value, str) for value in values) else None
+
+
+def _unwrap(value: Any) -> Any:
+    return value.as_py() if hasattr(value, "as_py") else value
 
 
 def _is_array(value: Any) -> bool:

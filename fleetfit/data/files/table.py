@@ -48,6 +48,8 @@ SUFFIXES = (*_CSV, ".parquet")
 JSON = (".jsonl", ".json")
 LABELS = ("label", "labels", "target", "class", "y")
 """Default names of the label column; otherwise it is the last column."""
+TEXT_COLUMNS = ("text", "sentence")
+"""Usual names of the column of the texts."""
 IN_MEMORY = Path("the data frame")
 """The name of a table in memory in messages."""
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
@@ -373,9 +375,10 @@ def read_cells(
 
 
 def guess_kinds(path: Path) -> dict[str, str]:
-    """Return for each column of a file what its first rows look like: "image", "text", "short text", "id" or "other".
+    """Return for each column of a file what its first rows look like.
 
-    A text has several words, a short one as few as a name or a title; "id" are row numbers and dates, by their name.
+    That is "image", "text", "short text" (as few words as a name or a title), "number", "amount" (fractions, or too
+    many different numbers for classes), "id" (row numbers and dates, by their name), or "other".
 
     Raises:
         DataError: The file cannot be read, or is not a table.
@@ -393,25 +396,39 @@ def guess_column_kinds(table: Any) -> dict[str, str]:
     return _guess_kinds(table.schema, lambda name: table.column(name).slice(0, _SAMPLE).to_pylist())
 
 
-def _guess_kinds(schema: Any, read_first: Callable[[str], Sequence[str | None]]) -> dict[str, str]:
+def _guess_kinds(schema: Any, read_first: Callable[[str], Sequence[Any]]) -> dict[str, str]:
     from pyarrow import types
 
     kinds = {}
     for column in schema:
-        kinds[column.name] = _guess_kind(column.name, read_first(column.name) if _is_text(column.type) else ())
-        if _is_text(column.type):
-            continue
         if types.is_struct(column.type) or types.is_binary(column.type) or types.is_large_binary(column.type):
             kinds[column.name] = "image" if column.name.lower() in ("img", "image", "images") else "other"
+        else:
+            is_plain = _is_text(column.type) or (_is_number(column.type) and not types.is_boolean(column.type))
+            values = read_first(column.name) if is_plain else ()
+            kinds[column.name] = _guess_kind(column.name, ["" if one is None else str(one) for one in values])
     return kinds
 
 
-def _guess_kind(name: str, texts: Sequence[str | None]) -> str:
-    filled = [text for text in texts if text]
-    words = sum(len(text.split()) for text in filled) / max(1, len(filled))
-    if words >= _WORDS and len(set(filled)) > len(filled) * 0.8 and not _is_date(filled[0]):
+def _guess_kind(name: str, texts: Sequence[str]) -> str:
+    filled = [text for text in texts if text.strip().lower() not in MISSING]
+    if _ID.search(name) or _DATE.search(name) or not filled:
+        return "id" if filled else "other"
+    if all(_NUMBER.fullmatch(text.strip()) for text in filled):
+        numbers = [float(text) for text in filled]
+        is_amount = len(set(numbers)) > _MAX_CLASSES or any(not value.is_integer() for value in numbers)
+        return "amount" if is_amount else "number"
+    words = sum(map(_count_words, filled)) / len(filled)
+    is_mostly = len(set(filled)) > len(filled) * 0.8 and len(filled) * 2 > len(texts)
+    if is_mostly and words >= (1 if name.lower() in TEXT_COLUMNS else _WORDS) and not _is_date(filled[0]):
         return "text" if words >= _MANY_WORDS else "short text"
-    return "id" if _ID.search(name) or _DATE.search(name) else "other"
+    return "other"
+
+
+def _count_words(text: str) -> float:
+    """Return the words of a text, numbers aside; two characters of a script without spaces are one."""
+    dense = sum(character >= "\u2e80" for character in text)
+    return dense / 2 or sum(any(map(str.isalpha, word)) for word in text.split())
 
 
 def check_names(source: Path | str, names: list[str]) -> list[str]:

@@ -31,7 +31,7 @@ from fleetfit.data.files.folders import (
     resolve_folder,
 )
 from fleetfit.data.files.labeled import find_labeled_files, find_new_files
-from fleetfit.data.files.table import IN_MEMORY, read_cells, read_objects
+from fleetfit.data.files.table import IN_MEMORY, TEXT_COLUMNS, read_cells, read_objects
 from fleetfit.data.files.tokens import Texts, encode, encode_texts, load_tokenizer
 from fleetfit.data.rows import Rows, make_new_data
 from fleetfit.errors import DataError, quote_some, truncate
@@ -41,8 +41,6 @@ FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a f
 FILE_SUFFIXES = (".txt", ".md")
 """Suffixes of files with a text each."""
 SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".json")
-TEXT_COLUMNS = ("text", "sentence")
-"""Usual names of the column of the texts."""
 _LABEL = ("label", "labels")
 _SHOWN = 20  # columns listed in a note
 
@@ -162,11 +160,9 @@ def make_texts_in_memory(
     for split, rows in splits.items():
         cells = {name: rows.column(name).to_pylist() for name in rows.column_names}
         column = Cells(IN_MEMORY, cells).column(label, _LABEL, "label")
-        labels = [str(value) if isinstance(value, bool) else value for value in cells[column]]
-        labels = [int(value) if isinstance(value, float) and value.is_integer() else value for value in labels]
-        labeled = [i for i, value in enumerate(labels) if value is not None]
-        cells = {name: [values[i] for i in labeled] for name, values in (cells | {column: labels}).items()}
-        if missing := len(labels) - len(labeled):
+        labeled = [i for i, value in enumerate(cells[column]) if value is not None]
+        cells = {name: [values[i] for i in labeled] for name, values in cells.items()}
+        if missing := rows.num_rows - len(labeled):
             notes.append(f'Rows that are left out, since they have no "{truncate(column)}": {missing}.')
         tables[split] = [Cells(IN_MEMORY, cells)]
         digest.update(json.dumps(cells, default=str).encode())
@@ -209,6 +205,8 @@ class Cells(parquet.RowFile):
         self.path, self._cells = path, cells
         self.columns = list(cells)
         self.rows = len(next(iter(cells.values()), []))
+        if path == IN_MEMORY:
+            self.advice = ""
 
     def texts(self, column: str) -> list[str]:
         """Return a column of text (see `parquet.RowFile.texts`)."""
@@ -232,7 +230,8 @@ class Cells(parquet.RowFile):
 
     def read_values(self, column: str, missing: str | None = None) -> NDArray[Any]:
         """Return a column: integers if all values are integers as they are written (not 007), else text."""
-        cells = [text.strip() for text in self.texts(column)]
+        self.column(column, (), "the column's name:")
+        cells = [_format_value(value).strip() for value in self._cells[column]]
         if "" in cells:
             row = cells.index("")
             raise DataError(
@@ -248,6 +247,13 @@ class Cells(parquet.RowFile):
     def is_empty(self, column: str) -> bool:
         """Return whether no row has a value in a column."""
         return not any(str(value).strip() for value in self._cells[column] if value is not None)
+
+
+def _format_value(value: Any) -> str:
+    """Return a class or a group as text: whole numbers of a frame are floats as soon as one is missing."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return "" if value is None else str(value)
 
 
 def read_rows(
@@ -293,8 +299,12 @@ def _read_tables(
     """Return the rows of tables; `key` has other settings of their texts (`Texts`)."""
     first = tables["train"][0]
     label = first.column(label, _LABEL, "label")
-    names = [text] if isinstance(text, str) or text is None else list(text)
+    if groups is not None:
+        first.column(groups, (), "groups")
+    names = [text] if isinstance(text, str) else list(text or [None])
     columns = [first.column(column, TEXT_COLUMNS, "text") for column in names]
+    if label in columns:
+        raise DataError(f'{first.path}: the column "{truncate(label)}" is both text and label.', key="text")
     for split in [
         s for s in tables if s != "train" and all(parquet.has_withheld_labels(table, label) for table in tables[s])
     ]:
@@ -324,7 +334,7 @@ def _describe_columns(name: str, every: Sequence[str], texts: Sequence[str], lab
     named += [] if groups is None else [f"groups {quote_some([groups])}"]
     others = [column for column in every if column not in (*texts, label, groups)]
     left_out = f"; left out: {quote_some(others, _SHOWN)}" if others else ""
-    more = " Set data.text to use other columns." if others else ""
+    more = " Set data.text or data.label for other columns." if others else ""
     return f"{name}: columns used: {', '.join(named)}{left_out}.{more}"
 
 
@@ -408,7 +418,11 @@ def prepare_text_cells(
     Raises:
         DataError: A text or a label is wrong.
     """
-    texts, labels, notes = _read_new_rows([Cells(IN_MEMORY, cells)], facts, settings)
+    table = Cells(IN_MEMORY, cells)
+    label = _find_label(table, settings)
+    if label is not None and None in cells[label]:  # as no text has one
+        table = Cells(IN_MEMORY, {name: values for name, values in cells.items() if name != label})
+    texts, labels, notes = _read_new_rows([table], facts, settings)
     return _encode_new_texts(facts, "texts", IN_MEMORY, texts, labels, halves, notes=tuple(notes))
 
 
