@@ -91,7 +91,7 @@ def test_given_label_decides_the_format(tmp_path: Path) -> None:
         assert load(Path(place), text="text", label="sentiment").class_names == ("bad", "good")
         dropped = load_experiment({"data": {"path": place, "label": "sentiment", "drop": ["text"]}}).data
         assert (dropped.name, dropped.settings["drop"]) == ("table", ["text"])
-        assert detect_format(place)["name"] == detect_format(place, {"label": "nobody's"})["name"] == "table"
+        assert detect_format(place)["name"] == detect_format(place, {"label": "nobody's"})["name"] == "text"
     section = {"path": str(tmp_path / "reviews.csv"), "label": "sentiment", "partition": {"kind": "iid", "clients": 2}}
     keys: dict[str, Any] = {"method": "fedavg", "fleet": {"groups": [{"budget": 1.0}]}, "evaluate": {"every": 0}}
     model = {"name": "bert", "hidden": 8, "layers": 2, "attention_heads": 2, "intermediate": 8}
@@ -448,7 +448,7 @@ def test_cached_tokens_are_mapped(folder: Path, encoded: list[int], monkeypatch:
 
 def test_whatever_decides_about_tokens_encodes_again(folder: Path, encoded: list[int], tmp_path: Path) -> None:
     load(folder)
-    for parameters in ({"length": 9}, {"vocabulary": 50}, {"validation": 0.5}, {"samples": 8}, {"text": "label"}):
+    for parameters in ({"length": 9}, {"vocabulary": 50}, {"validation": 0.5}, {"samples": 8}):
         before = len(encoded)
         load(folder, **parameters)
         assert len(encoded) == before + 1, parameters
