@@ -25,9 +25,11 @@ from fleetfit.anatomy import (
 )
 from fleetfit.anatomy.copies import copy_instance, copy_level, get_number
 from fleetfit.anatomy.exits import ExitHead, ModuleWithExits
+from fleetfit.anatomy.known_values import iter_tensors
 from fleetfit.anatomy.labels import list_tensors
 from fleetfit.anatomy.logits import get_logits
 from fleetfit.anatomy.masks import call_instance, skip_fast_path
+from fleetfit.anatomy.meta import Operations
 from fleetfit.anatomy.norms import STATISTICS, find_kept_norms, is_trained, iter_norms
 from fleetfit.anatomy.observe import list_aliases
 from fleetfit.anatomy.plan import DerivedPlan, ExitPoint, Segments
@@ -283,12 +285,13 @@ def _generalize(name: str) -> str:
 
 
 def check_full_model(architecture: DerivedArchitecture, example: torch.Tensor) -> None:
-    """Compare the full model with the instance, bit for bit, and check that no exit reads what lies behind it.
+    """Compare the full model with the instance, bit for bit, and check that each exit reads its own blocks alone.
 
     Tensors that a level which ends at an exit lacks are not numbers until the exit has its logits: one pass for all.
+    Those that it has were read by then: else they would be sent, and nothing in the level would train them.
 
     Raises:
-        ModelError: It computes other logits, or an exit reads such a tensor.
+        ModelError: It computes other logits, or an exit reads what lies behind it, or not all that lies before it.
     """
     plan, name = architecture.plan, type(architecture.net).__name__
     with torch.no_grad(), skip_fast_path(), explain_errors(architecture, example.shape[1:]):
@@ -299,6 +302,7 @@ def check_full_model(architecture: DerivedArchitecture, example: torch.Tensor) -
     net: nn.Module = full.net
     tensors = dict(list_tensors(net))
     behind = [architecture.list_absent(e) for e in architecture.positions]
+    reads, read_before = _Reads(), dict[int, set[int]]()
 
     def set_tensors(names: Iterable[str], make: Callable[[torch.Tensor], torch.Tensor]) -> None:
         for name in names:
@@ -312,6 +316,7 @@ def check_full_model(architecture: DerivedArchitecture, example: torch.Tensor) -
                 f"the exit after {where} reads tensors that a level which ends there lacks. Name others in exits.",
                 key="derive.exits",
             )
+        read_before[i] = set(reads.tensors)
         set_tensors(behind[i] - behind[min(i + 1, len(behind) - 1)], lambda tensor: tensor)
         return False
 
@@ -324,7 +329,29 @@ def check_full_model(architecture: DerivedArchitecture, example: torch.Tensor) -
                 key="model",
             )
         set_tensors(behind[0], _make_unknown)
-        full.visit_exits(example, compare)
+        with reads:
+            full.visit_exits(example, compare)
+    for i, before in read_before.items():
+        later = {name for name, tensor in tensors.items() if id(tensor) in reads.tensors - before}
+        if idle := later - behind[i]:
+            names = quote_some(sorted(idle), _MAX_LISTED)
+            raise ModelError(
+                f"a level which ends at the exit after {plan.exits[i].module} has {names}, which are read behind this "
+                "exit alone. Name others in exits.",
+                key="derive.exits",
+            )
+
+
+class _Reads(Operations):
+    """Sees which tensors operations take, by identity: those of a module live longer than the pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.tensors.update(map(id, iter_tensors([*args, *(kwargs or {}).values()])))
+        return func(*args, **(kwargs or {}))
 
 
 def _make_unknown(tensor: torch.Tensor) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -10,7 +11,7 @@ from support import raises
 from support.derivation import derive as derive_bed
 from torch import Tensor, nn
 
-from fleetfit.anatomy.derive import DerivedArchitecture, derive_architecture
+from fleetfit.anatomy.derive import DerivedArchitecture, derive_architecture, prove_plan
 from fleetfit.errors import ModelError
 
 VECTORS = torch.randn(2, 5, generator=torch.Generator().manual_seed(0))
@@ -220,6 +221,20 @@ def test_gradients_of_all_exits_reach_what_they_use(kind: str) -> None:
         level = architecture.build(architecture.plan.axes, architecture.positions[:e]).train()
         torch.stack([logits.logsumexp(1).sum() for logits in level(x)]).sum().backward()
         assert [name for name, p in level.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize("mistake", ["an exit early", "a tensor early", "a tensor late"])
+def test_a_level_with_more_or_less_than_its_exits_read_is_refused(mistake: str) -> None:
+    """More would be sent for nothing, and no device of that level would train it."""
+    net, plan = derive("blocks").net, derive("blocks").plan
+    name = "blocks.1.fc.weight"
+    if mistake == "an exit early":
+        first, second = plan.exits
+        plan = replace(plan, exits=(first, replace(second, module=first.module)))
+    else:
+        plan = replace(plan, blocks={**plan.blocks, name: plan.blocks[name] + (1 if mistake.endswith("late") else -1)})
+    with raises(ModelError, key="derive.exits"):
+        prove_plan(net, plan, VECTORS)
 
 
 def test_a_gate_of_a_few_channels_belongs_to_its_block() -> None:
