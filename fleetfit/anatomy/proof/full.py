@@ -36,7 +36,7 @@ from fleetfit.submodel import Channels, Submodel, find_spans
 TOLERANCE = 1e-9
 """Largest difference of outputs, relative to the largest output, that counts as equal."""
 _ROUGH = 1e-5  # the same where an operation of the model gives less than float64
-_LARGE = 2**18  # numbers of a parameter that is not kept
+_LARGE = 2**22  # numbers of a parameter that is not kept, such as a table of words: drawing takes time
 _MOST_NUMBERS = 2**20  # of the logits of an exit that are compared: next tokens of a large vocabulary have more
 
 
