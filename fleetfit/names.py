@@ -177,6 +177,11 @@ def resolve(kind: str, name: str, key: str | None = None) -> Callable[..., Any]:
 
 def _import_built_in(kind: str, name: str) -> Callable[..., Any]:
     name = match_name(kind, name)
+    if name.startswith("<"):  # what a run's config.toml has in place of an object
+        raise ConfigError(
+            f"{truncate(name)} stands for an object that a script passed, which no file has. Continue the run with "
+            f"ff.resume(folder, {KINDS[kind].keys[0].partition('.')[0]}=...), or write a name."
+        )
     if not _IDENTIFIER.fullmatch(name.replace("-", "_")):
         raise ConfigError(
             f'"{truncate(name)}" is not a valid name in {kind}: write a built-in name, "package.module:function" or '

@@ -163,6 +163,20 @@ def test_a_run_keeps_its_numbers_when_the_table_changes(tmp_path: Path) -> None:
     assert torch.equal(after.x[0], before.x[0])  # type: ignore[union-attr, index]
 
 
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_run_keeps_its_word_pieces_when_its_texts_change(tmp_path: Path, in_memory: bool) -> None:
+    frame = pandas.DataFrame({"text": [f"word{i % 7} {'good' if i % 2 else 'bad'}" for i in range(60)],
+                              "label": ["yes" if i % 2 else "no" for i in range(60)]})  # fmt: skip
+    other = pandas.concat([frame, pandas.DataFrame({"text": ["zeppelin quixotic"] * 30, "label": ["yes"] * 30})])
+    file = tmp_path / "texts.csv"
+    frame.to_csv(file, index=False)
+    objects = {"data": other} if in_memory else {}
+    run = ff.run(data=frame if in_memory else str(file), rounds=1, out=tmp_path / "run", progress=False)
+    other.to_csv(file, index=False)
+    assert ff.load(run.folder, **objects).evaluate()["static"]["test_samples"] == 18
+    assert ff.resume(run.folder, rounds=2, progress=False, **objects).finished
+
+
 def test_a_run_prepares_its_data_by_the_transform_of_another(done: ff.Run, tmp_path: Path) -> None:
     """Named in a run file by a relative path; a resumed run has its own copy."""
     rows = write_iris(tmp_path / "half.csv", range(50, 150, 2))  # two of the three classes
@@ -351,6 +365,17 @@ def compute_accuracy(run: ff.Run, x: Any, y: Any) -> float:
     assert isinstance(data, ff.Data)
     standard = (torch.tensor(x, dtype=torch.float32) - torch.tensor(data.mean)) / torch.tensor(data.std)
     return float((run.model()(standard)[-1].argmax(1) == torch.tensor(y)).float().mean())
+
+
+def test_the_server_s_own_data_are_in_memory_too(tmp_path: Path) -> None:
+    samples = IRIS.data.astype("float32"), IRIS.target
+    data = {"name": samples, "server": (samples[0][::2], samples[1][::2])}
+    run = ff.run(data=data, method="feddf", out=tmp_path / "run", progress=False, **QUICK)
+    longer = ff.resume(run.folder, rounds=3, data=data, progress=False)
+    assert longer.finished and len(longer.metrics) == 3
+    with pytest.raises(ConfigError) as refused:  # a run file has no object
+        load_experiment(run.folder / "config.toml")
+    assert refused.value.key == "data.name"
 
 
 def test_tokens_in_memory_have_a_vocabulary(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ from fleetfit.config.dump import find_object_sections
 from fleetfit.config.load import restore_experiment
 from fleetfit.config.merge import Table, drop_absent
 from fleetfit.core import NodeDescription, Server
-from fleetfit.data import AbsentData, Data
+from fleetfit.data import AbsentData, Data, DataInMemory
 from fleetfit.data.files.folders import resolve_folder
-from fleetfit.data.transform import FILE
+from fleetfit.data.transform import FILE, TOKENIZER
 from fleetfit.engines.base import Engine
 from fleetfit.errors import (
     COMMAND,
@@ -729,6 +729,9 @@ def open_run(files: RunFolder, objects: Mapping[str, Any], table: Table) -> Run:
             () if recorded is None or len(recorded.shape) == 2 else recorded.shape
         )  # the channels of series are found
         sections["data"] = wrap_in_memory_data(sections["data"], shape, table["data"])
+    source = {**table["data"], **sections["data"]} if isinstance(sections.get("data"), dict) else table["data"]
+    if files.has(TOKENIZER) and (source.get("name") == "text" or isinstance(source.get("name"), DataInMemory)):
+        table["data"].setdefault("tokenizer", str(files.path / TOKENIZER))  # other texts would have other word pieces
     missing = [section for section in find_object_sections(table) if section not in sections]
     if missing == ["data"] and files.has(FILE):
         reason = "This run was started from Python with data in memory."

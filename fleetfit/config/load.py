@@ -341,7 +341,10 @@ def resolve_tables(table: Mapping[str, Any], folder: Path) -> Table:
         ConfigError: A path is malformed, or a budget file cannot be read.
     """
     if "data" in table:
-        table = {**table, "data": wrap_in_memory_data(table["data"])}
+        data = wrap_in_memory_data(table["data"])
+        if isinstance(data, Mapping) and "server" in data:
+            data = {**data, "server": wrap_in_memory_data(data["server"])}
+        table = {**table, "data": data}
     if isinstance(compare := table.get("compare"), Mapping):  # first, as a copy has lists in place of tuples of arrays
         parts = {part: _resolve_rows(compare[part], folder) for part in ("row", "setting") if part in compare}
         table = {**table, "compare": {**compare, **parts}}
