@@ -25,8 +25,7 @@ def built(root: Path = ROOT) -> tuple[str, list[figures.Drawn], list[judging.Jud
     claimed = claims.read(root / "experiments" / "claims.toml")
     results = stored.read_all(root / "experiments" / "results")
     judged = judging.judge(claimed, results)
-    shown = headline.first_table(judged)
-    drawn = figures.drawn(claimed, judged, results, shown[0].table if shown else None)
+    drawn = figures.drawn(claimed, judged, results)
     return page.page(claimed, judged, results, drawn, root), drawn, judged
 
 

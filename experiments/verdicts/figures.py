@@ -2,20 +2,19 @@
 
 import io
 import statistics
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from experiments.verdicts.claims import Claims, ClaimTable
+from experiments.verdicts.claims import OWN, Claims
 from experiments.verdicts.judging import Judged, Verdict
-from experiments.verdicts.measured import compared, places_of
-from experiments.verdicts.stored import ExperimentResults, value_of
+from experiments.verdicts.measured import places_of
+from experiments.verdicts.stored import ExperimentResults
 from fleetfit import files
-from fleetfit.report.columns import FURTHER, ON_THE_WAY
 from fleetfit.report.drawing import COLORS, DARK, LIGHT, get_color, label_axes, make_figure
 from fleetfit.report.figures import draw_levels
-from fleetfit.report.statistics import confidence_interval
 from fleetfit.runs.schema import LevelRecord, LevelResult, RunResult
 
 if TYPE_CHECKING:
@@ -28,6 +27,8 @@ Rows = Mapping[str, BySeed]
 PointsOf = Callable[[RunResult], dict[float, float]]
 Point = tuple[float, float, float, float]
 """A place, and there the mean over the seeds, the least and the most."""
+LEAD = "lead"
+"""The family of claims that FleetFit is above all other methods, and the name of their figure."""
 _KINDS = {"rounds": "Accuracy by round", "exits": "Accuracy by exit", "levels": "Accuracy by cost", "shapes": "Levels"}
 _COLORS = {Verdict.HOLDS: "#2f8a4b", Verdict.CONTRADICTED: "#b3272d", Verdict.OPEN: "#6b5b4b"}
 _DARK_FORM = {
@@ -63,7 +64,6 @@ def drawn(
     claims: Claims,
     judged: Sequence[Judged],
     results: Mapping[str, ExperimentResults],
-    first: ClaimTable | None = None,
 ) -> list[Drawn]:
     """Return all figures that the results allow.
 
@@ -71,14 +71,11 @@ def drawn(
         claims: What is claimed.
         judged: The verdicts.
         results: What was run, by the experiment's file.
-        first: The table that the first pages show, whose rows are drawn as well.
 
     Raises:
         MissingExtra: There are some, and matplotlib is not installed.
     """
-    found = [*_effects(claims, judged)]
-    if first is not None and first.file in results:
-        found += _of_rows(first, results[first.file])
+    found = [*_lead(judged), *_effects(claims, judged)]
     for file in dict.fromkeys(table.file for table in claims.table):
         if file in results:
             asked = any(p.file == file and p.column.startswith("exit ") for t in claims.table for p in places_of(t))
@@ -115,13 +112,59 @@ def _add_dark_form(svg: str) -> str:
     return svg.replace("</style>", f"\n@media (prefers-color-scheme: dark) {{ {' '.join(rules)} }}</style>", 1)
 
 
+# ---- the proof -------------------------------------------------------------------------------------------------------
+
+
+def _lead(judged: Sequence[Judged]) -> Iterator[Drawn]:
+    """Draw how far FleetFit is above each other method, in every setting of the proof that was run."""
+    settings: dict[tuple[str, str], dict[str, Judged]] = {}
+    for one in judged:
+        if one.table.family == LEAD and one.estimates:
+            first = one.estimates[0].contrast.minus[0]
+            settings.setdefault((one.table.title, first.setting), {})[first.column] = one
+    if not settings:
+        return
+    every = sorted((one for claims in settings.values() for one in claims.values()), key=lambda one: -one.contrasts)
+    rivals = dict.fromkeys(e.contrast.minus[0].row for one in every for e in one.estimates)
+    heights = {row: y for y, row in enumerate(reversed(rivals))}
+    columns = min(len(settings), 3)
+    lines = -(-len(settings) // columns)
+    figure = make_figure(9.2, lines * (1.7 + 0.24 * len(heights)))
+    for place, ((title, setting), claims) in enumerate(settings.items(), 1):
+        axes = figure.add_subplot(lines, columns, place)
+        axes.axvline(0, color=DARK, linewidth=0.8, linestyle=":")
+        for i, (column, one) in enumerate(claims.items()):
+            for e in one.estimates:
+                y = heights[e.contrast.minus[0].row] + 0.14 * (1 - 2 * i)
+                if e.low is not None and e.high is not None:
+                    axes.plot([e.low, e.high], [y, y], color=get_color(i), linewidth=1.6)
+                axes.plot([e.mean], [y], "o", color=get_color(i), markersize=4, label=column)
+        axes.set_yticks(range(len(heights)), heights, fontsize=9)
+        axes.tick_params(labelleft=(place - 1) % columns == 0)
+        axes.set_ylim(-0.6, len(heights) - 0.4)
+        _quiet(axes, "percentage points")
+        seeds = next(iter(claims.values())).estimates[0].seeds
+        name = textwrap.fill(", ".join(filter(None, [title, setting])), 34)
+        axes.set_title(f"{name}\n{seeds} seeds", fontsize=9, loc="left", color=DARK)
+    figure.suptitle("How far FleetFit is above each other method", fontsize=11)
+    _legend_below(figure)
+    yield Drawn(
+        f"{LEAD}.svg",
+        "FleetFit against other methods",
+        "FleetFit against each other method: the mean difference and its 95% interval, which is not corrected.",
+        figure,
+        paper=OWN,
+    )
+
+
 # ---- effects of a paper ----------------------------------------------------------------------------------------------
 
 
 def _effects(claims: Claims, judged: Sequence[Judged]) -> Iterator[Drawn]:
     """Draw every claim's effect with its interval, differences and ratios side by side; a figure for each paper."""
     for paper in dict.fromkeys(table.paper for table in claims.table):
-        own = [one for one in judged if one.table.paper == paper and one.weakest and one.weakest.low is not None]
+        own = [one for one in judged if one.table.paper == paper and one.table.family != LEAD]
+        own = [one for one in own if one.weakest and one.weakest.low is not None]
         groups = [[one for one in own if one.claim.measure == measure] for measure in ("difference", "ratio")]
         groups = [group for group in groups if group]
         if not groups:
@@ -207,44 +250,6 @@ def _of_experiment(results: ExperimentResults, exits: bool) -> Iterator[Drawn]:
         if figure is not None:
             name = f"{_KINDS[kind]} in {results.file}"
             yield Drawn(f"{stem}-{kind}.svg", name, f"`{results.file}`: {said}.", figure, file=results.file)
-
-
-def _of_rows(table: ClaimTable, results: ExperimentResults) -> Iterator[Drawn]:
-    """Draw the columns of a table for each row: every seed, and their mean with its 95% interval."""
-    columns, within = compared(table)
-    rows = list(dict.fromkeys(row for setting, row in results.runs if setting in within))[::-1]
-    panels = [setting for setting in dict.fromkeys(setting for setting, _ in results.runs) if setting in within]
-    figure = make_figure(9.2, 0.9 + 0.42 * len(rows))
-    shared: Axes | None = None
-    for place, setting in enumerate(panels, 1):
-        shared = axes = figure.add_subplot(1, len(panels), place, sharex=shared, sharey=shared)
-        for i, column in enumerate(columns):
-            for y, row in enumerate(rows):
-                found = [value_of(results, run, column) for run in results.runs.get((setting, row), {}).values()]
-                _dots(axes, [v.number for v in found if v], y + 0.14 * (len(columns) - 1 - 2 * i), i, column)
-        axes.set_yticks(range(len(rows)), rows)
-        axes.tick_params(labelleft=place == 1)
-        _quiet(axes, "accuracy (%)" if set(columns) <= {*ON_THE_WAY, *FURTHER} else "")
-        axes.set_title(setting, fontsize=10, loc="left", color=DARK)
-    _legend_below(figure)
-    yield Drawn(
-        f"{_slug(str(PurePosixPath(table.file).with_suffix('')))}-rows.svg",
-        f"{table.paper}, {table.title}, here",
-        f"{table.paper}, {table.title}, measured here: each seed, and the mean with its 95% interval "
-        "(local: each client's own level; global: the largest model for all clients).",
-        figure,
-        file=table.file,
-    )
-
-
-def _dots(axes: "Axes", values: Sequence[float], y: float, i: int, label: str) -> None:
-    if not values:
-        return
-    mean, ends = statistics.fmean(values), confidence_interval(values, 0.95) if len(values) > 1 else None
-    axes.plot(values, [y] * len(values), "o", color=get_color(i), markersize=3, alpha=0.35, markeredgewidth=0)
-    if ends is not None:
-        axes.plot(ends, [y, y], color=get_color(i), linewidth=1.6)
-    axes.plot([mean], [y], "o", color=get_color(i), markersize=5, label=label)
 
 
 def _by_round(settings: Mapping[str, Rows]) -> "Figure | None":

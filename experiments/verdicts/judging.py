@@ -56,6 +56,7 @@ class Judged:
         table, claim: The claim.
         verdict: The verdict.
         weakest: The contrast that has least for it, which decides; None where nothing was run.
+        estimates: Those of all its contrasts; empty where nothing was run.
         contrasts: How many the claim has.
         p: Two-sided p, after the correction; None where there is no test.
         reason: Why it is not run or inconclusive.
@@ -65,6 +66,7 @@ class Judged:
     claim: Claim
     verdict: Verdict
     weakest: Estimate | None = None
+    estimates: tuple[Estimate, ...] = ()
     contrasts: int = 1
     p: float | None = None
     reason: str = ""
@@ -118,12 +120,12 @@ def _judged(table: ClaimTable, claim: Claim, results: Mapping[str, ExperimentRes
     for contrast in sums:
         found = _estimated(claim, contrast, results)
         if isinstance(found, str):
-            return Judged(table, claim, Verdict.NOT_RUN, None, len(sums), None, found)
+            return Judged(table, claim, Verdict.NOT_RUN, contrasts=len(sums), reason=found)
         estimates.append(found)
     if claim.exact:
         return _exact(table, claim, estimates)
     weakest = max(estimates, key=lambda e: (bool(e.problem), e.above, -e.mean))
-    judged = Judged(table, claim, Verdict.OPEN, weakest, len(sums), None, weakest.problem)
+    judged = Judged(table, claim, Verdict.OPEN, weakest, tuple(estimates), len(sums), None, weakest.problem)
     alone = next((e for e in estimates if e.seeds < 2), None)
     if alone is not None:
         return replace(judged, verdict=Verdict.NOT_RUN, weakest=alone, reason="one seed only")
@@ -148,11 +150,11 @@ def _exact(table: ClaimTable, claim: Claim, estimates: Sequence[Estimate]) -> Ju
     at = _threshold(claim)
     unfit = next((e for e in estimates if e.problem), None)
     if unfit is not None:
-        return Judged(table, claim, Verdict.OPEN, unfit, len(estimates), None, unfit.problem)
+        return Judged(table, claim, Verdict.OPEN, unfit, tuple(estimates), len(estimates), None, unfit.problem)
     weakest = min(estimates, key=lambda e: e.mean)
     holds = weakest.mean >= at if claim.by is not None else weakest.mean > at
     verdict = Verdict.HOLDS if holds else Verdict.CONTRADICTED
-    return Judged(table, claim, verdict, weakest, len(estimates))
+    return Judged(table, claim, verdict, weakest, tuple(estimates), len(estimates))
 
 
 def _threshold(claim: Claim) -> float:

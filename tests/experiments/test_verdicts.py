@@ -697,7 +697,8 @@ def test_first_pages_quote_the_stored_results() -> None:
     assert {path.relative_to(ROOT).as_posix() for path in pages} == set(headline.PLACES)
     assert not [path for path, content in pages.items() if path.read_text() != content], "run make results"
     for path, content in pages.items():
-        sentence = content.partition(headline.BEGIN)[2].partition(headline.END)[0]
+        own, _, sentence = content.partition(headline.BEGIN)[2].partition(headline.END)[0].partition("\nOf ")
+        assert own.count("results/lead.svg") == 1 and "3 of 6 settings" in " ".join(own.split()), path
         assert len(re.findall(r"\]\((?:docs/)?results\.md\)", sentence)) == 1, path
         assert "| verdict |" not in content, "the tables stay on their page"
         numbers = [int(number) for number in re.findall(r"\d+", sentence)]
@@ -706,7 +707,7 @@ def test_first_pages_quote_the_stored_results() -> None:
         assert numbers[2] == sum(one.verdict.value == "holds" for one in of_papers)
 
 
-def test_the_first_experiment_that_was_run_is_shown(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_pages_follow_the_results(repository: Repository) -> None:
     repository.claims(table(above("clear", "Ten")))
     (repository.root / "README.md").write_text(f"a\n{headline.BEGIN}\nstale\n{headline.END}\nb\n")
     assert main([], repository.root) == 0
@@ -715,15 +716,15 @@ def test_the_first_experiment_that_was_run_is_shown(repository: Repository, monk
     assert re.search(r"\b1 are not run", " ".join(page.split())) and "| verdict |" not in page
     repository.results([*flat(), *spread("Ten", 10)])
     assert main(["--check"], repository.root) == 1
-    [file] = {one.table.file for one in built(repository.root)[2]}
-    monkeypatch.setattr(headline, "PREFERRED", ("nothing.toml", file))
     assert main([], repository.root) == 0
     page = (repository.root / "README.md").read_text()
     assert " 1 hold: " in " ".join(page.split()) and "(docs/results.md)" in page
-    figure = "small-made-up-rows.svg"
-    svg = (repository.root / PAGE.with_suffix("") / figure).read_text()
-    assert all(f">{row}</text>" in svg for row in ("Base", "Ten"))
-    assert "accuracy (%)" in svg, "global is one"
+    assert "lead.svg" not in page, "no claim is the proof's"
+    repository.claims(table(above("clear", "Ten"), title="Digits", family=headline.LEAD))
+    assert main([], repository.root) == 0
+    assert "1 of 1 settings" in " ".join((repository.root / "README.md").read_text().split())
+    svg = (repository.root / PAGE.with_suffix("") / "lead.svg").read_text()
+    assert all(f">{text}</text>" in svg for text in ("Base", "Digits", "global"))
     (repository.root / "README.md").write_text("no marks")
     with pytest.raises(ValueError, match=re.escape(headline.BEGIN)):
         main([], repository.root)
