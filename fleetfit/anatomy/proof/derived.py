@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fleetfit.anatomy import State, build_module, named_tensors
+from fleetfit.anatomy import State, named_tensors
 from fleetfit.anatomy.meta import Operations
 from fleetfit.anatomy.proof.full import (
     FullModel,
@@ -31,9 +31,11 @@ from fleetfit.anatomy.proof.full import (
     read_outputs,
     use_float64,
 )
+from fleetfit.anatomy.proof.levels import load_level
 from fleetfit.anatomy.proof.masked import CannotRun, MaskedCut, build_small
 from fleetfit.errors import ModelError, quote_some
 from fleetfit.seeds import isolate_rng
+from fleetfit.submodel import Submodel
 
 _SETTLING, _STEPS = 8, 3  # training forwards before parts 1 to 3, and in this part
 
@@ -47,8 +49,9 @@ def settle_derived_state(full: FullModel) -> tuple[str, ...]:
     fixed = [n for n, t, _ in named_tensors(full.module) if not t.requires_grad and n in full.layout.tensors]
     if not fixed:
         return ()
+    whole = Submodel({}, full.layout.exits)
     try:
-        module = _build_full(full)
+        module = load_level(full, whole)  # of its own, since training forwards may change more than the state
         with _Reached(full.x) as reached:
             first = _run_training(module, full.x, 1, fixed)
         changed = [name for name in fixed if not torch.equal(first[name], full.state[name].to(first[name]))]
@@ -57,7 +60,7 @@ def settle_derived_state(full: FullModel) -> tuple[str, ...]:
         tensors = {name: tensor for name, tensor, _ in named_tensors(module)}
         unreached = [name for name in changed if not reached.holds(tensors[name])]
         one = full.x[:1].flip(*range(1, full.x.dim())) if full.x.dim() > 1 else full.x[:1]
-        other = _run_training(_build_full(full), one.expand_as(full.x).clone(), 1, unreached)
+        other = _run_training(load_level(full, whole), one.expand_as(full.x).clone(), 1, unreached)
         last = _run_training(module, full.x, _SETTLING, changed)
     except CannotRun:
         return ()
@@ -82,14 +85,14 @@ def check_derived_state(full: FullModel, names: Sequence[str], cuts: Iterable[Ma
     if not names:
         return
     with contextlib.suppress(CannotRun):  # the training step says so
-        after = _run_training(_build_full(full), full.x, _STEPS, names)
+        after = _run_training(load_level(full, Submodel({}, full.layout.exits)), full.x, _STEPS, names)
         for cut in cuts:
             _compare(full, cut, after)
 
 
 def _compare(full: FullModel, cut: MaskedCut, after: State) -> None:
     places = KeptPlaces(full.layout, cut.channels)
-    module, part = build_small(full, places), places.cut(after)
+    module, part = build_small(full, cut.channels), places.cut(after)
     own = _run_training(module, full.x, _STEPS, part)
     stale = [name for name in part if not _is_close(own[name], part[name], full.tolerance)]
     if not stale:
@@ -110,13 +113,6 @@ def _compare(full: FullModel, cut: MaskedCut, after: State) -> None:
             "parametrization that returns w / torch.linalg.matrix_norm(w.flatten(1), 2)), or do not cut these layers: "
             "Axis(..., scaled=False)."
         )
-
-
-def _build_full(full: FullModel) -> nn.Module:
-    """Build a module of its own, since training forwards may change more than the state."""
-    module = build_module(full.architecture, full.layout.full_sizes, full.layout.exits).double()
-    full.load(full.state, module)
-    return module
 
 
 def _run_training(module: nn.Module, x: Tensor, steps: int, names: Iterable[str]) -> State:

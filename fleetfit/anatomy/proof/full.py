@@ -280,26 +280,22 @@ class KeptPlaces:
     """The places that a choice of channels keeps.
 
     Attributes:
-        channels: Kept channels by axis; axes that are not named are whole.
-        sizes: The number of kept channels by axis.
         kept: Of each kind of dimension the kept places, in the order of the channels.
         full: Of each kind of dimension the number of its places in the full model.
     """
 
     def __init__(self, layout: Layout, channels: Mapping[str, Channels]) -> None:
-        """Find the places.
+        """Find the places; axes that are not named are whole.
 
         Raises:
             ModelError: The channels do not fit the layout.
         """
-        self.channels = dict(channels)
-        self.sizes = {axis: len(kept) for axis, kept in channels.items()}
         self._tensors = layout.tensors
         kinds = dict.fromkeys(dim for tensor in layout.tensors.values() for dim in tensor.dims)
         self.full = {dim: get_length(dim, layout.full_sizes, layout.axes) for dim in kinds}
         self.kept = {
             dim: torch.tensor([start + i for start, n in spans for i in range(n)], dtype=torch.int64)
-            for dim, spans in find_spans(layout, kinds, Submodel(self.channels, layout.exits)).items()
+            for dim, spans in find_spans(layout, kinds, Submodel(dict(channels), layout.exits)).items()
         }
         self._cut_dims = {
             dim: kept
@@ -310,10 +306,6 @@ class KeptPlaces:
     def cut(self, state: State, names: Iterable[str] | None = None) -> State:
         """Return the kept elements of a full state, or of some of its tensors, each one's when it is read."""
         return _Computed(names or state, lambda name: self._cut(state[name], self._tensors[name].dims))
-
-    def find_shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor's kept elements."""
-        return tuple(len(self.kept[dim]) for dim in self._tensors[name].dims)
 
     def _cut(self, tensor: Tensor, dims: Sequence[Segments]) -> Tensor:
         for d, dim in enumerate(dims):

@@ -9,7 +9,6 @@ Where they still differ, the axes that fail alone and the first module that diff
 """
 
 import contextlib
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fleetfit.anatomy import Axis, Layout, build_module, find_fixed_groups, named_tensors
+from fleetfit.anatomy import Axis, Layout, find_fixed_groups, named_tensors
 from fleetfit.anatomy.kernels import use_plain_attention
 from fleetfit.anatomy.proof.full import (
     FullModel,
@@ -28,6 +27,7 @@ from fleetfit.anatomy.proof.full import (
     read_outputs,
     use_float64,
 )
+from fleetfit.anatomy.proof.levels import load_level
 from fleetfit.anatomy.proof.replay import Trace, record_operations, replay_operations
 from fleetfit.errors import ModelError
 from fleetfit.seeds import make_numpy_rng, make_torch_rng
@@ -55,25 +55,6 @@ class MaskedCut:
     channels: Mapping[str, Channels]
     error: float = float("inf")
     way: str = WAYS[0]
-
-
-@dataclass
-class MaskedRun:
-    """The masked full model's run, and the small model beside it.
-
-    Attributes:
-        places: The kept places.
-        module: The small model, loaded.
-        expected: The full model's outputs.
-        trace: The full model's size-dependent numbers.
-        faint: The factor of the masked channels.
-    """
-
-    places: KeptPlaces
-    module: nn.Module
-    expected: list[Tensor]
-    trace: Trace
-    faint: float
 
 
 class CannotRun(Exception):
@@ -120,17 +101,20 @@ def compare(full: FullModel, cut: MaskedCut, first: str = WAYS[0]) -> None:
     Raises:
         CannotRun: The small model cannot be built or run.
     """
-    run = run_masked(full, cut.channels)
+    module, expected, trace = run_masked(full, cut.channels)
     for way in sorted(WAYS, key=lambda w: w != first):
-        error = difference(run_small(full, run, way), run.expected)
+        error = difference(run_small(full, module, trace, way), expected)
         if error < cut.error:
             cut.error, cut.way = error, way
         if error <= full.tolerance:
             return
 
 
-def run_masked(full: FullModel, channels: Mapping[str, Channels]) -> MaskedRun:
-    """Run the masked full model, then build and load the small one of some channels in its place.
+def run_masked(full: FullModel, channels: Mapping[str, Channels]) -> tuple[nn.Module, list[Tensor], Trace]:
+    """Run the masked full model, then build the small one of some channels in its place.
+
+    Returns:
+        The small model, the full model's outputs, and its size-dependent numbers.
 
     Raises:
         CannotRun: The small model cannot be built.
@@ -143,10 +127,10 @@ def run_masked(full: FullModel, channels: Mapping[str, Channels]) -> MaskedRun:
             trace = record_operations(full.module, lambda: expected.extend(full.run()))  # noqa: B023 called at once
             if all(bool(torch.isfinite(out).all()) for out in expected):
                 break
-    return MaskedRun(places, build_small(full, places), expected, trace, faint)
+    return build_small(full, channels), expected, trace
 
 
-def run_small(full: FullModel, run: MaskedRun, way: str) -> list[Tensor]:
+def run_small(full: FullModel, module: nn.Module, trace: Trace, way: str) -> list[Tensor]:
     """Return the small model's outputs, computed in one of the ways.
 
     Raises:
@@ -154,32 +138,24 @@ def run_small(full: FullModel, run: MaskedRun, way: str) -> list[Tensor]:
     """
     replay: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if way != WAYS[0]:
-        replay = replay_operations(run.module, run.trace, statistics=way == WAYS[2])
+        replay = replay_operations(module, trace, statistics=way == WAYS[2])
     with torch.no_grad(), use_plain_attention(), use_float64(), replay:
         try:
-            return read_outputs(run.module, full.x)
+            return read_outputs(module, full.x)
         except Exception as error:
             raise CannotRun(str(error)) from error
 
 
-def build_small(full: FullModel, places: KeptPlaces) -> nn.Module:
+def build_small(full: FullModel, channels: Mapping[str, Channels]) -> nn.Module:
     """Build the small model of some channels, and load its part of the state.
 
     Raises:
         CannotRun: It cannot be built, or the state does not fit.
     """
-    layout = full.layout
-    full.release()
     try:
-        module = build_module(full.architecture, {**layout.full_sizes, **places.sizes}, layout.exits).eval().double()
+        return load_level(full, Submodel(channels, full.layout.exits))
     except ModelError as error:
         raise CannotRun(str(error)) from error
-    built = {name: tuple(t.shape) for name, t, _ in named_tensors(module) if name not in full.base}
-    for name in full.state:
-        if built.get(name) != (shape := places.find_shape(name)):
-            raise CannotRun(f'"{name}" is {built.get(name)}, not {shape}')
-    full.load(places.cut(full.state), module)
-    return module
 
 
 # ---- which channels ------------------------------------------------------------------------------------------------
@@ -316,8 +292,6 @@ def _list_unused(layout: Layout, name: str, most: Sequence[float], least: float)
 
 # ---- where a layout is not proved: the axes that fail alone, and the first module that differs ---------------------
 
-_MAX_TRIED = 4096  # ways to find a small output in the full one
-
 
 def find_failing_axes(full: FullModel) -> list[str]:
     """Return the axes that fail when they alone are cut."""
@@ -349,7 +323,7 @@ def describe_failure(full: FullModel, cut: MaskedCut, axes: Sequence[str]) -> st
 def suggest_group_axis(full: FullModel, cut: MaskedCut, axes: Sequence[str]) -> str:
     """Return which module keeps its number of groups or heads when the axes are cut, and what to do; or ""."""
     try:
-        small = build_small(full, KeptPlaces(full.layout, cut.channels))
+        small = build_small(full, cut.channels)
     except CannotRun:
         return ""
     return find_fixed_groups(full.layout, full.module, small, axes or list(full.layout.axes))
@@ -360,19 +334,17 @@ def _find_divergence(full: FullModel, cut: MaskedCut) -> str:
 
     An output counts as equal if it is equal in one of the ways, with or without the full model's numbers.
     """
+    small_runs = []
     try:
-        run = run_masked(full, cut.channels)
-        small_runs = []
+        with _record_outputs(full.module) as full_outputs:
+            module, _, trace = run_masked(full, cut.channels)
         for way in WAYS:
-            with _record_outputs(run.module) as small_outputs:
-                run_small(full, run, way)
+            with _record_outputs(module) as small_outputs:
+                run_small(full, module, trace, way)
             small_runs.append(small_outputs)
     except CannotRun:
         return ""
-    full.load(run.places.mask(full.state, run.faint))
-    with use_plain_attention(), _record_outputs(full.module) as full_outputs:
-        full.run()
-    return max(_compare_outputs(full, run.places, small_outputs, full_outputs) for small_outputs in small_runs)[1]
+    return max(_compare_outputs(outputs, full_outputs[-len(outputs) :], full.tolerance) for outputs in small_runs)[1]
 
 
 @contextlib.contextmanager
@@ -393,45 +365,24 @@ def _record_outputs(module: nn.Module) -> Iterator[list[tuple[str, Tensor]]]:
 
 
 def _compare_outputs(
-    full: FullModel,
-    places: KeptPlaces,
-    small_outputs: Sequence[tuple[str, Tensor]],
-    full_outputs: Sequence[tuple[str, Tensor]],
+    small_outputs: Sequence[tuple[str, Tensor]], full_outputs: Sequence[tuple[str, Tensor]], tolerance: float
 ) -> tuple[int, str]:
     """Return how many outputs are equal, and which is the first that differs."""
     before = ""
     for i, ((name, small), (other, large)) in enumerate(zip(small_outputs, full_outputs, strict=False)):
         if name != other:
             break
-        if not _is_part(small, large, full.layout, places, full.tolerance):
+        if not _is_part(small, large, tolerance):
             return i, f'first at "{name}"' + (f' (equal up to "{before}")' if before else "")
         before = name
     return min(len(small_outputs), len(full_outputs)), f'after "{before}"' if before else ""
 
 
-def _is_part(small: Tensor, large: Tensor, layout: Layout, places: KeptPlaces, tolerance: float) -> bool:
-    """Return whether a small output is the kept part of a large one, whichever axes its dimensions follow."""
-    if small.dim() != large.dim():
-        return False
-    candidates: list[list[Tensor | None]] = []
-    for size, full_size in zip(small.shape, large.shape, strict=True):
-        candidates.append([None] if size == full_size else _list_candidates(size, full_size, layout, places))
-    for choice in itertools.islice(itertools.product(*candidates), _MAX_TRIED):
-        part = large
-        for d, kept in enumerate(choice):
-            part = part if kept is None else part.index_select(d, kept)
-        if difference([small], [part]) <= max(tolerance, 1e-9):
-            return True
-    return False
-
-
-def _list_candidates(size: int, full_size: int, layout: Layout, places: KeptPlaces) -> list[Tensor | None]:
-    """Return the ways in which tensors and axes keep `size` of `full_size` places."""
-    candidates = [kept for dim, kept in places.kept.items() if (len(kept), places.full[dim]) == (size, full_size)]
-    for name, kept in places.channels.items():
-        axis, channels = layout.axes[name], torch.tensor(list(kept))
-        if (len(channels), axis.size) == (size, full_size):
-            candidates.append(channels)
-        if (len(channels) // axis.granule, axis.size // axis.granule) == (size, full_size):
-            candidates.append(channels[:: axis.granule] // axis.granule)
-    return list({tuple(candidate.tolist()): candidate for candidate in candidates}.values())
+def _is_part(small: Tensor, large: Tensor, tolerance: float) -> bool:
+    """Return whether a large output has each number of a small one, wherever: axes that differ mix them soon."""
+    numbers, known = small.flatten(), large.flatten().sort().values
+    if not small.numel() or not large.numel():
+        return small.numel() == large.numel()
+    after = torch.searchsorted(known, numbers).clamp(max=len(known) - 1)
+    apart = torch.minimum((known[after] - numbers).abs(), (known[(after - 1).clamp(min=0)] - numbers).abs())
+    return bool((apart <= tolerance * large.abs().max()).all())
