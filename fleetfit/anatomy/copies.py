@@ -105,10 +105,8 @@ def copy_level(
     copies = {name: memo[id(whole)] for name, whole in modules.items() if id(whole) in memo}  # none inside absent ones
     with _evaluate_parametrizations(level):
         for name, part in copies.items():
-            if name not in incomplete:
-                resize = next((resize for kinds, resize in _RESIZE if isinstance(modules[name], kinds)), None)
-                if resize is not None and getattr(part, "weight", part) is not None:
-                    resize(modules[name], part)  # the numbers of PyTorch's own modules, by the shapes of parameters
+            if name not in incomplete and getattr(part, "weight", part) is not None:
+                _resize(modules[name], part)
             for table in (part._parameters, part._buffers):
                 table |= dict.fromkeys(leaf for leaf in table if f"{name}.{leaf}".lstrip(".") in absent)
     for name in plan.kept & copies.keys():
@@ -211,64 +209,40 @@ def _set_number(owner: Any, keys: Sequence[str], value: int) -> Any:
     return owner
 
 
-def _set_sizes(**places: tuple[str, int]) -> Callable[[Any, Any], None]:
-    """Return a function that sets sizes of a module, each from a dimension of a parameter."""
-
-    def resize(whole: Any, part: Any) -> None:
-        for attribute, (name, d) in places.items():
-            setattr(part, attribute, getattr(part, name).shape[d])
-
-    return resize
-
-
-def _resize_convolution(whole: Any, part: Any) -> None:
-    before, after = whole.weight.shape, part.weight.shape
-    if whole.transposed:
-        part.in_channels, part.out_channels = after[0], after[1] * part.groups
-        return
-    if whole.groups > 1:
-        part.groups = whole.groups * after[0] // before[0]
-    part.out_channels, part.in_channels = after[0], after[1] * part.groups
-
-
-def _resize_layer_norm(whole: Any, part: Any) -> None:
-    part.normalized_shape = tuple(part.weight.shape)
-
-
-def _resize_group_norm(whole: Any, part: Any) -> None:
-    part.num_channels = part.weight.shape[0]
-    part.num_groups = max(1, whole.num_groups * part.num_channels // whole.num_channels) if whole.num_groups > 1 else 1
-
-
-def _resize_attention(whole: Any, part: Any) -> None:
-    part.embed_dim = part.out_proj.weight.shape[0]
-    part.num_heads = whole.num_heads * part.embed_dim // whole.embed_dim
-    if part._qkv_same_embed_dim:
-        part.kdim = part.vdim = part.embed_dim
-    else:
-        part.kdim, part.vdim = part.k_proj_weight.shape[1], part.v_proj_weight.shape[1]
-
-
-def _resize_transformer(whole: Any, part: Any) -> None:
-    part.d_model = next(part.parameters()).shape[-1]
-    part.nhead = part.decoder.layers[0].self_attn.num_heads
-
-
-def _resize_encoder(whole: Any, part: Any) -> None:
-    part.use_nested_tensor = False  # PyTorch decides it where the encoder is made, by heads that a level may not have
-
-
-_RESIZE: tuple[tuple[Any, Any], ...] = (
-    (nn.Linear, _set_sizes(out_features=("weight", 0), in_features=("weight", 1))),
-    (nn.modules.conv._ConvNd, _resize_convolution),
-    (nn.modules.batchnorm._NormBase, _set_sizes(num_features=("weight", 0))),
-    ((nn.LayerNorm, nn.RMSNorm), _resize_layer_norm),
-    (nn.GroupNorm, _resize_group_norm),
-    ((nn.Embedding, nn.EmbeddingBag), _set_sizes(num_embeddings=("weight", 0), embedding_dim=("weight", 1))),
-    (nn.MultiheadAttention, _resize_attention),
-    (nn.RNNBase, _set_sizes(input_size=("weight_ih_l0", 1), hidden_size=("weight_hh_l0", 1))),
-    (nn.RNNCellBase, _set_sizes(input_size=("weight_ih", 1), hidden_size=("weight_hh", 1))),
-    (nn.PReLU, _set_sizes(num_parameters=("weight", 0))),
-    (nn.Transformer, _resize_transformer),
-    (nn.TransformerEncoder, _resize_encoder),
+_SIZES: tuple[tuple[Any, dict[str, tuple[str, int]]], ...] = (
+    (nn.Linear, {"out_features": ("weight", 0), "in_features": ("weight", 1)}),
+    (nn.modules.batchnorm._NormBase, {"num_features": ("weight", 0)}),
+    (nn.GroupNorm, {"num_channels": ("weight", 0)}),
+    ((nn.Embedding, nn.EmbeddingBag), {"num_embeddings": ("weight", 0), "embedding_dim": ("weight", 1)}),
+    (nn.RNNBase, {"input_size": ("weight_ih_l0", 1), "hidden_size": ("weight_hh_l0", 1)}),
+    (nn.RNNCellBase, {"input_size": ("weight_ih", 1), "hidden_size": ("weight_hh", 1)}),
+    (nn.PReLU, {"num_parameters": ("weight", 0)}),
 )
+"""Sizes in PyTorch's modules, each with a parameter and its dimension of this size."""
+
+
+def _resize(whole: Any, part: Any) -> None:
+    """Set the numbers of a copy of one of PyTorch's modules, by the shapes of its parameters."""
+    for kinds, sizes in _SIZES:
+        if isinstance(whole, kinds):
+            for attribute, (name, d) in sizes.items():
+                setattr(part, attribute, getattr(part, name).shape[d])
+    if isinstance(whole, nn.modules.conv._ConvNd):
+        rows, columns = part.weight.shape[:2]
+        if whole.groups > 1 and not whole.transposed:
+            part.groups = whole.groups * rows // whole.weight.shape[0]
+        channels = (columns * part.groups, rows)
+        part.in_channels, part.out_channels = channels[::-1] if whole.transposed else channels
+    elif isinstance(whole, nn.LayerNorm | nn.RMSNorm):
+        part.normalized_shape = tuple(part.weight.shape)
+    elif isinstance(whole, nn.GroupNorm):
+        part.num_groups = max(1, whole.num_groups * part.num_channels // whole.num_channels)
+    elif isinstance(whole, nn.MultiheadAttention):
+        part.embed_dim = part.out_proj.weight.shape[0]
+        part.num_heads = whole.num_heads * part.embed_dim // whole.embed_dim
+        inner = [part.k_proj_weight, part.v_proj_weight]
+        part.kdim, part.vdim = (part.embed_dim if one is None else one.shape[1] for one in inner)
+    elif isinstance(whole, nn.Transformer):
+        part.d_model, part.nhead = next(part.parameters()).shape[-1], part.decoder.layers[0].self_attn.num_heads
+    elif isinstance(whole, nn.TransformerEncoder):
+        part.use_nested_tensor = False  # PyTorch decides it where the encoder is made, by heads that a level may lack
