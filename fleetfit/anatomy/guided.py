@@ -143,11 +143,7 @@ class GuidedPass(LabeledPass):
         along = vary(labels)
         if not any(grown[d] for d in along) and (along or (labels.numel() == 1 and not any(grown))):
             self.fix(labels, Reason("it does not grow"))
-        for d in sorted(along):
-            if not grown[d]:
-                self.tie(labels, d)
-                labels = labels.narrow(d, 0, 1)
-        return labels
+        return self._collapse(labels, {d for d in along if not grown[d]})
 
     def _tie_groups(self, table: Labels) -> None:
         groups_grow = self._records[self.at - 1].shapes[1][1] != len(table)

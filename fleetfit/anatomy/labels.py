@@ -11,7 +11,7 @@ in which it does not vary.
 
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -280,12 +280,16 @@ class LabeledPass(CalledOperations):
                     merged[overlapping[0]] = one
         return merged
 
+    def _collapse(self, labels: Labels, dims: Collection[int]) -> Labels:
+        """Tie labels along dimensions; return those at the first place of these."""
+        for d in sorted(vary(labels).intersection(dims)):
+            self.tie(labels, d)
+            labels = labels.narrow(d, 0, 1)
+        return labels
+
     def _flatten(self, labels: Labels, d: int) -> Labels:
         """Return the labels along one dimension, with those along others tied."""
-        for other in sorted(vary(labels) - {d}):
-            self.tie(labels, other)
-            labels = labels.narrow(other, 0, 1)
-        return labels.reshape(-1)
+        return self._collapse(labels, vary(labels) - {d}).reshape(-1)
 
     # ---- the rules of operations ----------------------------------------------------------------------------------
 
@@ -325,7 +329,7 @@ class LabeledPass(CalledOperations):
         result = next(iter_tensors([out]))
         self._combine([x for x in iter_tensors(args) if x.dim() <= result.dim()], result)
 
-    def _combine(self, operands: Sequence[Tensor], result: Tensor) -> None:
+    def _combine(self, operands: Sequence[Tensor], result: Tensor) -> list[Labels]:
         """Unite operands place by place, with an operand's values where it has places and no labels."""
         dims = result.dim()
         aligned = [[_align(one, dims) for one in self.labels(x)] for x in operands]
@@ -339,39 +343,31 @@ class LabeledPass(CalledOperations):
                         if d in vary(one):
                             self.fix_along(one, d, self._explain(x))
         self._set(result, merged)
+        return merged
 
     def _layer_norm(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         self._combine([args[0], *iter_tensors(args[2:4])], next(iter_tensors([out])))
 
     def _batch_norm(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        x = args[0]
-        merged = self._merge([self.labels(x), *self._on_channels(x, args[1:5])])
-        self._fix_samples(x, merged)
-        self._set(next(iter_tensors([out])), merged)
-
-    def _fix_samples(self, x: Tensor, merged: Sequence[Labels]) -> None:
-        """Fix channels of a norm that are the samples' own."""
-        if not any(1 in vary(one) for one in self.labels(x)) and not _is_uniform(x, 1):
-            for one in merged:
-                if 1 in vary(one):
-                    self.fix_along(one, 1, self._explain(x))
+        self._combine([args[0], *self._on_channels(args[0], args[1:5])], next(iter_tensors([out])))
 
     def _group_norm(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        x, groups = args[0], args[6]
-        merged = self._merge([self.labels(x), *self._on_channels(x, args[1:3])])
-        self._fix_samples(x, merged)
-        for one in merged if groups > 1 else ():
-            if 1 in vary(one):
+        groups = args[6]
+        for one in self._combine([args[0], *self._on_channels(args[0], args[1:3])], out[0]):
+            if groups > 1 and 1 in vary(one):
                 self._tie_groups(self._flatten(one, 1).reshape(groups, -1))
-        self._set(out[0], merged)
 
     def _tie_groups(self, table: Labels) -> None:
         """Unite the channels [groups, members] of a norm that can only be cut together."""
         self.tie(table, 1)
 
-    def _on_channels(self, x: Tensor, vectors: Sequence[Any]) -> list[list[Labels]]:
-        shape = [1, -1, *[1] * (x.dim() - 2)]
-        return [[one.reshape(shape) for one in self.labels(vector)] for vector in vectors]
+    def _on_channels(self, x: Tensor, vectors: Iterable[Any]) -> list[Tensor]:
+        """Return vectors of channels with labels as tensors that broadcast to x."""
+        shape, shaped = [-1, *[1] * (x.dim() - 2)], []
+        for vector in iter_tensors(vectors):
+            shaped.append(vector.reshape(shape))
+            self._set(shaped[-1], [one.reshape(shape) for one in self.labels(vector)])
+        return shaped
 
     def _move(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         x, results = args[0], list(iter_tensors([out]))
@@ -434,9 +430,7 @@ class LabeledPass(CalledOperations):
 
     def _view_as_complex(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         d = args[0].dim() - 1
-        for one in self.labels(args[0]):
-            self.tie(one, d)
-        self._set(out, [one.narrow(d, 0, 1).squeeze(d) for one in self.labels(args[0])])
+        self._set(out, [self._collapse(one, {d}).squeeze(d) for one in self.labels(args[0])])
 
     def _view_as_real(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         self._set(out, [one.unsqueeze(-1) for one in self.labels(args[0])])
@@ -490,7 +484,8 @@ class LabeledPass(CalledOperations):
             self._fix_summed(left, 2, b.movedim(1, 2), why_b)
         if not any(2 in vary(x) for x in left):
             self._fix_summed(right, 1, a.movedim(2, 1), why_a)
-        merged = self._merge([self._without(left, 2), self._without(right, 1)])
+        sums = [[self._collapse(one, {d}) for one in own if vary(one) != {d}] for own, d in ((left, 2), (right, 1))]
+        merged = self._merge(sums)
         kept = {3: (0, 1, 2), 2: (1, 2), 1: (1,), 0: ()}[out.dim()]
         shaped = [one.reshape([one.shape[d] for d in kept]) for one in merged]
         if added is not None:
@@ -516,18 +511,6 @@ class LabeledPass(CalledOperations):
                 self.fix(one.reshape(-1)[counts], reason)
             elif d in vary(one):
                 self.tie(one, d)
-
-    def _without(self, labels: Sequence[Labels], d: int) -> list[Labels]:
-        """Return what is left of labels when a dimension is summed over."""
-        left = []
-        for one in labels:
-            if d in vary(one):
-                if vary(one) == {d}:
-                    continue
-                self.tie(one, d)
-                one = one.narrow(d, 0, 1)
-            left.append(one)
-        return left
 
     def _convolve(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         x, weight, bias, _, _, _, is_transposed, _, groups = args
@@ -584,15 +567,9 @@ class LabeledPass(CalledOperations):
     def _reduce(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         x, results = args[0], list(iter_tensors([out]))
         dims = _read_dims(self._operation, args, kwargs, x.dim())
-        keeps = results[0].dim() == x.dim()
-        reduced = []
-        for one in self.labels(x):
-            if vary(one) <= dims:
-                continue
-            for d in sorted(dims):
-                self.tie(one, d)
-                one = one.narrow(d, 0, 1)
-            reduced.append(one if keeps else one.reshape([n for d, n in enumerate(one.shape) if d not in dims]))
+        reduced = [self._collapse(one, dims) for one in self.labels(x) if not vary(one) <= dims]
+        if results[0].dim() != x.dim():
+            reduced = [one.reshape([n for d, n in enumerate(one.shape) if d not in dims]) for one in reduced]
         for result in results:
             if result.dim() == results[0].dim():
                 self._set(result, reduced)
