@@ -129,7 +129,9 @@ def apply_rule(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
     tensors = list(iter_tensors(args)) + list(iter_tensors(kwargs.values()))
     if not tensors or not all(t.is_meta for t in tensors):
         return NotImplemented
-    return _pointwise(func, args, kwargs, tensors) if rule is _pointwise else rule(*args, **kwargs)
+    if rule is _run_without_rows:
+        return rule(func, args, kwargs)
+    return rule(func, args, kwargs, tensors) if rule is _pointwise else rule(*args, **kwargs)
 
 
 @functools.cache
@@ -137,6 +139,8 @@ def _find_rule(func: Any) -> Callable[..., Any] | None:
     """Return the rule of an operation; called thousands of times while a module is built."""
     if func in _RULES:
         return _RULES[func]
+    if func in _ROWS:
+        return _run_without_rows
     if torch.Tag.nondeterministic_seeded in func.tags:  # the probe for a type must not draw from a generator
         return None
     return _pointwise if torch.Tag.pointwise in func.tags and len(func._schema.returns) == 1 else None
@@ -148,8 +152,9 @@ _PLACEMENT = ("device", "memory_format", "out")  # arguments on the place of a r
 
 
 def _pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]) -> Any:
-    shape = _broadcast([tensor.shape for tensor in tensors])
-    if shape is None:
+    try:
+        shape = torch.broadcast_tensors(*[torch.empty((), device="cpu").expand(x.shape) for x in tensors])[0].shape
+    except RuntimeError:
         return NotImplemented
     alias = func._schema.arguments[0].alias_info
     if alias is not None and alias.is_write:
@@ -177,13 +182,6 @@ def _make_probe(value: Any) -> Any:
     return torch.ones((1,) * value.dim(), dtype=value.dtype) if isinstance(value, Tensor) else value
 
 
-def _broadcast(shapes: Sequence[torch.Size]) -> torch.Size | None:
-    """Return the shape of an element-wise result; None where the shapes do not fit."""
-    most = max(map(len, shapes))
-    sizes = [{1, *dim} for dim in zip(*((1,) * (most - len(s)) + tuple(s) for s in shapes), strict=True)]
-    return None if any(len(dim) > 2 for dim in sizes) else torch.Size(max(dim - {1}, default=1) for dim in sizes)
-
-
 def _make_dense_strides(shape: torch.Size, strides: Sequence[int]) -> list[int]:
     """Return strides without gaps whose dimensions have the order of `strides`."""
     dense, step = [0] * len(shape), 1
@@ -193,86 +191,24 @@ def _make_dense_strides(shape: torch.Size, strides: Sequence[int]) -> list[int]:
     return dense
 
 
-def _convolution(x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any,
-                 transposed: bool, output_padding: Any, groups: int) -> Any:  # fmt: skip
-    n = weight.dim() - 2
-    is_plain = _is_plain(x, weight) if n > 1 else x.dtype == weight.dtype  # a sequence has one memory format only
-    if transposed or not is_plain or x.dim() != n + 2 or x.shape[1] != weight.shape[1] * groups:
+def _run_without_rows(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run an operation on the CPU with no rows, where nothing is computed; return its results with all rows."""
+    rows = [args[place] for place in _ROWS[func]]
+    takes_any_order = func in _ANY_ORDER or (func is _ATEN.convolution.default and args[1].dim() == 3)
+    if {x.shape[:1] for x in rows} != {rows[0].shape[:1]} or not rows[0].dim():
         return NotImplemented
-    if weight.shape[0] % groups or (bias is not None and bias.shape != weight.shape[:1]):
+    if not (takes_any_order or all(x.is_contiguous() for x in iter_tensors(args))):
         return NotImplemented
-    sizes = _windows(
-        x.shape[2:], weight.shape[2:], _repeat_value(stride, n), _repeat_value(padding, n), _repeat_value(dilation, n)
-    )
-    return x.new_empty([x.shape[0], weight.shape[0], *sizes]) if min(sizes) > 0 else NotImplemented
-
-
-def _max_pool(x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1, ceil: bool = False) -> Any:
-    size, step, pad, gap = (_repeat_value(v, 2) for v in (kernel, stride or kernel, padding, dilation))
-    if x.dim() != 4 or not _is_plain(x) or any(2 * p > k for p, k in zip(pad, size, strict=True)):
+    if func is _ATEN.mean.dim and (not args[1] or any(d % rows[0].dim() == 0 for d in args[1])):
         return NotImplemented
-    sizes = _windows(x.shape[2:], size, step, pad, gap, ceil)
-    if min(sizes) < 1:
+    empty = [torch.empty((), dtype=x.dtype, device="cpu").expand((0, *x.shape[1:]) if i in _ROWS[func] else x.shape)
+             if isinstance(x, Tensor) else x for i, x in enumerate(args)]  # fmt: skip
+    try:
+        out = func(*empty, **kwargs)
+    except (RuntimeError, IndexError):
         return NotImplemented
-    shape = [*x.shape[:2], *sizes]
-    return x.new_empty(shape), x.new_empty(shape, dtype=torch.int64)
-
-
-def _windows(lengths: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-             dilation: Sequence[int], ceil: bool = False) -> list[int]:  # fmt: skip
-    """Return how often a kernel's window fits, by dimension; `ceil`: also where it ends outside."""
-    counts = []
-    for length, size, step, pad, gap in zip(lengths, kernel, stride, padding, dilation, strict=True):
-        left = length + 2 * pad - gap * (size - 1) - 1
-        count = (left + (step - 1 if ceil else 0)) // step + 1 if left >= 0 else 0
-        counts.append(count - 1 if ceil and (count - 1) * step >= length + pad else count)
-    return counts
-
-
-def _repeat_value(values: Any, n: int) -> list[int]:
-    sizes = [values] if isinstance(values, int) else list(values)
-    return sizes * n if len(sizes) == 1 else sizes
-
-
-def _mm(a: Tensor, b: Tensor) -> Any:
-    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0] or a.dtype != b.dtype:
-        return NotImplemented
-    return a.new_empty([a.shape[0], b.shape[1]])
-
-
-def _addmm(bias: Tensor, a: Tensor, b: Tensor, **_: Any) -> Any:
-    out = _mm(a, b)
-    if out is NotImplemented or bias.dtype != a.dtype or _broadcast([bias.shape, out.shape]) != out.shape:
-        return NotImplemented
-    return out
-
-
-def _bmm(a: Tensor, b: Tensor) -> Any:
-    if a.dim() != 3 or b.dim() != 3 or a.dtype != b.dtype or (a.shape[0], a.shape[2]) != (b.shape[0], b.shape[1]):
-        return NotImplemented
-    return a.new_empty([a.shape[0], a.shape[1], b.shape[2]])
-
-
-def _mean(x: Tensor, dim: Any, keepdim: bool = False, **more: Any) -> Any:
-    if more or not dim or not _is_plain(x) or not all(-x.dim() <= d < x.dim() for d in dim):
-        return NotImplemented
-    dims = {d % x.dim() for d in dim}
-    return x.new_empty([1 if d in dims else size for d, size in enumerate(x.shape) if keepdim or d not in dims])
-
-
-def _layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, *_: Any) -> Any:
-    least = x.dim() - len(shape)
-    fits = all(t is None or (t.shape == tuple(shape) and t.dtype == x.dtype) for t in (weight, bias))
-    if not x.is_floating_point() or not fits or least < 0 or tuple(x.shape[least:]) != tuple(shape):
-        return NotImplemented
-    statistics = [*x.shape[:least], *(1 for _ in shape)]
-    return x.new_empty(x.shape), x.new_empty(statistics), x.new_empty(statistics)
-
-
-def _softmax(x: Tensor, dim: int, *more: Any, **by_name: Any) -> Any:
-    if any(more) or any(by_name.values()) or not _is_plain(x) or not -x.dim() <= dim < x.dim():
-        return NotImplemented
-    return x.new_empty(x.shape)
+    results = [x.new_empty((len(rows[0]), *x.shape[1:]), device="meta") for x in iter_tensors([out])]
+    return results[0] if isinstance(out, Tensor) else tuple(results)
 
 
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
@@ -299,12 +235,6 @@ def _repeat(x: Tensor, times: Sequence[int]) -> Any:
     return x.new_empty([size * n for size, n in zip((*[1] * new, *x.shape), times, strict=True)])
 
 
-def _embedding(weight: Tensor, indices: Tensor, *_: Any) -> Any:
-    if weight.dim() != 2 or indices.dtype not in (torch.int64, torch.int32):
-        return NotImplemented
-    return weight.new_empty([*indices.shape, weight.shape[1]])
-
-
 def _arange(start: Any, end: Any, dtype: Any = None, layout: Any = None, device: Any = None, **_: Any) -> Any:
     if device is None or torch.device(device).type != "meta" or layout not in (None, torch.strided) or end < start:
         return NotImplemented
@@ -318,21 +248,32 @@ def _is_plain(*tensors: Tensor) -> bool:
 
 
 _ATEN = torch.ops.aten
+_ANY_ORDER = {
+    _ATEN.mm.default,
+    _ATEN.addmm.default,
+    _ATEN.bmm.default,
+    _ATEN.native_layer_norm.default,
+    _ATEN.embedding.default,
+}
+"""Operations whose results are contiguous, however their arguments are."""
+_ROWS: Mapping[Any, Sequence[int]] = {
+    _ATEN.convolution.default: (0,),
+    _ATEN.max_pool2d_with_indices.default: (0,),
+    _ATEN.mm.default: (0,),
+    _ATEN.addmm.default: (1,),
+    _ATEN.bmm.default: (0, 1),
+    _ATEN.mean.dim: (0,),
+    _ATEN.native_layer_norm.default: (0,),
+    _ATEN._softmax.default: (0,),
+    _ATEN._safe_softmax.default: (0,),
+    _ATEN.embedding.default: (1,),
+}
+"""Operations on rows that do not depend on each other: the arguments whose first dimension they are."""
 _RULES: dict[Any, Callable[..., Any]] = {
-    _ATEN.convolution.default: _convolution,
-    _ATEN.max_pool2d_with_indices.default: _max_pool,
-    _ATEN.mm.default: _mm,
-    _ATEN.addmm.default: _addmm,
-    _ATEN.bmm.default: _bmm,
-    _ATEN.mean.dim: _mean,
-    _ATEN.native_layer_norm.default: _layer_norm,
-    _ATEN._softmax.default: _softmax,
-    _ATEN._safe_softmax.default: _softmax,
     _ATEN.cat.default: _cat,
     _ATEN.stack.default: _stack,
     _ATEN.repeat.default: _repeat,
     _ATEN.empty_like.default: _empty_like,
     _ATEN.normal_.default: lambda x, *_, **__: x,
     _ATEN.uniform_.default: lambda x, *_, **__: x,
-    _ATEN.embedding.default: _embedding,
 }
