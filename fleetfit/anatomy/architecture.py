@@ -243,14 +243,9 @@ def _iter_predictions(module: HasSegments, x: Tensor, every: bool) -> Iterator[T
 
 @torch.no_grad()
 def _compute_last(module: VisitsExits, x: Tensor) -> Tensor:
-    results: dict[int, Tensor] = {}
-
-    def visit(i: int, logits: Tensor) -> bool:
-        results[i] = logits
-        return True
-
-    module.visit_exits(x, visit, every=False)
-    return results[len(module.exits) - 1]
+    logits: dict[int, Tensor] = {}
+    module.visit_exits(x, lambda i, z: logits.setdefault(i, z) is None, every=False)
+    return logits[len(module.exits) - 1]
 
 
 def _iter_visits(module: VisitsExits, x: Tensor) -> Iterator[Tensor]:
