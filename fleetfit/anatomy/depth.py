@@ -1,9 +1,8 @@
 """The block or exit of each tensor: by its name, else by building with fewer exits."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from fleetfit.layout import TensorLayout
 
@@ -43,12 +42,13 @@ def find_depths(whole: Shapes, exits: tuple[int, ...], positions: Sequence[int],
         build: Builds it with other exits.
     """
     by_name = {name: _parse_name(name, exits, positions) for name in whole}
-    models = _Models(whole, exits, build, by_name)
+    models = _Models(whole, exits, build)
     probes = {exits[:1], exits[: (len(exits) + 1) // 2], exits[-1:]} - {exits}
     tensors = {name: TensorLayout((), block, exit_, True) for name, (block, exit_) in by_name.items()}
     if all((name in models.build(few)) == one.present(few) for few in probes for name, one in tensors.items()):
         return Depth(by_name)
-    return Depth({name: _find_place(name, models, positions) for name in whole}, models.by_order)
+    models.read(by_name)
+    return Depth({name: models.find_place(name, positions) for name in whole}, models.by_order)
 
 
 def _parse_name(name: str, exits: tuple[int, ...], positions: Sequence[int]) -> Place:
@@ -63,11 +63,10 @@ def _parse_name(name: str, exits: tuple[int, ...], positions: Sequence[int]) -> 
 
 
 class _Models:
-    """Models with fewer exits, each built once."""
+    """Models with fewer exits, each built once, and what they tell."""
 
-    def __init__(self, whole: Shapes, exits: tuple[int, ...], build: Build, by_name: Mapping[str, Place]) -> None:
-        self.whole, self.exits, self.by_name = whole, exits, by_name
-        self._build = build
+    def __init__(self, whole: Shapes, exits: tuple[int, ...], build: Build) -> None:
+        self.whole, self.exits, self._build = whole, exits, build
         self._built: dict[tuple[int, ...], Shapes] = {exits: whole}
 
     def build(self, exits: tuple[int, ...]) -> Shapes:
@@ -76,73 +75,50 @@ class _Models:
             self._built[exits] = self._build(exits)
         return self._built[exits]
 
-    def is_in_last_exit(self, name: str) -> bool:
-        """Return whether a model with the last exit alone has a tensor."""
-        return name in self.build(self.exits[-1:])
+    def read(self, by_name: Mapping[str, Place]) -> None:
+        """Find with which exit each tensor comes, and which tensors are of classifiers."""
+        exits, self.by_name = self.exits, by_name
+        self.alone, first = self.build(exits[-1:]), dict[str, int | None]()
+        for name in self.whole:  # None if a deeper model lacks it
+            exists = [name in self.build(exits[: i + 1]) for i in range(len(exits))]
+            first[name] = exists.index(True) if all(exists[exists.index(True) :]) else None
+        self.first = first
+        # what the last exit alone does not need, by the exit that it comes with; the last classifier is named alike
+        self.heads = {name: i for name, i in first.items() if name not in self.alone and i is not None}
+        alike = {_NUMBER.sub("#", name) for name in self.heads}
+        self.last = {n for n in self.whole if by_name[n][1] == exits[-1] or _NUMBER.sub("#", n) in alike}
+        self.by_order = frozenset(name for name in self._list_first_classifier() if first.get(name) == 0)
+        # a tensor that comes with depth and stays is a block's
+        self.has_blocks = any(first[name] and name in self.alone and name not in self.last for name in self.whole)
 
-    def find_first(self, name: str) -> int | None:
-        """Return the number of the first exit with which a tensor exists; None if a deeper model lacks it."""
-        exists = [name in self.build(self.exits[: i + 1]) for i in range(len(self.exits))]
-        first = exists.index(True)
-        return first if all(exists[first:]) else None
-
-    @cached_property
-    def exit_tensors(self) -> dict[str, int]:
-        """Tensors that the last exit alone does not need, by the number of the exit that they come with."""
-        names = (name for name in self.whole if not self.is_in_last_exit(name))
-        return {name: i for name in names if (i := self.find_first(name)) is not None}
-
-    def is_last_classifier(self, name: str) -> bool:
-        """Return whether a tensor that comes with the last exit is its classifier's: named like the others'."""
-        return self.by_name[name][1] == self.exits[-1] or _NUMBER.sub("#", name) in self._classifier_names
-
-    @cached_property
-    def _classifier_names(self) -> set[str]:
-        return {_NUMBER.sub("#", name) for name in self.exit_tensors}
-
-    @cached_property
-    def by_order(self) -> frozenset[str]:
-        """Tensors of the first exit that the last one alone has too, since classifiers are numbered by their order."""
+    def _list_first_classifier(self) -> Iterator[str]:
+        """Yield tensors of the first exit that the last one has too, where classifiers are numbered by their order."""
         numbers: dict[tuple[str, str], dict[int, int]] = {}
-        for name, i in self.exit_tensors.items():
+        for name, i in self.heads.items():
             for part in _NUMBER.finditer(name):
                 numbers.setdefault((name[: part.start()], name[part.end() :]), {})[i] = int(part[0])
-        first = set()
         for (before, after), numbered in numbers.items():
             begins = {number - i for i, number in numbered.items()}
             if len(begins) == 1 and 0 not in numbered:
-                first.add(f"{before}{begins.pop()}{after}")
-        return frozenset(name for name in first if name in self.whole and self.find_first(name) == 0)
+                yield f"{before}{begins.pop()}{after}"
 
-    @cached_property
-    def has_blocks(self) -> bool:
-        """Whether a tensor comes with depth and stays, as those of blocks do."""
-        later = (name for name in self.whole if self.is_in_last_exit(name) and self.find_first(name))
-        return any(not self.is_last_classifier(name) for name in later)
-
-    def find_blocks(self, name: str, first: int, positions: Sequence[int]) -> range:
-        """Return the possible blocks of a tensor, by models that end between the exits, too."""
+    def find_place(self, name: str, positions: Sequence[int]) -> Place:
+        """Return the place of a tensor by the models that have it, and by its name where several places fit."""
+        first, by_name = self.first[name], self.by_name[name]
+        if name in self.by_order:
+            return None, self.exits[0]
+        if first is None:
+            return by_name
+        if name not in self.alone or (first == len(self.exits) - 1 and name in self.last):
+            return None, self.exits[first]
+        # classifiers, or blocks, that are built whatever the exits: the check refuses them
+        if (by_name[1] in self.exits and not self.heads) or (by_name[0] is not None and not self.has_blocks):
+            return by_name
+        # its possible blocks, by models that end between the exits, too
         low, high = (self.exits[first - 1] if first else 0), self.exits[first]
         exists = {p: name in self.build((p,)) for p in positions if low < p < high}
         least = max((p for p, has in exists.items() if not has), default=low)
-        return range(least, min((p for p, has in exists.items() if has and p > least), default=high))
-
-
-def _find_place(name: str, models: _Models, positions: Sequence[int]) -> Place:
-    """Return the place of a tensor by the models that have it, and by its name where several places fit."""
-    first, by_name = models.find_first(name), models.by_name[name]
-    if name in models.by_order:
-        return None, models.exits[0]
-    if first is None:
-        return by_name
-    if not models.is_in_last_exit(name):
-        return None, models.exits[first]
-    if first == len(models.exits) - 1 and models.is_last_classifier(name):
-        return None, models.exits[-1]
-    # classifiers, or blocks, that are built whatever the exits: the check refuses them
-    if (by_name[1] in models.exits and not models.exit_tensors) or (by_name[0] is not None and not models.has_blocks):
-        return by_name
-    blocks = models.find_blocks(name, first, positions)
-    if by_name[0] is not None and by_name[0] in blocks:
-        return by_name
-    return (None, None) if blocks.start == 0 else (blocks.stop - 1, None)
+        end = min((p for p, has in exists.items() if has and p > least), default=high)
+        if by_name[0] is not None and by_name[0] in range(least, end):
+            return by_name
+        return (None, None) if least == 0 else (end - 1, None)

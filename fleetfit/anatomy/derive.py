@@ -106,7 +106,8 @@ def derive_architecture(
         for role in roles:
             now(f"the proof with {role[0]} alone")
             try:
-                prove_plan(net, likeliest.keep_axes({*role, CLASSES}), example, samples=samples)
+                others = dict.fromkeys(axis for axis in likeliest.axes if axis not in (*role, CLASSES))
+                prove_plan(net, likeliest.rename_axes(others), example, samples=samples)
             except ModelError:
                 failing.append(role)
         if not failing and len(roles) > 1:
@@ -173,11 +174,7 @@ def prove_plan(
 
 
 def _check_unused(architecture: DerivedArchitecture, example: Tensor) -> None:
-    """Refuse parameters that training alone uses: a level has them whole, and everything else is narrow.
-
-    Raises:
-        ModelError: A narrow level does not train with them.
-    """
+    """Refuse parameters that training alone uses: a level has them whole, and everything else is narrow."""
     unused, axes = architecture.plan.unused, architecture.axes
     if not unused:
         return
@@ -223,11 +220,7 @@ def _find_depth(observation: Observation, exits: str | Sequence[str], heads: str
 
 
 def _apply_axes(units: Units, axes: Mapping[str, str]) -> dict[str, str]:
-    """Fix excluded axes, and merge those of one new name; return the new names by axis.
-
-    Raises:
-        ModelError: A pattern matches no axis, or axes of different sizes get one name.
-    """
+    """Fix excluded axes, and merge those of one new name; return the new names by axis."""
     groups: dict[str, list[str]] = {}
     left = units.scaled
     for pattern, name in axes.items():

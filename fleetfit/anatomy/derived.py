@@ -25,10 +25,11 @@ from fleetfit.anatomy import (
 )
 from fleetfit.anatomy.copies import copy_instance, copy_level, get_number
 from fleetfit.anatomy.exits import ExitHead, ModuleWithExits
+from fleetfit.anatomy.kernels import skip_fast_path
 from fleetfit.anatomy.known_values import iter_tensors
 from fleetfit.anatomy.labels import list_tensors
 from fleetfit.anatomy.logits import get_logits
-from fleetfit.anatomy.masks import call_instance, skip_fast_path
+from fleetfit.anatomy.masks import call_instance
 from fleetfit.anatomy.meta import Operations
 from fleetfit.anatomy.norms import STATISTICS, find_kept_norms, is_trained, iter_norms
 from fleetfit.anatomy.observe import list_aliases

@@ -118,11 +118,7 @@ def _can_end(observation: Observation, name: str) -> bool:
 
 
 def _check_names(observation: Observation, names: str | Sequence[str]) -> list[str]:
-    """Return named modules in the order in which they end.
-
-    Raises:
-        ModelError: A name is unknown, or its module gives no tensor of samples, runs more than once, or ends the model.
-    """
+    """Return named modules in the order in which they end."""
     if isinstance(names, str):
         raise ModelError(f'exits must be "auto", "none" or a list of module names, got "{names}".', key="derive.exits")
     known = [name for name, _ in observation.net.named_modules() if name]

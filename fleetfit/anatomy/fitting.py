@@ -175,11 +175,7 @@ def fit_instance(net: nn.Module, facts: SampleFacts, head: str, weights: str, se
 
 
 def _run(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> Tensor:
-    """Return the logits of a copy, so that the module stays as it is.
-
-    Raises:
-        ModelError: It does not accept the samples.
-    """
+    """Return the logits of a copy, so that the module stays as it is."""
     check_types(net)
     return _call(copy_instance(net).eval(), example, mask)
 
@@ -213,11 +209,7 @@ def _call(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> Ten
 
 
 def _replace_classifier(net: nn.Module, example: Tensor, classes: int, mask: InputMask | None) -> None:
-    """Replace the linear layer that gives the logits.
-
-    Raises:
-        ModelError: The logits do not come from one linear layer.
-    """
+    """Replace the linear layer that gives the logits."""
     units = observe(net, example, mask).units
     owners = {name.rpartition(".")[0] for name, _ in units.homes.get(CLASSES, ())}
     owner = owners.pop() if len(owners) == 1 else ""
@@ -234,11 +226,7 @@ def _replace_classifier(net: nn.Module, example: Tensor, classes: int, mask: Inp
 
 
 def _redraw(net: nn.Module) -> None:
-    """Draw all weights anew, by each module's own rule.
-
-    Raises:
-        ModelError: Parameters belong to a module that has no rule.
-    """
+    """Draw all weights anew, by each module's own rule."""
     rule = getattr(net, "_init_weights", None)  # of transformers' models
     without = []
     for name, part in net.named_modules():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fleetfit.anatomy.architecture import Architecture, ExitModel, validate_architecture
-from fleetfit.anatomy.depth import Depth, find_depths
+from fleetfit.anatomy.depth import Depth, Shapes, find_depths
 from fleetfit.anatomy.growth import Growing, explain_by_growth
 from fleetfit.anatomy.hints import count_groups, explain_division_error, explain_fixed_groups
 from fleetfit.anatomy.meta import on_meta
@@ -150,17 +150,17 @@ def _infer(
     axes = dict(architecture.axes)
     full = {name: axis.size for name, axis in axes.items()}
     whole = _probe(architecture, full, chosen)
-    if not any(is_parameter for _, is_parameter in whole.tensors.values()):
+    if not whole.parameters:
         raise ModelError(f"{type(architecture).__name__}.build makes a module without parameters: nothing to train.")
     # 2. enlarge each axis by one granule and by two
     slopes: dict[Dimension, dict[str, int]] = {}  # (tensor, dimension) -> axis -> growth per granule
     fixed = dict(whole.groups)
     for name, axis in axes.items():
         one, two = (_probe(architecture, {**full, name: axis.size + n * axis.granule}, chosen, name) for n in (1, 2))
-        _record_growth(name, whole.tensors, one.tensors, two.tensors, slopes)
+        _record_growth(name, whole.shapes, one.shapes, two.shapes, slopes)
         fixed = {part: n for part, n in fixed.items() if one.groups.get(part) == n}
     # 3. explain each dimension by its growth, and by a forward pass where that does not tell
-    sizes = {(name, d): n for name, (shape, _) in whole.tensors.items() for d, n in enumerate(shape)}
+    sizes = {(name, d): n for name, shape in whole.shapes.items() for d, n in enumerate(shape)}
     segments: dict[Dimension, Segments] = {}
     for (name, d), size in sizes.items():
         part, growth = name.rpartition(".")[0], slopes.get((name, d), {})
@@ -174,32 +174,28 @@ def _infer(
         from fleetfit.anatomy.arrange import arrange  # models without such dimensions start without it
 
         segments |= arrange(architecture, lambda s: build_module(architecture, s, chosen), input_shape, growing)
-    dims = {name: tuple(segments[name, d] for d in range(len(shape))) for name, (shape, _) in whole.tensors.items()}
+    dims = {name: tuple(segments[name, d] for d in range(len(shape))) for name, shape in whole.shapes.items()}
     # 4. find the block or exit of each tensor
     depth = _find_depth(architecture, whole, chosen)
     # 5. put the layout together, and compare it with a model of which all axes are enlarged
     trains = getattr(architecture, "trains", lambda name: True)
     tensors: dict[str, TensorLayout] = {}
     frozen: dict[str, TensorLayout] = {}
-    for name, (_, is_parameter) in whole.tensors.items():
+    for name in whole.shapes:
         is_sent = name not in base and trains(name)
         block, exit_ = depth.places[name]
-        (tensors if is_sent else frozen)[name] = TensorLayout(dims[name], block, exit_, is_parameter)
+        (tensors if is_sent else frozen)[name] = TensorLayout(dims[name], block, exit_, name in whole.parameters)
     layout = Layout(axes, chosen, tensors, whole.aliases, frozen, depth.by_order)
     if any(len(growth) > 1 for growth in slopes.values()):
         larger = {name: axis.size + axis.granule for name, axis in axes.items()}
-        _check_together(layout.complete, larger, _probe(architecture, larger, chosen).tensors)
+        _check_together(layout.complete, larger, _probe(architecture, larger, chosen).shapes)
     return layout
 
 
 def _find_depth(architecture: Architecture, whole: "_Probe", exits: tuple[int, ...]) -> Depth:
     full = {name: axis.size for name, axis in architecture.axes.items()}
-
-    def build(some: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        return {name: shape for name, (shape, _) in _probe(architecture, full, some).tensors.items()}
-
-    shapes = {name: shape for name, (shape, _) in whole.tensors.items()}
-    return find_depths(shapes, exits, tuple(architecture.positions), build)
+    positions = tuple(architecture.positions)
+    return find_depths(whole.shapes, exits, positions, lambda some: _probe(architecture, full, some).shapes)
 
 
 def find_classifiers(architecture: Architecture) -> frozenset[str]:
@@ -216,15 +212,15 @@ def find_classifiers(architecture: Architecture) -> frozenset[str]:
     larger = {name: n + architecture.axes[name].granule * architecture.axes[name].scaled for name, n in sizes.items()}
     whole, wide = (_probe(architecture, some, exits) for some in (sizes, larger))
     places = _find_depth(architecture, whole, exits).places
-    classifiers = frozenset(name for name in whole.tensors if places[name][1] is not None)
+    classifiers = frozenset(name for name in whole.shapes if places[name][1] is not None)
     if classifiers or len(exits) > 1:
         return classifiers
-    names, prefix = [name for name, (_, is_parameter) in whole.tensors.items() if is_parameter], ""
+    names, prefix = list(whole.parameters), ""
     while len(parts := dict.fromkeys(name.removeprefix(prefix).partition(".")[0] for name in names)) == 1:
         prefix += f"{next(iter(parts))}."
     prefix += next(reversed(parts))
     last = [name for name in names if f"{name}.".startswith(f"{prefix}.")]
-    keeps = whole.tensors[last[-1]][0][:1] == wide.tensors[last[-1]][0][:1]
+    keeps = whole.shapes[last[-1]][:1] == wide.shapes[last[-1]][:1]
     return frozenset(last) if keeps else frozenset()
 
 
@@ -247,14 +243,12 @@ def _check_exits(architecture: Architecture, exits: tuple[int, ...]) -> None:
         )
 
 
-_Tensors = dict[str, tuple[tuple[int, ...], bool]]
-
-
 @dataclass(frozen=True)
 class _Probe:
-    """A model at some sizes: shapes by name (and whether a parameter), second names, groups of modules."""
+    """A model at some sizes: shapes by name, the names of parameters, second names, groups of modules."""
 
-    tensors: _Tensors
+    shapes: Shapes
+    parameters: Sequence[str]
     aliases: dict[str, str]
     groups: dict[str, int]
 
@@ -265,30 +259,30 @@ def _probe(
     """Build on the meta device, and read the shapes."""
     with on_meta():
         module = build_module(architecture, sizes, exits, larger)
-    tensors: _Tensors = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    parameters = []
     first_name: dict[int, str] = {}
     aliases: dict[str, str] = {}
     for name, tensor, is_parameter in named_tensors(module):
         other = first_name.setdefault(id(tensor), name)
         if other == name:
-            tensors[name] = (tuple(tensor.shape), is_parameter)
+            shapes[name] = tuple(tensor.shape)
+            parameters += [name] * is_parameter
         else:
             aliases[name] = other
-    return _Probe(tensors, aliases, count_groups(module))
+    return _Probe(shapes, parameters, aliases, count_groups(module))
 
 
-def _record_growth(
-    axis: str, whole: _Tensors, one: _Tensors, two: _Tensors, slopes: dict[Dimension, dict[str, int]]
-) -> None:
+def _record_growth(axis: str, whole: Shapes, one: Shapes, two: Shapes, slopes: dict[Dimension, dict[str, int]]) -> None:
     if whole.keys() != one.keys() or whole.keys() != two.keys():
         odd = sorted((whole.keys() ^ one.keys()) | (whole.keys() ^ two.keys()))
         raise ModelError(
             f'enlarging axis "{axis}" changes which tensors exist: {", ".join(odd[:4])}. A size must not decide what '
             "is built."
         )
-    for name, (shape, _) in whole.items():
+    for name, shape in whole.items():
         for d, size in enumerate(shape):
-            first, second = one[name][0][d] - size, two[name][0][d] - one[name][0][d]
+            first, second = one[name][d] - size, two[name][d] - one[name][d]
             if first != second:
                 raise ModelError(
                     f'"{name}", dimension {d}: one more granule of axis "{axis}" adds {first}, the next one {second}. '
@@ -310,11 +304,11 @@ def _check_group(axes: Mapping[str, Axis], name: str, size: int, axis: str, grou
         )
 
 
-def _check_together(layout: Layout, sizes: Mapping[str, int], built: _Tensors) -> None:
+def _check_together(layout: Layout, sizes: Mapping[str, int], built: Shapes) -> None:
     """Compare the shapes with all axes enlarged, which tells a product from a sum."""
     for name, shape in layout.shapes(sizes, layout.exits).items():
-        if built[name][0] != shape:
+        if built[name] != shape:
             raise ModelError(
                 f'"{name}": with every axis larger by a granule the layout predicts {shape}, the builder makes '
-                f"{built[name][0]}. Let each of its dimensions be a product or a sum of axes."
+                f"{built[name]}. Let each of its dimensions be a product or a sum of axes."
             )

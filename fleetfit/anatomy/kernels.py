@@ -52,15 +52,21 @@ def _install() -> None:
 
 
 @contextlib.contextmanager
-def use_plain_attention() -> Iterator[None]:
-    """Compute attention by plain operations, so that its scale is one of the numbers."""
+def skip_fast_path() -> Iterator[None]:
+    """Have PyTorch's encoders compute as with hooks: their fast path for inference has other values at padding."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
+        yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextlib.contextmanager
+def use_plain_attention() -> Iterator[None]:
+    """Compute attention by plain operations, so that its scale is one of the numbers."""
+    with skip_fast_path(), sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 @contextlib.contextmanager

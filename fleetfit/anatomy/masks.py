@@ -1,7 +1,7 @@
 """Masks for padded tokens: what forward of an instance gets beside its tokens."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fleetfit.anatomy.kernels import skip_recomputation
+from fleetfit.anatomy.kernels import skip_fast_path, skip_recomputation
 
 _DTYPES = {"int64": torch.int64, "bool": torch.bool, "float32": torch.float32}
 _QUESTIONS = (Tensor.__bool__, Tensor.__contains__, Tensor.item, torch.equal, torch.allclose)
@@ -83,17 +83,6 @@ def call_instance(net: nn.Module, x: Tensor, mask: InputMask | None, answers: Se
     # PyTorch's encoders have no fast path for masks on the meta device
     with skip_fast_path(), skip_recomputation(), _MetaReads([*arguments.values()], x.shape[1], answers):
         return net(x, **arguments)
-
-
-@contextlib.contextmanager
-def skip_fast_path() -> Iterator[None]:
-    """Have PyTorch's encoders compute as with hooks: their fast path for inference has other values at padding."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 class _MetaReads(TorchFunctionMode):

@@ -53,7 +53,7 @@ class Candidate:
         index: Its index in a sequence, or None.
         value: Its value.
         family: The numbers that have the same meaning.
-        meanings: The segments whose length it may be, the likeliest first; () if it stays.
+        meanings: The segments whose length it may be, the likeliest first, with () for a number that stays.
         scope: The module whose sizes it may be: its own, or the nearest one around it with any.
         chosen: The index of its meaning.
     """
@@ -132,7 +132,7 @@ class Trials:
         """
         first = self._read_choice()
         seen: list[Sequence[int]] = []
-        for choice in itertools.chain([first], map(self._choose_fewest, [first]), self._list_combinations(first)):
+        for choice in itertools.chain([first], map(self._choose_fewest, [first]), self._list_combinations()):
             if len(seen) == most:
                 break
             if choice not in seen:
@@ -220,22 +220,13 @@ class Trials:
         return False
 
     def _reinterpret(self, axes: Sequence[str], sizes: Mapping[str, int], count: int) -> bool:
-        """Give some families of numbers near some axes other meanings; return whether the sizes run then.
-
-        Args:
-            axes: The axes.
-            sizes: Their sizes.
-            count: How many families change together.
-        """
+        """Give so many families of numbers near some axes other meanings; return whether these sizes run then."""
         owners = {name.rpartition(".")[0] for axis in axes for name, _ in self.units.homes[axis]}
         near = owners | {owner.rpartition(".")[0] for owner in owners}
-        families: dict[Family, list[Candidate]] = defaultdict(list)
-        for candidate in self.candidates:
-            inside = f"{candidate.scope}." if candidate.scope else ""
-            if len(candidate.meanings) > 1 and any(f"{name}.".startswith(inside) for name in near):
-                families[candidate.family].append(candidate)
+        insides = ((candidate, f"{candidate.scope}." if candidate.scope else "") for candidate in self.candidates)
+        families = _group_families(c for c, inside in insides if any(f"{name}.".startswith(inside) for name in near))
         before = self._read_choice()
-        for some in itertools.islice(itertools.combinations(families.values(), count), _MAX_PAIRS):
+        for some in itertools.islice(itertools.combinations(families, count), _MAX_PAIRS):
             counts = [min(len(c.meanings) for c in members) for members in some]
             options = [
                 [pick for pick in range(n) if any(c.chosen != pick for c in members)]
@@ -278,39 +269,36 @@ class Trials:
         for candidate, chosen in zip(self.candidates, choice, strict=True):
             candidate.chosen = chosen
 
-    def _group_families(self) -> list[list[int]]:
-        families: dict[Family, list[int]] = defaultdict(list)
-        for i, candidate in enumerate(self.candidates):
-            families[candidate.family].append(i)
-        return list(families.values())
-
     def _choose_fewest(self, before: Sequence[int]) -> list[int]:
         """Return the choice in which only the numbers change without which some cut does not run."""
         self._choose(before)
         cuts = [*map(self._halve, self.group_roles()), self._halve(self.units.scaled)]
-        for members in self._group_families():
+        for members in _group_families(self.candidates):
             last = self._read_choice()
-            for i in members:
-                meanings = self.candidates[i].meanings
-                self.candidates[i].chosen = meanings.index(()) if () in meanings else self.candidates[i].chosen
+            for candidate in members:
+                candidate.chosen = candidate.meanings.index(())
             if self._read_choice() != last and any(self._run(cut) is not None for cut in cuts):
                 self._choose(last)
         fewest = self._read_choice()
         self._choose(before)
         return fewest
 
-    def _list_combinations(self, first: Sequence[int]) -> Iterator[list[int]]:
+    def _list_combinations(self) -> Iterator[list[int]]:
         """Yield other choices, those nearest to the likeliest meanings first."""
-        families = self._group_families()
-        counts = [min(len(self.candidates[i].meanings) for i in members) for members in families]
-        open_families = [(members, n) for members, n in zip(families, counts, strict=True) if n > 1]
-        picks = itertools.islice(itertools.product(*(range(n) for _, n in open_families)), 4096)
-        for pick in sorted(picks, key=lambda pick: sum(chosen > 0 for chosen in pick)):
-            choice = list(first)
-            for (members, _), chosen in zip(open_families, pick, strict=True):
-                for i in members:
-                    choice[i] = chosen
-            yield choice
+        families = _group_families(self.candidates)
+        picks = itertools.product(*(range(min(len(c.meanings) for c in members)) for members in families))
+        for pick in sorted(itertools.islice(picks, 4096), key=lambda pick: sum(chosen > 0 for chosen in pick)):
+            for members, chosen in zip(families, pick, strict=True):
+                for candidate in members:
+                    candidate.chosen = chosen
+            yield self._read_choice()
+
+
+def _group_families(candidates: Iterable[Candidate]) -> list[list[Candidate]]:
+    families: dict[Family, list[Candidate]] = defaultdict(list)
+    for candidate in candidates:
+        families[candidate.family].append(candidate)
+    return list(families.values())
 
 
 def explain_error(error: Exception) -> Reason:
@@ -430,10 +418,7 @@ def _list_torch_numbers(observation: Observation) -> Iterator[SizeNumber]:
 
 def _get_input_segments(observation: Observation, module: str, d: int) -> Segments | None:
     """Return the segments along a dimension of a module's input."""
-    x = observation.inputs.get(module)
-    if x is not None:
-        d %= len(x.shape)
-        for labels in x.labels:
-            if d in vary(labels):
-                return observation.units.parse(keep_along(labels, d))
+    for labels in observation.inputs.get(module, ()):
+        if d % labels.dim() in vary(labels):
+            return observation.units.parse(keep_along(labels, d % labels.dim()))
     return None

@@ -50,14 +50,6 @@ class Output:
     calls: int = 1
 
 
-@dataclass
-class Input:
-    """The shape of a module's input at its first call, and the labels along each dimension."""
-
-    shape: tuple[int, ...]
-    labels: list[Labels]
-
-
 @dataclass(frozen=True)
 class Observation:
     """What one forward pass says of an instance.
@@ -69,7 +61,7 @@ class Observation:
         early: The modules whose outputs are the logits of its own early exits, if it returns a list of logits.
         units: Units, axes and segments.
         outputs: The outputs of its modules, in the order in which they ended.
-        inputs: The inputs of its modules.
+        inputs: The labels along each dimension of the inputs of its modules.
         vocabulary: Tokens that it knows; 0 for real numbers.
         mask: Its mask for padding.
         answers: What forward reads from the samples for messages and checks.
@@ -82,7 +74,7 @@ class Observation:
     early: tuple[str, ...]
     units: Units
     outputs: Mapping[str, Output]
-    inputs: Mapping[str, Input]
+    inputs: Mapping[str, list[Labels]]
     vocabulary: int
     mask: InputMask | None = None
     answers: tuple[bool, ...] = ()
@@ -186,7 +178,7 @@ class _ObservedPass:
         copied = copy_instance(net).eval()
         self.labeled = LabeledPass(copied, example, choices)
         self.outputs: dict[str, Output] = {}
-        self.inputs: dict[str, Input] = {}
+        self.inputs: dict[str, list[Labels]] = {}
         self._made_of: dict[str, int] = {}
         self._stack: list[str | None] = [None]
         self.labeled.stack = self._stack
@@ -211,7 +203,7 @@ class _ObservedPass:
         self._stack.append(name)
         x = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
         if x is not None and name not in self.inputs:
-            self.inputs[name] = Input(tuple(x.shape), list(self.labeled.labels(x)))
+            self.inputs[name] = list(self.labeled.labels(x))
             self._made_of[name] = self.labeled.sources(x)
 
     def _leave(self, name: str, part: nn.Module, args: Any, out: Any) -> None:
@@ -240,11 +232,7 @@ def _choose_by_parameters(net: nn.Module, labeled: LabeledPass) -> list[int]:
 
 
 def _check_instance(net: nn.Module) -> None:
-    """Refuse modules in which no operation is seen, or without sizes.
-
-    Raises:
-        ModelError: There is such a module.
-    """
+    """Refuse modules in which no operation is seen, or without sizes."""
     for name, part in net.named_modules():
         if isinstance(part, torch.jit.ScriptModule):
             label = f'"{name}"' if name else f"the {type(net).__name__}"
@@ -258,11 +246,7 @@ def _check_instance(net: nn.Module) -> None:
 
 
 def _find_answers(net: nn.Module, example: Tensor, mask: InputMask | None, labeled: LabeledPass) -> tuple[bool, ...]:
-    """Return the answers that forward reads from the samples for messages and checks.
-
-    Raises:
-        ModelError: It reads something else, or another answer changes what it computes.
-    """
+    """Return the answers that forward reads from the samples for messages and checks."""
     branches = [*labeled.branches, *labeled.questions]
     answers = None if labeled.branches else find_answers(net, example, mask) if branches else ()
     if answers is None:

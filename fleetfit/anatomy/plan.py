@@ -1,6 +1,6 @@
 """What was derived from an instance, as plain values: enough to build every level of another instance like it."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -107,26 +107,23 @@ class DerivedPlan:
     tail: tuple[str, ...] = ()
     unused: frozenset[str] = frozenset()
 
-    def rename_axes(self, names: Mapping[str, str]) -> "DerivedPlan":
-        """Return the plan with other names of axes; axes not named keep theirs."""
+    def rename_axes(self, names: Mapping[str, str | None]) -> "DerivedPlan":
+        """Return the plan with other names of axes; axes not named keep theirs, and those of None are not cut."""
         names = {axis: names.get(axis, axis) for axis in self.axes}
 
-        def rename(segments: Segments) -> Segments:
-            return tuple(s if s.axis is None else Segment(names[s.axis], per=s.per) for s in segments)
+        def rename(segment: Segment) -> Segment:
+            name = None if segment.axis is None else names[segment.axis]
+            is_left = segment.axis is None or name is not None
+            return Segment(name, segment.per * (1 if is_left else self.axes[str(segment.axis)]))
 
-        return self._map_segments(rename, {names[axis]: size for axis, size in self.axes.items()},
-                                  frozenset(names[axis] for axis in self.ordered))  # fmt: skip
-
-    def keep_axes(self, axes: Collection[str]) -> "DerivedPlan":
-        """Return the plan in which only these axes are cut, and the classes."""
-
-        def fix(segments: Segments) -> Segments:
-            return tuple(
-                s if s.axis is None or s.axis in axes else Segment(None, s.per * self.axes[s.axis]) for s in segments
-            )
-
-        axes_left = {axis: size for axis, size in self.axes.items() if axis in axes}
-        return self._map_segments(fix, axes_left, self.ordered & frozenset(axes))
+        return replace(
+            self,
+            axes={name: size for axis, size in self.axes.items() if (name := names[axis]) is not None},
+            segments={dimension: tuple(map(rename, segments)) for dimension, segments in self.segments.items()},
+            numbers=tuple(replace(number, meaning=tuple(map(rename, number.meaning))) for number in self.numbers),
+            exits=tuple(replace(point, segments=tuple(map(rename, point.segments))) for point in self.exits),
+            ordered=frozenset(name for axis in self.ordered if (name := names[axis]) is not None),
+        )
 
     def find_first_blocks(self) -> dict[str, int]:
         """Return the first block with each axis: the least number of exits before a tensor that has it."""
@@ -136,18 +133,6 @@ class DerivedPlan:
                 if segment.axis is not None and name in self.blocks:
                     first[segment.axis] = min(first[segment.axis], self.blocks[name])
         return first
-
-    def _map_segments(
-        self, change: Callable[[Segments], Segments], axes: Mapping[str, int], ordered: frozenset[str]
-    ) -> "DerivedPlan":
-        return replace(
-            self,
-            axes=axes,
-            segments={dimension: change(segments) for dimension, segments in self.segments.items()},
-            numbers=tuple(replace(number, meaning=change(number.meaning)) for number in self.numbers),
-            exits=tuple(replace(point, segments=change(point.segments)) for point in self.exits),
-            ordered=ordered,
-        )
 
     def to_payload(self) -> dict[str, Any]:
         """Return it as lists, texts and whole numbers, with its format version."""

@@ -253,11 +253,7 @@ def _prove(full: FullModel, levels: Sequence[Submodel], say: Say | None, proved:
 
 
 def _excuse_failure(full: FullModel, failed: Sequence[MaskedCut]) -> tuple[Mapping[str, str], str]:
-    """Return the axes that are not proved, with the architecture's reason, and a description of the failure.
-
-    Raises:
-        ModelError: The architecture gives no reason.
-    """
+    """Return the axes that are not proved, with the architecture's reason, and a description of the failure."""
     axes, worst = find_failing_axes(full), max(failed, key=lambda cut: cut.error)
     failure = describe_failure(full, worst, axes)
     reason = getattr(full.architecture, "size_dependent", "")

@@ -116,11 +116,7 @@ def _compare(full: FullModel, cut: MaskedCut, after: State) -> None:
 
 
 def _run_training(module: nn.Module, x: Tensor, steps: int, names: Iterable[str]) -> State:
-    """Run training forwards; return tensors after them.
-
-    Raises:
-        CannotRun: They fail.
-    """
+    """Run training forwards; return tensors after them."""
     module.train()
     try:
         with isolate_rng(x.device, 0), torch.enable_grad(), use_float64():

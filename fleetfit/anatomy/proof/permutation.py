@@ -64,11 +64,7 @@ def _group_axes(axes: Mapping[str, Axis]) -> list[list[str]]:
 
 
 def _permute(full: FullModel, axis: str, order: tuple[int, ...]) -> float:
-    """Permute one axis; return how far the outputs moved.
-
-    Raises:
-        ModelError: They moved too far.
-    """
+    """Permute one axis; return how far the outputs moved."""
     logits = full.outputs(KeptPlaces(full.layout, {axis: order}).cut(full.state))
     error = difference(logits, full.expected)
     if not full.layout.axes[axis].scaled and error > full.tolerance:  # classes: the logits may be permuted with them

@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,8 @@ Operation = tuple[str, str]
 """The module that an operation runs in, and its kind."""
 
 
-class OperationRecord(NamedTuple):
+@dataclass(frozen=True)
+class OperationRecord:
     """One operation of the full model.
 
     Attributes:
@@ -208,7 +209,7 @@ class _Reduction:
     def measure(self, rows: Tensor) -> tuple[Tensor, ...]:
         """Return the results for rows; of a norm mean and 1/deviation, of a softmax the logarithm of its sum."""
         if self.kind in _NORMS:
-            out = torch.native_layer_norm(rows, rows.shape[-1:], None, None, self.args[-1])[1:]
+            out: Any = torch.native_layer_norm(rows, rows.shape[-1:], None, None, self.args[-1])[1:]
         else:
             out = torch.logsumexp(rows, -1) if self.kind in _SOFTMAX else self.func(rows, *self.args[1:], **self.kwargs)
         return tuple(each.reshape(rows.shape[:-1]) for each in (out if isinstance(out, tuple) else (out,)))
