@@ -7,7 +7,7 @@ parametrizations survive and nothing is copied whole. The instance is left as it
 import contextlib
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -86,7 +86,7 @@ def copy_all_but_parameters(net: nn.Module) -> nn.Module:
 def copy_level(
     net: nn.Module, plan: DerivedPlan, sizes: Mapping[str, int], absent: Collection[str] = frozenset()
 ) -> nn.Module:
-    """Return a copy of an instance with these sizes.
+    """Return a copy of an instance with these sizes; who calls it sets its mode.
 
     Args:
         net: The instance.
@@ -103,12 +103,14 @@ def copy_level(
             memo[id(modules[name])] = Absent()
     level = copy.deepcopy(net, _copy_plain_values(net, memo))
     copies = {name: memo[id(whole)] for name, whole in modules.items() if id(whole) in memo}  # none inside absent ones
-    with _evaluate_parametrizations(level):
-        for name, part in copies.items():
-            if name not in incomplete and getattr(part, "weight", part) is not None:
-                _resize(modules[name], part)
-            for table in (part._parameters, part._buffers):
-                table |= dict.fromkeys(leaf for leaf in table if f"{name}.{leaf}".lstrip(".") in absent)
+    for part in level.modules():
+        if isinstance(part, ParametrizationList):  # in training mode, to read a weight with spectral norm changes it
+            part.eval()
+    for name, part in copies.items():
+        if name not in incomplete and getattr(part, "weight", part) is not None:
+            _resize(modules[name], part)
+        for table in (part._parameters, part._buffers):
+            table |= dict.fromkeys(leaf for leaf in table if f"{name}.{leaf}".lstrip(".") in absent)
     for name in plan.kept & copies.keys():
         keep_statistics(copies[name])
     for number in plan.numbers:
@@ -129,18 +131,6 @@ def _cut_tensors(
             cut = torch.empty(0, dtype=tensor.dtype) if is_absent else _cut(name, tensor, plan, sizes, device)
             memo[id(tensor)] = nn.Parameter(cut, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else cut
     return memo
-
-
-@contextlib.contextmanager
-def _evaluate_parametrizations(level: nn.Module) -> Iterator[None]:
-    """Read parametrized weights in evaluation mode: spectral norm moves its vectors in training mode."""
-    lists = [part for part in level.modules() if isinstance(part, ParametrizationList)]
-    modes = [(part, part.training) for one in lists for part in one.modules()]
-    for part, _ in modes:
-        part.training = False
-    yield
-    for part, mode in modes:
-        part.training = mode
 
 
 def _copy_plain_values(net: nn.Module, memo: dict[int, Any]) -> dict[int, Any]:

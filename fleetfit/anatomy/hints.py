@@ -24,10 +24,11 @@ _COUNTS = {"groups": "groups", "num_groups": "groups", "num_heads": "heads", "he
 
 
 def count_groups(module: nn.Module) -> dict[str, int]:
-    """Return the groups of each grouped convolution and each group norm by the module's name; only above one."""
+    """Return the groups of convolutions and group norms, and the heads of attention, by module; only above one."""
     counts: dict[str, int] = {}
     for name, part in module.named_modules():
         n = part.groups if isinstance(part, _ConvNd) else part.num_groups if isinstance(part, nn.GroupNorm) else 1
+        n = part.num_heads if isinstance(part, nn.MultiheadAttention) else n
         if isinstance(n, int) and n > 1:
             counts[name] = n
     return counts
@@ -60,13 +61,8 @@ def find_fixed_groups(layout: Layout, full: nn.Module, small: nn.Module, axes: C
         small: A module in which some axes are smaller.
         axes: Those axes.
     """
-
-    def count(module: nn.Module) -> dict[str, int]:
-        attentions = ((name, part) for name, part in module.named_modules() if isinstance(part, nn.MultiheadAttention))
-        return count_groups(module) | {name: part.num_heads for name, part in attentions if part.num_heads > 1}
-
-    small_counts = count(small)
-    for name, n in count(full).items():
+    small_counts = count_groups(small)
+    for name, n in count_groups(full).items():
         dims = [dim for t in layout.tensors if t.rpartition(".")[0] == name for dim in layout.tensors[t].dims]
         cut = [axis for dim in dims if len(dim) % n for s in dim for axis in s.axes if axis in axes]
         if small_counts.get(name) == n and cut:

@@ -61,7 +61,8 @@ def record_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out
     if kind == "random" and func.overloadpacket.__name__ in _UNIFORM and out.is_meta and out.numel() == 1:
         set_values(out, torch.full(out.shape, 0.5, dtype=out.dtype, device="cpu"))  # `if rand() < drop: skip the block`
         return
-    if kind == "empty" or (kind != "constant" and isinstance(first, Tensor) and _is_unknown(first)):
+    is_unknown = isinstance(first, Tensor) and first.is_meta and not hasattr(first, _ATTRIBUTE)
+    if kind == "empty" or (kind != "constant" and is_unknown):
         return  # nearly every call
     results = list(iter_tensors([out]))
     if not results or not results[0].is_meta:
@@ -98,10 +99,6 @@ def iter_tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield value
         elif isinstance(value, list | tuple):
             yield from iter_tensors(value)
-
-
-def _is_unknown(x: Tensor) -> bool:
-    return x.is_meta and not hasattr(x, _ATTRIBUTE)
 
 
 @functools.cache

@@ -23,7 +23,8 @@ def get_logits(out: Any) -> Tensor:
         return get_logits(out["logits"])
     if hasattr(out, "logits"):
         return get_logits(out.logits)
-    fields = _list_fields(out)
+    fields = [str(name) for name in (out if isinstance(out, Mapping) else getattr(out, "_fields", ()))]
+    fields = fields or [*getattr(out, "__dataclass_fields__", ())]
     if isinstance(out, list | tuple) and out and not fields:
         return get_logits(out[-1 if isinstance(out, list) else 0])
     got = f"{type(out).__name__} with {quote_some(fields)}" if fields else type(out).__name__
@@ -49,10 +50,3 @@ def check_outputs(out: Any) -> None:
             "logits alone, or a list with those of each exit.",
             key="model",
         )
-
-
-def _list_fields(out: Any) -> list[str]:
-    """Return the names of a record's values: of a table, a dataclass or a named tuple."""
-    if isinstance(out, Mapping):
-        return [str(key) for key in out]
-    return [*(getattr(out, "_fields", None) or getattr(out, "__dataclass_fields__", None) or ())]

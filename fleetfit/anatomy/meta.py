@@ -97,7 +97,8 @@ def run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], by_rules: boo
         kwargs: Its arguments by name.
         by_rules: Whether by its rule, where it has one.
     """
-    kwargs = _keep_on_meta(func, args, kwargs)
+    if func is _ATEN._to_copy.default and args[0].is_meta and kwargs.get("device") is not None:
+        kwargs = {**kwargs, "device": torch.device("meta")}  # there are no numbers to move
     out = apply_to_values(func, args, kwargs) if reads_values(func) else NotImplemented
     if out is not NotImplemented:
         return out
@@ -105,12 +106,6 @@ def run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], by_rules: boo
     out = func(*args, **kwargs) if out is NotImplemented else out
     record_values(func, args, kwargs, out)
     return out
-
-
-def _keep_on_meta(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments of an operation; `.to(device)` leaves tensors without numbers on the meta device."""
-    moved = func is _ATEN._to_copy.default and args[0].is_meta and kwargs.get("device") is not None
-    return {**kwargs, "device": torch.device("meta")} if moved else kwargs
 
 
 def apply_rule(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -154,15 +149,13 @@ _PLACEMENT = ("device", "memory_format", "out")  # arguments on the place of a r
 def _pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]) -> Any:
     try:
         shape = torch.broadcast_tensors(*[torch.empty((), device="cpu").expand(x.shape) for x in tensors])[0].shape
-    except RuntimeError:
+        # run on one element on the CPU, for the type
+        dtype = func(*map(_make_probe, args), **{key: _make_probe(value) for key, value in kwargs.items()}).dtype
+    except (RuntimeError, TypeError):
         return NotImplemented
     alias = func._schema.arguments[0].alias_info
     if alias is not None and alias.is_write:
         return args[0] if args[0].shape == shape else NotImplemented
-    try:  # run on one element on the CPU, for the type
-        dtype = func(*map(_make_probe, args), **{key: _make_probe(value) for key, value in kwargs.items()}).dtype
-    except (RuntimeError, TypeError):
-        return NotImplemented
     if all(tensor.is_contiguous() for tensor in tensors):
         return torch.empty(shape, dtype=dtype, device="meta")
     return _empty_like(tensors[0], dtype=dtype) if tensors[0].shape == shape else NotImplemented

@@ -120,11 +120,9 @@ def observe(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> O
     """
     _check_instance(net)
     first = _ObservedPass(net, example, mask, None)
+    if first.labeled.flattened:  # of places that were flattened together, those can be cut that have more parameters
+        first = _ObservedPass(net, example, mask, _choose_by_parameters(net, first.labeled))
     labeled, out = first.labeled, first.out
-    if labeled.flattened:  # of places that were flattened together, those can be cut that have more parameters
-        choices = _choose_by_parameters(net, labeled)
-        first = _ObservedPass(net, example, mask, choices)
-        labeled, out = first.labeled, first.out
     logits = get_logits(out)
     answers = _find_answers(net, example, mask, labeled)
     unused = [name for name, p in net.named_parameters() if p.requires_grad and name not in labeled.first_use]

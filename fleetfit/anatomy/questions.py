@@ -25,7 +25,7 @@ from fleetfit.seeds import isolate_rng
 
 _MOST_RUNS = 64
 _MOST_MORE = 1000  # operations, so that a loop that waits for an answer ends
-_SAMPLES = 0  # in the place of a name: tensors that are made have numbers from 1
+_SAMPLES = ""  # in the place of a name
 
 
 class _Differs(Exception):
@@ -47,7 +47,7 @@ def find_answers(net: nn.Module, example: Tensor, mask: InputMask | None) -> tup
             before = pending.pop(0)
             for i in range(before.given, len(before.answers)):
                 other = _AnsweredPass(
-                    net, example, mask, [*before.answers[:i], not before.answers[i]], len(first.steps) + _MOST_MORE
+                    net, example, mask, [*before.answers[:i], not before.answers[i]], first.steps + _MOST_MORE
                 )
                 runs += 1
                 if runs > _MOST_RUNS or (other.made_by != first.made_by and not other.has_raised):
@@ -61,22 +61,10 @@ def find_answers(net: nn.Module, example: Tensor, mask: InputMask | None) -> tup
 class _AnsweredPass(CalledOperations):
     """Two forward passes of a copy, since the first may leave something for the second, with answers to questions.
 
-    Args:
-        net: The instance.
-        example: The samples.
-        mask: Its mask.
-        answers: To the first questions of the first pass; the samples answer all others.
-        most: Operations after which it ends.
-
-    Attributes:
-        given: How many answers were given.
-        answers: The answers to all questions of the first pass.
-        steps: The operations: each with its arguments, the tensors among them, and the storages that it writes.
-        has_raised: Whether code of the person raises an error at once after the last answer that was given.
-        made_by: The operations by which the logits are made, first to last.
-
-    Raises:
-        _Differs: It fails, or reads something else.
+    Answers are given to the first questions of the first pass; the samples answer all others. Afterwards `answers` has
+    those to all questions of the first pass, `made_by` the operations by which the logits are made, and `has_raised`
+    whether code of the person raised an error at once after the last answer that was given. Raises `_Differs` where the
+    pass fails otherwise, reads something else, or takes more than `most` operations.
     """
 
     def __init__(
@@ -89,35 +77,34 @@ class _AnsweredPass(CalledOperations):
     ) -> None:
         super().__init__()
         self.given, self.answers, self.has_raised = len(answers), [*answers], False
-        self.steps: list[tuple[Any, list[Tensor], list[int]]] = []
-        self._most, self._asked, self._last, self._pass = most, 0, 0, 0
+        self.made_by: list[Any] = []
+        self.steps, self._most, self._asked, self._last, self._pass = 0, most, 0, 0, 0
         copied, x = copy_instance(net).eval(), example.clone()
-        self._leaves: dict[int, Any] = {_get_storage(tensor): name for name, tensor in list_tensors(copied)}
-        self._leaves[_get_storage(x)] = _SAMPLES
-        self._made, self._of_samples = set[int](), {_get_storage(x)}
+        self._names: dict[int, Any] = {_get_storage(tensor): name for name, tensor in list_tensors(copied)}
+        self._names[_get_storage(x)] = _SAMPLES
+        self._of_samples = {_get_storage(x)}
         self._alive: list[Any] = [copied, x]  # an identity must not be used again
         arguments = {} if mask is None else mask.make_arguments(x)  # outside: a path may depend on them
-        results: list[Tensor] = []
         with isolate_rng(torch.device("cpu")), torch.no_grad(), skip_recomputation(), _silence():
             try:
                 for self._pass in (0, 1):
                     with self:
                         out = copied(x, **arguments)
-                    results += out if isinstance(out, list) else [get_logits(out)]
+                    self.made_by += self._describe(out if isinstance(out, list) else [get_logits(out)])
             except Exception as error:  # other people's code may fail in any way
-                is_at_once = 0 < self.given == self._asked and self._last == len(self.steps)
+                is_at_once = 0 < self.given == self._asked and self._last == self.steps
                 if isinstance(error, _Differs) or not (is_at_once and _is_raised_by_person(error)):
                     raise _Differs from error
                 self.has_raised = True
-        self.made_by = self._trace(results)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = [*iter_tensors(args), *iter_tensors(kwargs.values())]
         read = {_get_storage(x) for x in tensors}
         for x in tensors:
-            if (key := _get_storage(x)) not in self._made and key not in self._leaves:
-                self._leaves[key] = _read_bytes(x)
+            if (key := _get_storage(x)) not in self._names:
+                self._names[key] = _read_bytes(x)
+        call = hash(self._describe([func, args, kwargs]))
         out = func(*args, **kwargs)
         self._alive.append((out, tensors))
         is_of_samples = bool(read & self._of_samples)
@@ -128,12 +115,11 @@ class _AnsweredPass(CalledOperations):
         into = [x for argument, x in zip(func._schema.arguments, args, strict=False) if argument.is_write]
         written = list(dict.fromkeys(_get_storage(x) for x in iter_tensors([out, into])))
         if func._schema.is_mutable or not read.issuperset(written):  # no view: who reads one says what it sees
-            is_for_message = self._last == len(self.steps) and isinstance(out, Tensor) and out.numel() == 1
-            self.steps.append(([func, args, kwargs], tensors, written))
-            self._last += is_for_message
-            self._made.update(written)
+            is_for_message = self._last == self.steps and isinstance(out, Tensor) and out.numel() == 1
+            self.steps, self._last = self.steps + 1, self._last + is_for_message
+            self._names.update((key, (call, i)) for i, key in enumerate(written))
             self._of_samples.update(written if is_of_samples else ())
-        if self._most is not None and len(self.steps) > self._most:
+        if self._most is not None and self.steps > self._most:
             raise _Differs
         return out
 
@@ -144,32 +130,17 @@ class _AnsweredPass(CalledOperations):
             return out
         if self._asked == len(self.answers):
             self.answers.append(out)
-        self._asked, self._last = self._asked + 1, len(self.steps)
+        self._asked, self._last = self._asked + 1, self.steps
         return self.answers[self._asked - 1]
 
-    def _trace(self, results: list[Tensor]) -> list[Any]:
-        """Return the operations that make some tensors, with names and numbers in the place of tensors."""
-        needed, steps = {_get_storage(x) for x in results}, []
-        for call, tensors, written in reversed(self.steps):
-            if not needed.isdisjoint(written):
-                needed.update(map(_get_storage, tensors))
-                steps.append((call, written))
-        names = dict(self._leaves)
-        made_by = []
-        for call, written in reversed(steps):
-            made_by.append(_describe(call, names))
-            for key in written:
-                names.setdefault(key, len(made_by) * 100 + written.index(key))
-        return [*made_by, _describe(results, names)]
-
-
-def _describe(value: Any, names: dict[int, Any]) -> Any:
-    """Return arguments with descriptions in the place of tensors."""
-    if isinstance(value, Tensor):
-        return names.get(_get_storage(value)), value.storage_offset(), value.shape, value.stride(), value.dtype
-    if isinstance(value, dict):
-        return {key: _describe(each, names) for key, each in value.items()}
-    return [_describe(each, names) for each in value] if isinstance(value, list | tuple) else value
+    def _describe(self, value: Any) -> Any:
+        """Return a value with the operations that made them in the place of tensors."""
+        if isinstance(value, Tensor):
+            made_by = self._names.get(_get_storage(value))
+            return made_by, value.storage_offset(), value.shape, value.stride(), value.dtype
+        if isinstance(value, dict):
+            return tuple((key, self._describe(each)) for key, each in value.items())
+        return tuple(map(self._describe, value)) if isinstance(value, list | tuple) else value
 
 
 def _get_storage(x: Tensor) -> int:

@@ -163,7 +163,9 @@ def check_layout(
         layout = layout.complete
         rng = make_torch_rng("check_layout", seed)
         x = make_input(architecture, shape, _BATCH, rng) if example is None else example
-        with _limit_threads(layout):
+        is_small = sum(map(math.prod, layout.shapes({}, layout.exits).values())) < _SMALL
+        # small models take longer on more threads, most so on a busy machine
+        with one_thread() if is_small else contextlib.nullcontext():
             full = FullModel(architecture, layout, x, rng, seed)
             report = _prove(full, tuple(levels) or make_sample_levels(architecture, layout), say, proved)
     if key is not None:
@@ -171,12 +173,6 @@ def check_layout(
             _reports.pop(next(iter(_reports)))
         _reports[key] = report
     return report
-
-
-def _limit_threads(layout: Layout) -> contextlib.AbstractContextManager[None]:
-    """Compute small models on one thread: more threads take longer, most so on a busy machine."""
-    is_small = sum(map(math.prod, layout.shapes({}, layout.exits).values())) < _SMALL
-    return one_thread() if is_small else contextlib.nullcontext()
 
 
 def _make_key(architecture: Any, layout: Layout | None, levels: Sequence[Submodel], more: tuple[int, ...]) -> Any:
