@@ -220,7 +220,7 @@ class Trials:
         return False
 
     def _reinterpret(self, axes: Sequence[str], sizes: Mapping[str, int], count: int) -> bool:
-        """Give so many families of numbers near some axes other meanings; return whether these sizes run then."""
+        """Give `count` families of numbers near some axes other meanings; return whether these sizes run then."""
         owners = {name.rpartition(".")[0] for axis in axes for name, _ in self.units.homes[axis]}
         near = owners | {owner.rpartition(".")[0] for owner in owners}
         insides = ((candidate, f"{candidate.scope}." if candidate.scope else "") for candidate in self.candidates)
