@@ -307,9 +307,9 @@ class Transform(pydantic.BaseModel):
                 "fleetfit.Data.",
                 key="data",
             )
-        from fleetfit.data.files.table import prepare_rows
+        from fleetfit.data.files.table import prepare_table
 
-        return prepare_rows(rows, facts, halves)
+        return prepare_table(rows, facts, halves=halves)
 
     def _read(self, path: Path, halves: bool) -> Data:
         """Read a data set with splits of its own by the reader and the keys of the training data."""

@@ -18,7 +18,6 @@ from fleetfit.data.files.table import (
     TableEncoder,
     detect_columns,
     make_data_in_memory,
-    prepare_rows,
     prepare_table,
     read_sheet,
     read_table,
@@ -214,7 +213,7 @@ def test_digits_that_a_number_would_not_give_back_stay_text(case: str, form: str
     encoder = TableEncoder.from_json(data.columns, "")
     if form == "memory":
         assert encoder.features == [*(f"site = {place}" for place in sorted(set(places))), "size"]
-        assert prepare_rows(memory.splits["train"], data).x.equal(data.x)  # type: ignore[union-attr, arg-type]
+        assert prepare_table(memory.splits["train"], data).x.equal(data.x)  # type: ignore[union-attr, arg-type]
         return
     assert data.groups is not None and data.groups.tolist() == [sorted(set(places)).index(place) for place in places]
     assert encoder.codes == ("site", "kind")

@@ -279,7 +279,7 @@ class _ParquetImages:
 
     def origin(self, index: int) -> Origin:
         number = bisect.bisect_right(self.starts, index) - 1
-        return self.files[number].place(index - self.starts[number])
+        return Origin(self.files[number].path, index - self.starts[number])
 
     def paths(self) -> list[Path]:
         return [file.path for file in self.files]

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetfit.data.dataset import MAX_CLASSES, Data
-from fleetfit.data.image_reader import Origin
 from fleetfit.data.rows import number_classes
 from fleetfit.errors import DataError, FleetFitError, format_cause, quote_some
 from fleetfit.files import check_file
@@ -80,7 +79,7 @@ class RowFile:
         """
         for name in usual if requested is None else (requested,):
             if self.columns.count(name) > 1:
-                raise DataError(f'{self.path} has more than one column "{name}".', path=self.path, column=name)
+                raise self.error("occurs more than once.", name)
             if name in self.columns:
                 return name
         problem = f'no column "{requested}"' if requested is not None else f"no {what} column ({' or '.join(usual)})"
@@ -88,6 +87,11 @@ class RowFile:
             f'{self.path} has {problem}. Its columns are {", ".join(self.columns)}. Set {what} = "..."{self.advice}.',
             path=self.path,
         )
+
+    def error(self, reason: str, column: str, row: int | None = None) -> DataError:
+        """Return an error on a column, or on its value in a row, from 0."""
+        place = f"{self.path}: " if row is None else f"row {row} of {self.path}: "
+        return DataError(f'{place}column "{column}" {reason}', path=self.path, row=row, column=column)
 
 
 class File(RowFile):
@@ -98,7 +102,7 @@ class File(RowFile):
         from pyarrow import parquet
 
         check_file(path, DataError)
-        with self._convert_errors(""):
+        with self._convert_errors():
             self._parquet = parquet.ParquetFile(path, memory_map=True, page_checksum_verification=True)
             self.rows = self._parquet.metadata.num_rows
             self.schema = self._parquet.schema_arrow
@@ -108,16 +112,15 @@ class File(RowFile):
             raise DataError(f"{path} claims {self.rows:,} rows in {size:,} bytes. It is damaged.", path=path)
 
     @contextlib.contextmanager
-    def _convert_errors(self, what: str) -> Iterator[None]:
+    def _convert_errors(self, column: str = "") -> Iterator[None]:
         try:
             yield
         except FleetFitError:
             raise
         except Exception as error:
-            raise DataError(
-                f"{self.path} cannot be read as Parquet{f' ({what})' if what else ''}: {format_cause(error)}",
-                path=self.path,
-            ) from error
+            what = f' (column "{column}")' if column else ""
+            message = f"{self.path} cannot be read as Parquet{what}: {format_cause(error)}"
+            raise DataError(message, path=self.path) from error
 
     def find_bytes_column(self, requested: str | None, usual: Sequence[str], what: str) -> str:
         """Return the name of the column of encoded samples, of any name if no other has bytes (see `column`)."""
@@ -132,55 +135,39 @@ class File(RowFile):
         parts = [about.row_group(g).column(c) for g in range(about.num_row_groups) for c in range(about.num_columns)]
         size = sum(p.total_uncompressed_size for p in parts if p.path_in_schema.partition(".")[0] == column)
         if size > _LARGE_BYTES and size > _RATIO * self.path.stat().st_size:
-            raise DataError(
-                f'column "{column}" of {self.path} claims to unpack to {size:,} bytes. It is damaged.',
-                path=self.path,
-                column=column,
-            )
+            raise self.error(f"claims to unpack to {size:,} bytes. It is damaged.", column)
+
+    def _check_rows(self, column: str, rows: int) -> None:
+        if rows != self.rows:
+            raise self.error(f"has {rows} rows instead of {self.rows}.", column)
 
     def read(self, columns: list[str]) -> Any:
         """Return columns as a `pyarrow.Table`."""
         for column in columns:
             self._check_size(column)
-        with self._convert_errors(""):
+        with self._convert_errors():
             rows = self._parquet.read(columns=columns, use_threads=False)
             rows.validate(full=True)
         return rows
 
     def read_first(self, column: str, count: int) -> list[Any]:
         """Return the first values of a column."""
-        with self._convert_errors(f'column "{column}"'):
+        with self._convert_errors(column):
             batch = next(self._parquet.iter_batches(batch_size=count, columns=[column]), None)
         return [] if batch is None else list(batch.column(0).to_pylist())
 
-    def values(self, column: str, missing: str | None = None) -> Any:
-        """Return one column, an arrow array.
+    def _read_plain(self, column: str, missing: str | None = None) -> Any:
+        """Return one column without missing values, an arrow array."""
+        from pyarrow import types
 
-        Args:
-            column: Its name.
-            missing: Value for missing values; None: refuse missing values.
-        """
         self.column(column, (), "the column's name:")
-        with self._convert_errors(f'column "{column}"'):
+        with self._convert_errors(column):
             values = self.read([column]).column(column).combine_chunks()
-        if len(values) != self.rows:
-            raise DataError(
-                f'column "{column}" of {self.path} has {len(values)} rows instead of {self.rows}.',
-                path=self.path,
-                column=column,
-            )
-        if values.null_count and missing is not None:
-            return values.fill_null(missing)
-        if values.null_count:
-            row = values.is_null().to_pylist().index(True)
-            raise DataError(
-                f'row {row} of {self.path} has no value in column "{column}".', path=self.path, row=row, column=column
-            )
-        return values
-
-    def place(self, row: int) -> Origin:
-        """Return a row's file and number for messages."""
-        return Origin(self.path, row)
+        self._check_rows(column, len(values))
+        if values.null_count and missing is None:
+            raise self.error("has no value.", column, values.is_null().to_pylist().index(True))
+        values = values.fill_null(missing) if values.null_count else values
+        return values.dictionary_decode() if types.is_dictionary(values.type) else values
 
     def images(self, column: str, what: str = "image") -> Iterator[list[bytes]]:
         """Yield batches of encoded images, or of other values as bytes."""
@@ -191,34 +178,20 @@ class File(RowFile):
         for batch in self._iter_batches(column):
             values = batch.column(0)
             if not _has_bytes(values.type):
-                raise DataError(
-                    f'column "{column}" of {self.path} has {values.type}, not the bytes of {what}s.',
-                    path=self.path,
-                    column=column,
-                )
+                raise self.error(f"has {values.type}, not the bytes of {what}s.", column)
             encoded = (values.field("bytes") if types.is_struct(values.type) else values).to_pylist()
             if None in encoded:
-                raise DataError(
-                    f'row {row + encoded.index(None)} of {self.path} has no {what} in column "{column}".',
-                    path=self.path,
-                    row=row + encoded.index(None),
-                    column=column,
-                )
+                raise self.error(f"has no {what}.", column, row + encoded.index(None))
             row += len(encoded)
             yield encoded
-        if row != self.rows:
-            raise DataError(
-                f'column "{column}" of {self.path} has {row} rows instead of {self.rows}.',
-                path=self.path,
-                column=column,
-            )
+        self._check_rows(column, row)
 
     def _iter_batches(self, column: str) -> Iterator[Any]:
-        with self._convert_errors(f'column "{column}"'):
+        with self._convert_errors(column):
             self._check_size(column)
             batches = self._parquet.iter_batches(batch_size=_ROWS, columns=[column])
         while True:
-            with self._convert_errors(f'column "{column}"'):
+            with self._convert_errors(column):
                 batch = next(batches, None)
                 if batch is not None:
                     batch.validate(full=True)
@@ -228,43 +201,23 @@ class File(RowFile):
 
     def texts(self, column: str) -> list[str]:
         """Return a column of text (see `RowFile.texts`)."""
-        from pyarrow import types
-
-        values = self.values(column)
-        if types.is_dictionary(values.type):
-            values = values.dictionary_decode()
-        if not (types.is_string(values.type) or types.is_large_string(values.type)):
-            raise DataError(
-                f'column "{column}" of {self.path} has {values.type}, but must have text.',
-                path=self.path,
-                column=column,
-            )
+        values = self._read_plain(column)
+        if not is_text(values.type):
+            raise self.error(f"has {values.type}, but must have text.", column)
         return list(values.to_pylist())
 
     def read_values(self, column: str, missing: str | None = None) -> NDArray[Any]:
         """Return a column of integers or text (see `RowFile.read_values`)."""
         from pyarrow import types
 
-        values = self.values(column, missing)
-        if types.is_dictionary(values.type):
-            values = values.dictionary_decode()
-        if types.is_string(values.type) or types.is_large_string(values.type):
+        values = self._read_plain(column, missing)
+        if is_text(values.type):
             return np.array(values.to_pylist(), dtype=object)
         if not types.is_integer(values.type):
-            raise DataError(
-                f'column "{column}" of {self.path} has {values.type}, but must have integers or text.',
-                path=self.path,
-                column=column,
-            )
+            raise self.error(f"has {values.type}, but must have integers or text.", column)
         numbers = values.to_numpy(zero_copy_only=False)
         if numbers.dtype == np.uint64 and len(numbers) and numbers.max() > np.iinfo(np.int64).max:
-            row = int(numbers.argmax())
-            raise DataError(
-                f'{self.place(row)} has {numbers.max()} in column "{column}", above 63 bits.',
-                column=column,
-                path=self.path,
-                row=row,
-            )
+            raise self.error(f"has {numbers.max()}, above 63 bits.", column, int(numbers.argmax()))
         return np.asarray(numbers.astype(np.int64))
 
     def class_names(self, column: str) -> tuple[str, ...]:
@@ -275,6 +228,14 @@ class File(RowFile):
         except (KeyError, TypeError, ValueError, RecursionError, IndexError):
             return ()
         return tuple(names) if isinstance(names, list) and all(map(_is_name, names)) else ()
+
+
+def is_text(kind: Any) -> bool:
+    """Return whether an arrow type is text, also in a dictionary."""
+    from pyarrow import types
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
 def _has_bytes(kind: Any) -> bool:
@@ -336,13 +297,8 @@ def read_labels(files: Sequence[RowFile], column: str) -> tuple[NDArray[np.int64
         wrong = np.flatnonzero((part < 0) | (part >= limit))
         if len(wrong):
             label = part[wrong[0]]
-            withheld = "-1 usually means that the labels of a test set are withheld"
-            raise DataError(
-                f"row {wrong[0]} of {file.path} has {column} {label}; labels must be in 0..{limit - 1:,} "
-                f"({withheld if label < 0 else 'number the classes from 0'}).",
-                path=file.path,
-                row=wrong[0],
-            )
+            advice = "-1 often means that the labels are withheld" if label < 0 else "number the classes from 0"
+            raise file.error(f"has {label}; labels must be in 0..{limit - 1:,} ({advice}).", column, int(wrong[0]))
     return values, len(names) or int(values.max(initial=0)) + 1, names
 
 
@@ -362,11 +318,7 @@ def encode_labels(trained: Data, table: RowFile, column: str) -> NDArray[np.int6
     cells = [names[value] if names and 0 <= value < len(names) else str(value) for value in values]
     for row, cell in enumerate(cells):
         if cell not in codes:
-            raise DataError(
-                f'row {row} of {table.path} has "{cell:.80}" in column "{column}", which is no class of the run: '
-                f"{quote_some(trained.class_names or codes)}. Correct it, or leave the column out.",
-                path=table.path,
-                row=row,
-                column=column,
-            )
+            classes = quote_some(trained.class_names or codes)
+            reason = f'has "{cell:.80}", which is not a class of the run: {classes}. Correct it, or drop the column.'
+            raise table.error(reason, column, row)
     return np.array([codes[cell] for cell in cells], dtype=np.int64)

@@ -306,7 +306,7 @@ def sounds(
     form = Spectrogram(sample_rate, count * hop, n_mels, window, hop, resamples=True)
     return replace(listed, notes=(*listed.notes, _describe_lengths(name, form, headers, lengths))).make_data(
         name,
-        _load_sounds(name, paths, form),
+        load_spectrograms(name, paths, len(paths), iter_files(paths), form),
         listed.divide(name, validation, test, seed),
         mean=mean,
         std=std,
@@ -347,37 +347,42 @@ def read_header(file: Path) -> tuple[int, int]:
     return frames, rate
 
 
-def _load_sounds(name: str, paths: Sequence[Path], form: Spectrogram) -> NDArray[np.uint8]:
-    """Return the spectrograms of files, from the cache if they are in it."""
-    sounds = ((functools.partial(read_bytes, file, DataError), Origin(file)) for file in paths)
-    return _load_spectrograms(cache.make_key(name, paths, _list_sizes(form)), len(paths), sounds, form)
+def iter_files(paths: Iterable[Path]) -> Iterator[Sound]:
+    """Yield the sounds of files."""
+    return ((functools.partial(read_bytes, file, DataError), Origin(file)) for file in paths)
 
 
-def _load_parquet(name: str, tables: Sequence[parquet.File], form: Spectrogram) -> NDArray[np.uint8]:
-    column = tables[0].find_bytes_column(None, _COLUMNS, "sound")
-
-    def list_sounds() -> Iterator[Sound]:
-        for table in tables:
-            contents = itertools.chain.from_iterable(table.images(column, "sound"))
-            for row, content in enumerate(contents):
-                yield functools.partial(bytes, content), table.place(row)
-
-    paths = [table.path for table in tables]
-    key = cache.make_key(name, paths, [*_list_sizes(form), column])
-    return _load_spectrograms(key, sum(table.rows for table in tables), list_sounds(), form)
+def iter_rows(tables: Iterable[parquet.File], column: str) -> Iterator[Sound]:
+    """Yield the sounds of a column of Parquet files."""
+    for table in tables:
+        for row, content in enumerate(itertools.chain.from_iterable(table.images(column, "sound"))):
+            yield functools.partial(bytes, content), Origin(table.path, row)
 
 
-def _list_sizes(form: Spectrogram) -> list[object]:
-    return ["sounds", form.rate, form.samples, form.n_mels, form.window, form.hop]
+def load_spectrograms(
+    name: str, sources: Sequence[Path], count: int, sounds: Iterable[Sound], form: Spectrogram, column: str = ""
+) -> NDArray[np.uint8]:
+    """Return the spectrograms of sounds, uint8 [N, 1, mels, frames], from the cache if they are in it.
 
+    Args:
+        name: The set's name.
+        sources: The files of the sounds.
+        count: Number of sounds.
+        sounds: The sounds, read if they are not in the cache.
+        form: What a spectrogram is like.
+        column: The column of the sounds in their files; "" if each is a file.
 
-def _load_spectrograms(key: str, count: int, sounds: Iterable[Sound], form: Spectrogram) -> NDArray[np.uint8]:
+    Raises:
+        DataError: As `Spectrogram.read_into`.
+    """
+
     def build(allocate: cache.Allocate) -> cache.Array:
         array = allocate((count, 1, form.n_mels, form.frames))
         form.read_into(array, sounds)
         return array
 
-    return cache.load_array(key, count, build)
+    key = ["sounds", form.rate, form.samples, form.n_mels, form.window, form.hop, column, count]
+    return cache.load_array(cache.make_key(name, sources, key), count, build)
 
 
 def compute_seconds(frames: int, keys: Mapping[str, Any]) -> float:
@@ -401,6 +406,10 @@ def prepare_sounds(path: Path, facts: Data, settings: Mapping[str, Any], halves:
     name = path.resolve().name
     if listed is None:
         assert tables is not None
-        return make_new_data(facts, name, _load_parquet(name, tables[0], form), tables[1], halves)
-    x = _load_sounds(name, listed.paths, form)
+        rows, y = tables
+        column = rows[0].find_bytes_column(None, _COLUMNS, "sound")
+        sources, count = [table.path for table in rows], sum(table.rows for table in rows)
+        x = load_spectrograms(name, sources, count, iter_rows(rows, column), form, column)
+        return make_new_data(facts, name, x, y, halves)
+    x = load_spectrograms(name, listed.paths, len(listed.paths), iter_files(listed.paths), form)
     return make_new_data(facts, name, x, listed.y, halves, notes=listed.notes, file_names=listed.file_names)

@@ -145,7 +145,7 @@ def table(
         _check_options(options, encoder, str(file))
         options = replace(options, missing=(*encoder.missing, *missing))
     sheet = read_sheet(convert_saved_dataset(path), separator, header, options.missing)
-    return make_data(name, sheet, options, encoder, samples, validation, test, seed)
+    return _make_data(name, sheet, options, encoder, samples, validation, test, seed)
 
 
 def _check_options(options: TableOptions, encoder: "TableEncoder", file: str) -> None:
@@ -248,7 +248,7 @@ def make_sheet(parts: Sequence[tuple[str, Path, Any]]) -> TableSheet:
 def _find_common_type(types: Sequence[Any]) -> Any:
     import pyarrow as pa
 
-    if any(map(_is_text, types)):
+    if any(map(parquet.is_text, types)):
         return pa.large_string()
     return pa.float64() if any(map(_is_number, types)) else next((t for t in types if t != pa.null()), pa.null())
 
@@ -256,13 +256,7 @@ def _find_common_type(types: Sequence[Any]) -> Any:
 def read_sheet(
     path: Path, separator: str | None = None, header: bool = True, missing: Sequence[str] = ()
 ) -> TableSheet:
-    """Read a file, or the files of a folder.
-
-    Args:
-        path: A file or a folder.
-        separator: As of `read_table`.
-        header: As of `read_table`.
-        missing: As of `read_table`.
+    """Read a file, or the files of a folder. The arguments are those of `read_table`.
 
     Raises:
         DataError: A file cannot be read, or lacks a column of the first one.
@@ -286,37 +280,32 @@ def read_table(path: Path, separator: str | None = None, header: bool = True, mi
     Raises:
         DataError: The file is not a table, or a key of CSV files is set for a Parquet file.
     """
+    import pyarrow as pa
+
     suffix = path.suffix.lower()
-    if suffix == ".parquet" or suffix in JSON:
-        if separator is not None or not header:
-            key, reason = ("header", "no header line") if separator is None else ("separator", "no separators")
-            raise DataError(
-                f"{key}: {path} is a file of {suffix}, which has {reason}. Leave {key} out.",
-                path=path,
-                key=key,
-            )
-        return _read_parquet(path) if suffix == ".parquet" else _read_json(path)
+    is_csv = suffix != ".parquet" and suffix not in JSON
+    if not is_csv and (separator is not None or not header):
+        key = "header" if separator is None else "separator"
+        raise DataError(f"{key}: {path} is a file of {suffix}, not of CSV. Leave {key} out.", path=path, key=key)
     if suffix in (".gz", ".zip", ".bz2", ".xz", ".zst"):
         raise DataError(f"{path} is compressed. Decompress it first.", path=path)
     if suffix in (".xls", ".xlsx", ".ods"):
         raise DataError(f"{path} is a spreadsheet. Save it as CSV (in UTF-8) first.", path=path)
-    rows = _read_csv(path, _detect_layout(path, separator, header), missing)
+    if is_csv:
+        rows = _read_csv(path, _detect_layout(path, separator, header), missing)
+    elif suffix == ".parquet":
+        file = parquet.File(path)
+        rows = file.read(check_names(path, [name for name in file.columns if not name.startswith("__index_level_")]))
+    else:
+        columns = read_objects(path)
+        check_names(path, list(columns))
+        try:
+            rows = pa.table(columns)
+        except pa.ArrowException as error:
+            raise DataError(f"{path} cannot be read as a table: {format_cause(error)}", path=path) from error
     if not rows.num_rows:
-        raise DataError(f"{path} has a header line but no rows.", path=path)
-    return rows
-
-
-def _read_json(path: Path) -> Any:
-    import pyarrow as pa
-
-    columns = read_objects(path)
-    if not columns:
         raise DataError(f"{path} has no rows.", path=path)
-    check_names(path, list(columns))
-    try:
-        return pa.table(columns)
-    except pa.ArrowException as error:
-        raise DataError(f"{path} cannot be read as a table: {format_cause(error)}", path=path) from error
+    return rows
 
 
 def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -358,19 +347,12 @@ def read_objects(path: Path) -> dict[str, list[Any]]:
 def read_cells(
     path: Path, separator: str | None = None, header: bool = True, quoted: bool = True
 ) -> dict[str, list[str]]:
-    """Return all cells of a CSV file, by column.
-
-    Args:
-        path: The file.
-        separator: As of `read_table`.
-        header: As of `read_table`.
-        quoted: Whether double quotes enclose cells. If not, they are part of the cell.
+    """Return all cells of a CSV file, by column. Without `quoted`, double quotes are part of a cell.
 
     Raises:
         DataError: The file is not a table.
     """
-    layout = _detect_layout(path, separator, header, quoted=quoted)
-    cells: dict[str, list[str]] = _read_csv(path, layout, None).to_pydict()
+    cells: dict[str, list[str]] = _read_csv(path, _detect_layout(path, separator, header, quoted), None).to_pydict()
     return cells
 
 
@@ -384,7 +366,7 @@ def guess_kinds(path: Path) -> dict[str, str]:
         DataError: The file cannot be read, or is not a table.
     """
     if path.suffix.lower() != ".parquet":
-        layout = _detect_layout(path, None, header=True, strict=False)
+        layout = _detect_layout(path, None, True, strict=False)
         rows = [row for row in layout.rows if len(row) == len(layout.names)]
         return {name: _guess_kind(name, [row[i].strip() for row in rows]) for i, name in enumerate(layout.names)}
     file = parquet.File(path)
@@ -404,7 +386,7 @@ def _guess_kinds(schema: Any, read_first: Callable[[str], Sequence[Any]]) -> dic
         if types.is_struct(column.type) or types.is_binary(column.type) or types.is_large_binary(column.type):
             kinds[column.name] = "image" if column.name.lower() in ("img", "image", "images") else "other"
         else:
-            is_plain = _is_text(column.type) or (_is_number(column.type) and not types.is_boolean(column.type))
+            is_plain = parquet.is_text(column.type) or (_is_number(column.type) and not types.is_boolean(column.type))
             values = read_first(column.name) if is_plain else ()
             kinds[column.name] = _guess_kind(column.name, ["" if one is None else str(one) for one in values])
     return kinds
@@ -451,54 +433,29 @@ def check_names(source: Path | str, names: list[str]) -> list[str]:
     return names
 
 
-def _is_text(kind: Any) -> bool:
-    from pyarrow import types
-
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
-
-
 def _is_number(kind: Any) -> bool:
     from pyarrow import types
 
     return types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind)
 
 
-# ---- Parquet and CSV by pyarrow --------------------------------------------------------------------------------------
-
-
-def _read_parquet(path: Path) -> Any:
-    file = parquet.File(path)
-    names = [name for name in file.columns if not name.startswith("__index_level_")]
-    rows = file.read(check_names(path, names))
-    if not rows.num_rows:
-        raise DataError(f"{path} has no rows.", path=path)
-    return rows
+# ---- CSV by pyarrow --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """The layout of a CSV file.
-
-    Attributes:
-        separator: Separator of cells.
-        names: Names of the columns.
-        header: Whether the first row has the names.
-        skip: Number of empty lines and comments before the first row.
-        rows: The first rows without the names.
-        quoting: Constant of the csv module.
-    """
+    """The layout of a CSV file, with its first rows after the names."""
 
     separator: str
     names: list[str]
     header: bool
-    skip: int
+    skip: int  # empty lines and comments before the first row
     rows: list[list[str]]
-    quoting: Literal[0, 3]
+    quoting: Literal[0, 3]  # of the csv module
 
 
 def _detect_layout(
-    path: Path, separator: str | None, header: bool, strict: bool = True, quoted: bool = True
+    path: Path, separator: str | None, header: bool, quoted: bool = True, strict: bool = True
 ) -> _Layout:
     """Detect the layout from the first lines of a CSV file. `strict`: refuse data in place of names."""
     if separator is not None and (len(separator) != 1 or separator in '"\r\n'):
@@ -510,9 +467,7 @@ def _detect_layout(
     candidates = []
     for mark in [separator] if separator else SEPARATORS:
         rows, first = _split(lines[skip:], mark, quoting), _split([comment], mark, quoting)
-        is_header = bool(
-            first and rows and len(first[0]) == len(rows[0]) > 1
-        )  # names, the first of which starts with #
+        is_header = bool(first and rows and len(first[0]) == len(rows[0]) > 1)  # whose first name begins with #
         candidates.append((mark, skip - is_header, [*first, *rows] if is_header else rows))
     if not candidates[0][2]:
         raise DataError(f"{path} is empty.", path=path)
@@ -584,13 +539,7 @@ def _lift_cell_limit() -> Iterator[None]:
 
 
 def _read_csv(path: Path, layout: _Layout, missing: Sequence[str] | None) -> Any:
-    """Read a CSV file as texts.
-
-    Args:
-        path: The file.
-        layout: How it is written.
-        missing: Further cells without a value; None: no cell is null.
-    """
+    """Read a CSV file as texts. `missing` has further cells without a value; None: no cell is null."""
     import pyarrow as pa
     from pyarrow import csv as arrow_csv
 
@@ -598,7 +547,7 @@ def _read_csv(path: Path, layout: _Layout, missing: Sequence[str] | None) -> Any
         form for mark in (*MISSING, *(missing or ())) for form in (mark, mark.lower(), mark.upper(), mark.capitalize())
     }
     quoted = layout.quoting == csv.QUOTE_MINIMAL
-    if not _is_utf8(path):  # pyarrow prints a traceback if a row that it hands over is not
+    if not _is_plain(path, quoted):
         _check_rows(path, layout)
     try:
         rows = arrow_csv.read_csv(
@@ -614,21 +563,12 @@ def _read_csv(path: Path, layout: _Layout, missing: Sequence[str] | None) -> Any
     except pa.ArrowException as error:
         _check_rows(path, layout)
         raise DataError(f"{path} cannot be read as CSV: {format_cause(error)}", path=path) from error
-    if quoted:
-        with path.open("rb") as file:
-            quotes = sum(part.count(b'"') for part in iter(lambda: file.read(1 << 20), b""))
-        if quotes % 2:  # pyarrow would read one cell up to the end of the file
-            _check_rows(path, layout)
     has_commas = any(re.fullmatch(r"\s*[+-]?\d*,\d+\s*", cell) for row in layout.rows for cell in row)
     return rows.replace_schema_metadata({"decimal": "," if has_commas else "."} if layout.separator == ";" else {})
 
 
 def _are_codes(texts: Any) -> bool:
-    """Return whether texts are digits that numbers would not give back: 007, +49 30, or more than float64 holds.
-
-    Args:
-        texts: An arrow array, possibly with missing values.
-    """
+    """Return whether texts are digits that numbers would not give back: 007, +49 30, or more than float64 holds."""
     from pyarrow import compute
 
     length = compute.binary_length(texts)
@@ -646,16 +586,21 @@ def _are_codes(texts: Any) -> bool:
     return any(int(text) != int(float(text)) for text in texts.filter(is_long).to_pylist() if text)
 
 
-def _is_utf8(path: Path) -> bool:
-    decoder = codecs.getincrementaldecoder("utf-8")()
+def _is_plain(path: Path, quoted: bool) -> bool:
+    """Return whether a file has what pyarrow reads as meant.
+
+    It prints a traceback if a row that it hands over is not UTF-8, and reads one cell from an open quote up to the end.
+    """
+    decoder, quotes = codecs.getincrementaldecoder("utf-8")(), 0
     try:
         with path.open("rb") as file:
             for part in iter(lambda: file.read(1 << 20), b""):
                 decoder.decode(part)
+                quotes += part.count(b'"')
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
         return False
-    return True
+    return not (quoted and quotes % 2)
 
 
 def _check_rows(path: Path, layout: _Layout) -> None:
@@ -803,7 +748,7 @@ def _detect_column(
         largest = compute.max(compute.abs(compute.cast(values, "float64", safe=False))).as_py() or 0
         if is_code or (is_code is None and largest >= _EXACT):
             values = values.cast("string")
-    if _is_text(values.type):
+    if parquet.is_text(values.type):
         decimal = (sheet.table.schema.metadata or {}).get(b"decimal", b"").decode()
         marks = MISSING.difference(sheet.texts.get(name, ())).union(mark.strip().lower() for mark in missing)
         column = _detect_text_column(name, values, marks, form, decimal, is_code)
@@ -1425,31 +1370,11 @@ def _read_labels(
 # ---- data sets -------------------------------------------------------------------------------------------------------
 
 
-def make_data(
-    name: str,
-    sheet: TableSheet,
-    options: TableOptions,
-    encoder: TableEncoder | None = None,
-    samples: int | None = None,
-    validation: float = 0.1,
-    test: float = 0.2,
-    seed: int = 0,
-) -> Data:
-    """Return a table as a data set (see `table`).
-
-    Args:
-        name: Name of the data set.
-        sheet: The table.
-        options: The keys of the run file that describe columns.
-        encoder: The encoding; None: fitted to the training rows.
-        samples: As of `table`.
-        validation: As of `table`.
-        test: As of `table`.
-        seed: As of `table`.
-
-    Raises:
-        DataError: As `table`.
-    """
+def _make_data(
+    name: str, sheet: TableSheet, options: TableOptions, encoder: TableEncoder | None, samples: int | None,
+    validation: float, test: float, seed: int,
+) -> Data:  # fmt: skip
+    """Return a table as a data set. Without an encoder, one is fitted to the training rows."""
     _check_columns(sheet, options)
     label_name = encoder.label.name if encoder else _find_label(sheet, options)
     sheet.check_column(label_name, ", the label column")
@@ -1513,28 +1438,22 @@ def _detect_new_columns(sheet: TableSheet, options: TableOptions, label: str) ->
 
 
 def _describe_label_choice(columns: Mapping[str, Column], label: str) -> list[str]:
-    """Say which column is the label where another one may be meant."""
-    if label.lower() not in LABELS:
-        last = f'The label is the last column, "{truncate(label)}". Set [data] label for another.'
-        return [last, *_describe_binary_neighbors(columns, label)]
-    others = [name for name in columns if name.lower() in LABELS and name != label]
-    if not others:
-        return []
-    return [f"{quote_some(others)} could be the label as well, and is a feature now. Set [data] label or drop."]
-
-
-def _describe_binary_neighbors(columns: Mapping[str, Column], label: str) -> list[str]:
-    """Describe columns of 0 and 1 right before a label of 0 and 1: the label may be one of several."""
+    """Say which column is the label where another one may be meant, or several by binary columns right before it."""
+    if label.lower() in LABELS:
+        others = quote_some([name for name in columns if name.lower() in LABELS and name != label])
+        note = f"{others} could be the label as well, and is a feature now. Set [data] label or drop."
+        return [note] if others else []
+    notes = [f'The label is the last column, "{truncate(label)}". Set [data] label for another.']
     binary = [name if column.kind == "numbers" and bool(np.isin(column.numbers, (0, 1)).all()) else None
               for name, column in columns.items()]  # fmt: skip
     last = [*itertools.takewhile(lambda name: name is not None, reversed(binary))][::-1]
-    if len(last) < 2 or last[-1] != label:
-        return []
-    return [
-        f'{_list_some([name for name in last[:-1] if name])} have 0 and 1, like the label "{truncate(label)}", and are '
-        "features. If they are labels, too, save the samples and a matrix of all labels as arrays (.npz) with task = "
-        '"multi_label".'
-    ]
+    if len(last) > 1 and last[-1] == label:
+        notes.append(
+            f'{_list_some([name for name in last[:-1] if name])} have 0 and 1, like the label "{truncate(label)}", and '
+            "are features. If they are labels, too, save the samples and a matrix of all labels as arrays (.npz) with "
+            'task = "multi_label".'
+        )
+    return notes
 
 
 def _check_columns(sheet: TableSheet, options: TableOptions) -> None:
@@ -1555,20 +1474,9 @@ def make_data_in_memory(
     categories: tuple[str, ...] = (), drop: tuple[str, ...] = (), missing: tuple[str, ...] = (),
     samples: int | None = None, validation: float = 0.1, test: float = 0.2, seed: int = 0,
 ) -> Data:  # fmt: skip
-    """Return tables in memory as a data set. The arguments are those of `table`, except `splits`.
+    """Return tables in memory as a data set. The label "none" is a class there; a missing one is null.
 
-    Args:
-        splits: The `pyarrow.Table` of each split, "train" first.
-        label: Column of the label. The text "none" is a class there; a missing label is null.
-        task: The task.
-        groups: Column of a natural group.
-        categories: Columns of numbers that are categories.
-        drop: Columns to leave out.
-        missing: Further texts or numbers that count as missing.
-        samples: Number of training rows to draw.
-        validation: Share of the training rows to hold out.
-        test: Share of the rows to hold out as the test set.
-        seed: Seed of held out and drawn rows.
+    `splits` has the `pyarrow.Table` of each split, "train" first. The other arguments are those of `table`.
 
     Raises:
         DataError: As `table`.
@@ -1577,41 +1485,24 @@ def make_data_in_memory(
     sheet = make_sheet([(split, paths[split], rows) for split, rows in splits.items()])
     options = TableOptions(label, task, groups, categories, drop, missing)
     sheet = replace(sheet, texts={_find_label(sheet, options): ("none",)})
-    return make_data("table", sheet, options, None, samples, validation, test, seed)
+    return _make_data("table", sheet, options, None, samples, validation, test, seed)
 
 
-def prepare_table(path: Path, facts: Data, settings: Mapping[str, Any] | None = None, halves: bool = False) -> Data:
-    """Return the rows of a file or a folder; rows without a split are for testing (see `transform.KINDS`).
+def prepare_table(source: Any, facts: Data, settings: Mapping[str, Any] | None = None, halves: bool = False) -> Data:
+    """Return the rows of a file or a folder, or a `pyarrow.Table`, for a trained model (see `transform.KINDS`).
 
-    The encoding of the training data has all keys.
+    Rows without a split are for testing. The encoding of the training data has all keys. A missing label is 0.
     """
     encoder = TableEncoder.from_json(facts.columns, "columns.json")
-    folder = convert_saved_dataset(path, training=False)
-    new = find_new_tables(folder, (*_CSV, ".parquet", *JSON), lambda _: True) if folder.is_dir() else []
-    if new:  # without a training set
-        sheet = make_sheet([("test", file, read_table(file, missing=encoder.missing)) for file in new])
-    else:
+    name, folder, new = "table", Path(), [(IN_MEMORY, source)]
+    if isinstance(source, Path):
+        name, folder = source.resolve().stem, convert_saved_dataset(source, training=False)
+        paths = find_new_tables(folder, (*_CSV, ".parquet", *JSON), lambda _: True) if folder.is_dir() else []
+        new = [(file, read_table(file, missing=encoder.missing)) for file in paths]
+    if new:
+        sheet = make_sheet([("test", path, rows) for path, rows in new])
+    else:  # with a training set
         sheet = read_sheet(folder, missing=encoder.missing)
-    return _prepare(path.resolve().stem, facts, encoder, sheet, halves)
-
-
-def prepare_rows(rows: Any, facts: Data, halves: bool = False) -> Data:
-    """Return a table in memory for a trained model, all rows for testing.
-
-    Args:
-        rows: A `pyarrow.Table`.
-        facts: The training data, or their facts, with the encoding of the columns.
-        halves: Whether one half is for validation.
-
-    Raises:
-        DataError: A column is missing, or a label is not a class of the model.
-    """
-    encoder = TableEncoder.from_json(facts.columns, "columns.json")
-    return _prepare("table", facts, encoder, make_sheet([("test", IN_MEMORY, rows)]), halves)
-
-
-def _prepare(name: str, facts: Data, encoder: TableEncoder, sheet: TableSheet, halves: bool = False) -> Data:
-    """Return rows with their labels (0 where one is missing), and the labeled rows if some have none."""
     sheet = replace(sheet, texts={encoder.label.name: [name.lower() for name in encoder.label.classes]})
     columns = encoder.detect_columns(sheet, encoder.missing)
     x, notes = encoder.transform(sheet, columns)

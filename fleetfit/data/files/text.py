@@ -134,22 +134,9 @@ def make_texts_in_memory(
     groups: str | None = None, tokenizer: str | None = None, vocabulary: int = 8000, length: int = 64,
     samples: int | None = None, validation: float = 0.1, test: float = 0.2, seed: int = 0,
 ) -> Data:  # fmt: skip
-    """Return tables with texts in memory as a data set. The arguments are those of `text`, except `splits`.
+    """Return tables with texts in memory as a data set. Rows without a label are left out.
 
-    Rows without a label are left out.
-
-    Args:
-        splits: The `pyarrow.Table` of each split, "train" first.
-        text: Column of the texts, or several.
-        label: Column of the labels.
-        groups: Column of a natural group.
-        tokenizer: Folder of a checkpoint, or a tokenizer.json.
-        vocabulary: Maximal number of word pieces.
-        length: Tokens of a text.
-        samples: Number of training samples to draw.
-        validation: Share of the training texts to hold out.
-        test: Share of the texts to hold out as the test set.
-        seed: Seed of the held out and drawn samples.
+    `splits` has the `pyarrow.Table` of each split, "train" first. The other arguments are those of `text`.
 
     Raises:
         DataError: As `text`.
@@ -198,34 +185,21 @@ def _open_rows(path: Path, header: bool) -> parquet.RowFile:
 class Cells(parquet.RowFile):
     """The columns of one file, in memory."""
 
-    advice = ", or header = false if its first line is not a header"
     numbered = False
 
     def __init__(self, path: Path, cells: dict[str, list[Any]]) -> None:
-        self.path, self._cells = path, cells
-        self.columns = list(cells)
+        self.path, self._cells, self.columns = path, cells, list(cells)
         self.rows = len(next(iter(cells.values()), []))
-        if path == IN_MEMORY:
-            self.advice = ""
+        self.advice = "" if path == IN_MEMORY else ", or header = false if its first line is not a header"
 
     def texts(self, column: str) -> list[str]:
         """Return a column of text (see `parquet.RowFile.texts`)."""
         self.column(column, (), "the column's name:")
         for row, value in enumerate(self._cells[column]):
             if not isinstance(value, str | int) or isinstance(value, bool):
-                raise DataError(
-                    f'row {row} of {self.path} has {value!r:.80} in column "{column}", which must be text.',
-                    path=self.path,
-                    row=row,
-                    column=column,
-                )
+                raise self.error(f"has {value!r:.80}, which must be text.", column, row)
             if isinstance(value, str) and not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
-                raise DataError(
-                    f'row {row} of {self.path} has an incomplete character in column "{column}".',
-                    path=self.path,
-                    row=row,
-                    column=column,
-                )
+                raise self.error("has an incomplete character.", column, row)
         return [str(value) for value in self._cells[column]]
 
     def read_values(self, column: str, missing: str | None = None) -> NDArray[Any]:
@@ -233,13 +207,7 @@ class Cells(parquet.RowFile):
         self.column(column, (), "the column's name:")
         cells = [_format_value(value).strip() for value in self._cells[column]]
         if "" in cells:
-            row = cells.index("")
-            raise DataError(
-                f'row {row} of {self.path} has no value in column "{column}". Fill it in, or remove the row.',
-                path=self.path,
-                row=row,
-                column=column,
-            )
+            raise self.error("has no value. Fill it in, or remove the row.", column, cells.index(""))
         if all(re.fullmatch(r"-?(?:0|[1-9]\d{0,17})", cell) for cell in cells):
             return np.array([int(cell) for cell in cells], dtype=np.int64)
         return np.array(cells, dtype=object)

@@ -9,17 +9,14 @@ Differs from the paper: all 35 words are classes, without "unknown" and "silence
 in nor a class.
 """
 
-import functools
+import itertools
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fleetfit.data import cache
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import parquet
 from fleetfit.data.files.folders import (
@@ -30,12 +27,11 @@ from fleetfit.data.files.folders import (
     list_folder,
     resolve_folder,
 )
-from fleetfit.data.files.sounds import Sound, Spectrogram
-from fleetfit.data.image_reader import Origin
+from fleetfit.data.files.sounds import Spectrogram, iter_files, iter_rows, load_spectrograms
 from fleetfit.data.rows import Rows
 from fleetfit.data.splits import SPLITS
 from fleetfit.errors import DataError
-from fleetfit.files import read_bytes, read_text
+from fleetfit.files import read_text
 
 FACTS = Facts(
     train=94_824,
@@ -103,17 +99,11 @@ def speech_commands(
     if not rows:
         raise DataError(f"speech_commands: no sounds in {folder or 'the folder'}.", path=folder)
 
-    def build(allocate: cache.Allocate) -> cache.Array:
-        array = allocate((rows, 1, n_mels, spectrogram.frames))
-        spectrogram.read_into(array, contents)
-        return array
-
-    key = cache.make_key("speech_commands", files, [rows, n_mels, spectrogram.window, spectrogram.hop])
     if division == "speakers":
         sounds = replace(sounds, sizes={"train": rows})
     return sounds.make_data(
         "speech_commands",
-        cache.load_array(key, rows, build),
+        load_spectrograms("speech_commands", files, rows, contents, spectrogram),
         sounds.divide("speech_commands", validation, test, seed),
         mean=(0.39,),
         std=(0.18,),
@@ -157,7 +147,7 @@ def _read_archive(folder: Path) -> Rows:
     counts = Counter(split for split, _, _ in rows)
     files = [file for _, _, file in rows]
     return Rows(
-        x=(files, ((functools.partial(read_bytes, file, DataError), Origin(file)) for file in files)),
+        x=(files, iter_files(files)),
         y=np.array([label for _, label, _ in rows], dtype=np.int64),
         sizes={split: counts[split] for split in SPLITS if counts[split]},
         classes=len(words),
@@ -180,21 +170,10 @@ def _read_parquet(folder: str | None) -> Rows:
         sizes[split] = int(is_word[start : start + rows].sum())
         start += rows
     return Rows(
-        x=([file.path for file in files], _iter_sounds(files, audio, is_word)),
+        x=([file.path for file in files], itertools.compress(iter_rows(files, audio), is_word)),
         y=np.searchsorted(classes, y[is_word]).astype(np.int64),
         sizes={split: size for split, size in sizes.items() if size},
         classes=len(classes),
         class_names=tuple(words[i] if words else str(i) for i in classes),
         groups=parquet.encode_values(speakers)[0],
     )
-
-
-def _iter_sounds(files: list[parquet.File], column: str, is_word: NDArray[np.bool_]) -> Iterator[Sound]:
-    index = 0
-    for file in files:
-        row = 0
-        for contents in file.images(column, "sound"):
-            for content in contents:
-                if is_word[index]:
-                    yield functools.partial(bytes, content), file.place(row)
-                row, index = row + 1, index + 1
