@@ -102,66 +102,6 @@ def arrays(
     Raises:
         DataError: An array is missing or does not fit the task, or a parameter is out of range.
     """
-    _check_keys(classes, standardize, mean, std)
-    path = resolve_folder(file)
-    store = Arrays(path)
-    name = path.resolve().stem
-    parts = _find_parts(store, x)
-    whole, tokens = store.concatenate(list(parts.values())), bool(vocabulary) or task == "next_token"
-    layout = find_layout(whole, f'{name}: "{x}"', False if tokens else channels_last, standardize)
-    samples = convert_samples(whole, tokens, layout.moves)
-    labels = _concatenate_parts(store, y, parts)
-    if not samples.numel():
-        raise DataError(
-            f'{path}: "{x}" must have at least one sample, and samples at least one element; its shape is '
-            f"{list(samples.shape)}.",
-            path=path,
-            column=x,
-        )
-    if len(labels) != len(samples):
-        raise DataError(f'{path}: "{x}" has {len(samples)} samples but "{y}" has {len(labels)}.', path=path, column=y)
-    target, count, names = _convert_labels(labels, task, classes or (vocabulary if task == "next_token" else None))
-    if classes not in (None, count) and task != "regression":
-        detail = f"are {count} different texts" if names else f"have {count} columns"
-        raise DataError(
-            f'{path}: classes = {classes}, but the labels "{y}" {detail}. Leave classes out, or correct it.',
-            path=path,
-            key="classes",
-            column=y,
-        )
-    group = None
-    if groups is not None:
-        group = _encode_values(_concatenate_parts(store, groups, parts), f'{path}: "{groups}"', "groups")[0]
-    sizes = {split: len(store.load(part)) for split, part in parts.items()}
-    rows = Rows(samples, target, sizes, count, names, group)
-    splits = rows.divide(name, validation, test, seed)
-    notes = [*layout.notes]
-    gaps = {split: f'"{part}" is not finite in {at}' for split, part in parts.items()
-            if (at := find_not_finite(store.load(part)))}  # fmt: skip
-    notes += [f"{name}: {gap}. {'Training diverges' if split == 'train' else 'What they score means nothing'}, unless "
-              "the model fills the gaps." for split, gap in gaps.items()]  # fmt: skip
-    if task == "regression" and (at := find_not_finite(labels)):
-        raise DataError(f'{path}: "{y}" is not finite in {at}. Leave these samples out.', path=path, column=y)
-    if standardize:
-        gap = f"{path}: {'; '.join(gaps.values())}"
-        mean, std = _compute_statistics(samples, splits["train"], gap, layout.channels_last)
-    return replace(rows, notes=tuple(notes)).make_data(
-        name,
-        samples,
-        splits,
-        mean=mean,
-        std=std,
-        channels_last=layout.channels_last,
-        augment=augment,
-        task=task,
-        vocabulary=vocabulary,
-        padding=padding,
-        resize=None if resize is None else (resize, resize),
-        exact_targets=_keep_digits(labels, target) if task == "regression" else None,
-    )
-
-
-def _check_keys(classes: int | None, standardize: bool, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
     if standardize and (mean or std):
         raise DataError(
             f"standardize = true computes mean and std from the training samples, but {'mean' if mean else 'std'} is "
@@ -173,6 +113,34 @@ def _check_keys(classes: int | None, standardize: bool, mean: tuple[float, ...],
             f"classes must be at least 1, got {classes}. Leave it out to detect the classes from the labels.",
             key="classes",
         )
+    path = resolve_folder(file)
+    store, name = Arrays(path), path.resolve().stem
+    parts = _find_parts(store, x)
+    samples, labels = store.concatenate(list(parts.values())), _concatenate_parts(store, y, parts)
+    if not samples.size:
+        raise store.error(x, f"must have at least one element per sample, got the shape {list(samples.shape)}.")
+    if len(labels) != len(samples):
+        raise store.error(y, f'has {len(labels)} labels, but "{x}" has {len(samples)} samples.')
+    if task == "regression" and (place := find_not_finite(labels)):
+        raise store.error(y, f"is not finite in {place}. Leave these samples out.")
+    group = None
+    if groups is not None:
+        group = _encode_values(_concatenate_parts(store, groups, parts), f'{path}: "{groups}"', "groups")[0]
+    gaps = {split: f'"{part}" is not finite in {place}' for split, part in parts.items()
+            if (place := find_not_finite(store.load(part)))}  # fmt: skip
+    notes = [f"{name}: {gap}. {'Training diverges' if split == 'train' else 'What they score means nothing'}, unless "
+             "the model fills the gaps." for split, gap in gaps.items()]  # fmt: skip
+    usual = vocabulary if task == "next_token" else None
+    target, count, names = _convert_labels(labels, task, classes or usual)
+    if classes not in (None, count) and task != "regression":
+        detail = f"are {count} different texts" if names else f"have {count} columns"
+        raise store.error(y, f"has labels that {detail}, but classes = {classes}. Leave classes out.", "classes")
+    rows = Rows(samples, target, {split: len(store.load(part)) for split, part in parts.items()}, count, names, group)
+    return _make_data(
+        name, f'{name}: "{x}"', rows, labels, notes, f"{path}: {'; '.join(gaps.values())}", task=task,
+        vocabulary=vocabulary, padding=padding, channels_last=channels_last, standardize=standardize, mean=mean,
+        std=std, validation=validation, test=test, seed=seed, augment=augment, resize=resize,
+    )  # fmt: skip
 
 
 def wrap_arrays(
@@ -184,22 +152,13 @@ def wrap_arrays(
 ) -> Data:  # fmt: skip
     """Wrap samples and labels in memory (arrays, tensors or lists of numbers) as a data set.
 
-    Args:
-        x: Samples [N, ...].
-        y: Labels [N], or targets [N, targets].
-        test_set: Test samples and labels; None: a share of x.
-        begun_with: The shape of a sample in the resumed run. If x has that shape, its channels come first.
-        notes: Sentences on how they were read.
-        task: The task; None: text and whole numbers as labels are classes; a matrix of the whole numbers 0 and 1 has
-            several labels per sample; other labels are a regression.
-        vocabulary: Above 0: x holds tokens in 0..vocabulary-1.
-        padding: As of `arrays`.
-        channels_last: As of `arrays`.
-        standardize: As of `arrays`; None: for rows and series of numbers [N, D] and [N, C, L], except uint8.
-        validation: As of `arrays`.
-        test: As of `arrays`.
-        seed: As of `arrays`.
-        augment: As of `arrays`.
+    Samples are x [N, ...], labels y [N], or targets [N, targets]. `test_set` has test samples and labels (None: a share
+    of x), `begun_with` the shape of a sample in the resumed run (if x has that shape, its channels come first), and
+    `notes` are sentences on how they were read. The other arguments are those of `arrays`, except:
+
+    - task, None: text and whole numbers as labels are classes; a matrix of the whole numbers 0 and 1 has several labels
+      per sample; other labels are a regression.
+    - standardize, None: rows and series of numbers [N, D] and [N, C, L] are, except uint8.
 
     Raises:
         DataError: Samples and labels do not match, or the place of the channels is ambiguous.
@@ -208,50 +167,63 @@ def wrap_arrays(
     parts = {"train": (x, y)} | ({} if test_set is None else {"test": test_set})
     samples = {split: as_array(pair[0], "x") for split, pair in parts.items()}
     labels = {split: as_array(pair[1], "y") for split, pair in parts.items()}
-    for split in parts:
-        if samples[split].ndim < 2 or len(samples[split]) != len(labels[split]):
-            raise DataError(
-                "data=(x, y): x must be [N, ...] and y must have one label per sample, got "
-                f"{list(samples[split].shape)} and {list(labels[split].shape)}.",
-                key="y",
-            )
-        if samples[split].shape[1:] != samples["train"].shape[1:]:
-            raise DataError("data=(x, y): test and training samples have different shapes.", key="x")
-    for split in parts:
-        for name, array in (("x", samples[split]), ("y", labels[split])):
-            if position := find_not_finite(array):
-                raise DataError(
-                    f"data=(x, y): {name}{'_test' * (split == 'test')} is not finite in {position}. Remove these "
-                    "samples, or fill the gaps. Only tables (data.path or data=frame) may have gaps.",
-                    key=name,
-                )
+    for split, array in samples.items():
+        shapes = list(array.shape), list(labels[split].shape)
+        if array.ndim < 2 or len(array) != len(labels[split]):
+            raise _error("x must be [N, ...] and y must have one label per sample, got {} and {}.".format(*shapes), "y")
+        if array.shape[1:] != samples["train"].shape[1:]:
+            raise _error("test and training samples have different shapes.", "x")
+        for name, values in (("x", array), ("y", labels[split])):
+            if place := find_not_finite(values):
+                name_of_split = f"{name}{'_test' * (split == 'test')}"
+                raise _error(f"{name_of_split} is not finite in {place}. Remove these samples, or {_FILL}", name)
     whole, answers = (np.concatenate([*arrays.values()]) for arrays in (samples, labels))
     task, answers = _choose_task(answers, task)
-    names: tuple[str, ...] = ()
-    if task == "classification" and answers.dtype.kind in "iuUb":
-        codes, values = _encode_values(answers.astype(np.int64) if answers.dtype.kind == "b" else answers, "labels")
-        contiguous = answers.dtype.kind != "U" and values == tuple(map(str, range(len(values))))
-        answers, names = codes, () if contiguous else values
-    target, count, _ = _convert_labels(answers, task, (vocabulary or None) if task == "next_token" else None)
-    sizes = {split: len(rows) for split, rows in samples.items()}
-    notes = [*notes]
     tokens = vocabulary > 0 or task == "next_token"
-    if tokens or (channels_last is None and whole.shape[1:] == tuple(begun_with)):
+    if channels_last is None and whole.shape[1:] == tuple(begun_with):
         channels_last = False
     if standardize is None:
         standardize = not tokens and whole.dtype != np.uint8 and whole.ndim in (2, 3)
-    layout = find_layout(whole, "data=(x, y): x", channels_last, standardize)
-    notes += layout.notes
-    xs = convert_samples(whole, tokens, layout.moves)
-    notes += _describe_binary_targets(answers) if task == "regression" else []
-    rows = Rows(xs, target, sizes, count, names, None, tuple(notes))
-    splits = rows.divide("own-data", validation, test, seed)
-    mean, std = _compute_statistics(xs, splits["train"], "", layout.channels_last) if standardize else ((), ())
-    exact = _keep_digits(answers, target) if task == "regression" else None
-    return rows.make_data(
-        "own-data", xs, splits, mean=mean, std=std, channels_last=layout.channels_last, task=task,
-        vocabulary=vocabulary, padding=padding, augment=augment, exact_targets=exact,
+    target, count, names = _convert_labels(answers, task, (vocabulary or None) if task == "next_token" else None, True)
+    rows = Rows(whole, target, {split: len(array) for split, array in samples.items()}, count, names)
+    return _make_data(
+        "own-data", "data=(x, y): x", rows, answers, notes, "", task=task, vocabulary=vocabulary, padding=padding,
+        channels_last=channels_last, standardize=standardize, validation=validation, test=test, seed=seed,
+        augment=augment,
     )  # fmt: skip
+
+
+def _make_data(
+    name: str, what: str, rows: Rows, labels: NDArray[Any], notes: Sequence[str], gaps: str, *, task: Task,
+    vocabulary: int, padding: int, channels_last: ChannelsLast, standardize: bool, validation: float, test: float,
+    seed: int, augment: str | None, mean: tuple[float, ...] = (), std: tuple[float, ...] = (),
+    resize: int | None = None,
+) -> Data:  # fmt: skip
+    """Return a data set of arrays, its channels in their place and standardized.
+
+    `rows` has samples as they are and labels for the task, `labels` those as they are. `what` names the samples in
+    messages; `gaps` tells which are not finite, and so cannot be standardized.
+    """
+    tokens = bool(vocabulary) or task == "next_token"
+    layout = find_layout(rows.x, what, False if tokens else channels_last, standardize)
+    x = convert_samples(rows.x, tokens, layout.moves)
+    splits = rows.divide(name, validation, test, seed)
+    if standardize:
+        mean, std = _compute_statistics(x, splits["train"], gaps, layout.channels_last)
+    exact = _keep_digits(labels, rows.y) if task == "regression" else None
+    notes = (*notes, *layout.notes, *(_describe_binary_targets(labels) if task == "regression" else ()))
+    return replace(rows, notes=notes).make_data(
+        name, x, splits, mean=mean, std=std, channels_last=layout.channels_last, task=task, vocabulary=vocabulary,
+        padding=padding, augment=augment, resize=None if resize is None else (resize, resize), exact_targets=exact,
+    )  # fmt: skip
+
+
+_FILL = "fill the gaps. Only tables (data.path or data=frame) may have gaps."
+
+
+def _error(reason: str, key: str, row: int | None = None) -> DataError:
+    """Return an error on samples or labels in memory."""
+    return DataError(f"data=(x, y): {reason}", key=key, row=row)
 
 
 def _describe_binary_targets(y: NDArray[Any]) -> list[str]:
@@ -286,29 +258,21 @@ def as_array(values: Any, name: str) -> NDArray[Any]:
     Raises:
         DataError: The values are of another kind, or a row has no value.
     """
+    or_text = " or text" if name == "y" else ""
     try:
         array = to_array(values)
         array = _convert_objects(array, name) if array.dtype.kind == "O" and array.size else array
     except DataError:
         raise
     except Exception as error:  # arrays of other libraries may raise any error
-        raise DataError(
-            f"data=(x, y): {name} cannot be converted to an array: {format_cause(error).rstrip('.!')}. Pass numbers"
-            f"{_OR_TEXT[name]}, with the same shape for each sample.",
-            key=name,
-        ) from None
+        reason = f"cannot be converted to an array: {format_cause(error).rstrip('.!')}. Pass numbers{or_text}, with the"
+        raise _error(f"{name} {reason} same shape for each sample.", name) from None
     if array.dtype.kind not in "biufU" or (name == "x" and array.dtype.kind == "U"):
         remedy = "For a table with numbers and categories, pass data=frame, a DataFrame that includes the label."
         if array.dtype.kind == "c":
             remedy = "Pass real and imaginary parts as two channels: np.stack([x.real, x.imag], 1)."
-        raise DataError(
-            f"data=(x, y): {name} must have numbers{_OR_TEXT[name]}, got {array.dtype}. {remedy}",
-            key=name,
-        )
+        raise _error(f"{name} must have numbers{or_text}, got {array.dtype}. {remedy}", name)
     return array
-
-
-_OR_TEXT = {"x": "", "y": " or text"}
 
 
 def is_sparse(values: Any) -> bool:
@@ -331,11 +295,8 @@ def to_array(values: Any) -> NDArray[Any]:
     if is_sparse(values):
         needs, free = math.prod(values.shape) * values.dtype.itemsize, free_memory(torch.device("cpu"))
         if needs > free:
-            raise DataError(
-                f"data=(x, y): a sparse matrix {list(values.shape)} takes {needs / 1e9:,.0f} GB as an array, but "
-                f"{free / 1e9:,.0f} GB are free. Keep fewer columns, such as by sklearn's TruncatedSVD.",
-                key="x",
-            )
+            reason = f"takes {needs / 1e9:,.0f} GB as an array, but {free / 1e9:,.0f} GB are free. Keep fewer columns"
+            raise _error(f"a sparse matrix {list(values.shape)} {reason}, such as by sklearn's TruncatedSVD.", "x")
         values = values.toarray()
     if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
         values = np.where(np.ma.getmaskarray(values), np.nan, np.ma.getdata(values))
@@ -355,12 +316,7 @@ def _convert_objects(array: NDArray[Any], name: str) -> NDArray[Any]:
     ]
     if missing and array.ndim <= 2:
         row = missing[0] // max(1, array[0].size if array.ndim > 1 else 1)
-        raise DataError(
-            f"data=(x, y): {name} has no value in sample {row}. Remove such samples, or fill the gaps. Only tables "
-            "(data.path or data=frame) may have gaps.",
-            key=name,
-            row=row,
-        )
+        raise _error(f"{name} has no value in sample {row}. Remove such samples, or {_FILL}", name, row)
     if name == "y" and all(type(value).__name__ in ("str", "Interval", "Period") for value in values):
         return array.astype(str)
     if all(isinstance(value, bool | np.bool_) for value in values):
@@ -412,18 +368,12 @@ def prepare_arrays(x: Any, y: Any, facts: Data, name: str = "own-data", halves: 
     samples = convert_samples(array, facts.x.dtype == torch.int64, moves)
     if facts.resize is None and tuple(samples.shape[1:]) != shape:
         expected = ", ".join(["N", *map(str, shape)])
-        raise DataError(
-            f"data=(x, y): x has the shape {list(array.shape)}, and the run takes [{expected}]"
-            f"{': one sample is x[None]' * (array.shape == shape)}.",
-            key="x",
-        )
+        hint = ": one sample is x[None]" * (array.shape == shape)
+        raise _error(f"x has the shape {list(array.shape)}, and the run takes [{expected}]{hint}.", "x")
     if samples.dtype.is_floating_point != facts.x.dtype.is_floating_point:
-        raise DataError(
-            f"data=(x, y): x has {str(samples.dtype).removeprefix('torch.')}, but the run was trained on "
-            f"{str(facts.x.dtype).removeprefix('torch.')}. Pass samples as for training; run.model(level) takes "
-            "prepared ones.",
-            key="x",
-        )
+        ours, theirs = (str(dtype).removeprefix("torch.") for dtype in (facts.x.dtype, samples.dtype))
+        reason = f"x has {theirs}, but the run was trained on {ours}. Pass samples as for training"
+        raise _error(f"{reason}; run.model(level) takes prepared ones.", "x")
     if position := find_not_finite(array):
         _LOG.warning("data=(x, y): x is not finite in %s. Scores on these samples are meaningless.", position)
     target, exact = None, None
@@ -437,37 +387,23 @@ def prepare_arrays(x: Any, y: Any, facts: Data, name: str = "own-data", halves: 
 def _encode_labels_like(labels: NDArray[Any], count: int, run_data: Data) -> Tensor:
     """Return the labels of samples as the run's data has them."""
     if count != len(labels):
-        raise DataError(f"data=(x, y): x has {count} samples, but y has {len(labels)} labels.", key="y")
+        raise _error(f"x has {count} samples, but y has {len(labels)} labels.", "y")
     labels = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
-    if run_data.task == "classification":
-        return _encode_classes(labels, run_data)
+    kind = labels.dtype.kind
+    if run_data.task == "regression" and kind == "U":
+        raise _error(f"y has text, but the run was trained on {run_data.classes} numbers per sample.", "y")
     if run_data.task == "regression":
-        return _convert_targets(labels, run_data)
-    return _convert_labels(labels, run_data.task, run_data.classes)[0]
-
-
-def _convert_targets(labels: NDArray[Any], run_data: Data) -> Tensor:
-    if labels.dtype.kind == "U":
-        raise DataError(
-            f"data=(x, y): y has text, but the run was trained on {run_data.classes} numbers per sample.", key="y"
-        )
-    return torch.from_numpy(labels.reshape(len(labels), -1).astype(np.float32))
-
-
-def _encode_classes(labels: NDArray[Any], run_data: Data) -> Tensor:
-    names = run_data.class_names or tuple(map(str, range(run_data.classes)))
-    if labels.dtype.kind == "f" and (labels == np.floor(labels)).all():
-        labels = labels.astype(np.int64)
-    texts = labels.astype(np.int64).astype(str) if labels.dtype.kind == "b" else labels.astype(str)
+        return torch.from_numpy(labels.reshape(len(labels), -1).astype(np.float32))
+    if run_data.task != "classification":
+        return _convert_labels(labels, run_data.task, run_data.classes)[0]
+    is_whole = kind == "b" or (kind == "f" and bool((labels == np.floor(labels)).all()))
+    texts = (labels.astype(np.int64) if is_whole else labels).astype(str)
     numbers = number_classes(run_data)
     unknown = sorted({str(text) for text in np.unique(texts)} - numbers.keys())
     if labels.ndim != 1 or unknown:
-        raise DataError(
-            f"data=(x, y): y has "
-            f"{', '.join(map(truncate, unknown[:_SHOWN])) or f'labels of shape {labels.shape}'}, "
-            f"and the run was trained on the classes {', '.join(map(truncate, names[:_SHOWN]))}.",
-            key="y",
-        )
+        got = ", ".join(map(truncate, unknown[:_SHOWN])) or f"labels of shape {labels.shape}"
+        classes = ", ".join(map(truncate, [*(run_data.class_names or numbers)][:_SHOWN]))
+        raise _error(f"y has {got}, and the run was trained on the classes {classes}.", "y")
     return torch.tensor([numbers[str(text)] for text in texts])
 
 
@@ -620,13 +556,8 @@ def find_sample_shape(file: str, x: str = "x", channels_last: ChannelsLast = Non
         DataError: The arrays are missing.
     """
     store = Arrays(resolve_folder(file))
-    samples = store.load(next(iter(_find_parts(store, x).values())))
-    shape = tuple(samples.shape[1:])
-    if len(shape) == 2 and samples.dtype != np.uint8:
-        return shape[::-1] if channels_last == "move" else shape
-    if (is_channels_last(samples, x) if channels_last is None else channels_last) and len(shape) > 1:
-        return (shape[-1], *shape[:-1])
-    return (1, *shape) if samples.dtype == np.uint8 and len(shape) == 2 else shape
+    some = store.load(next(iter(_find_parts(store, x).values())))[:1]
+    return tuple(convert_samples(some, False, find_layout(some, x, channels_last, False).moves).shape[1:])
 
 
 def _find_parts(store: "Arrays", name: str) -> dict[str, str]:
@@ -645,11 +576,7 @@ def _concatenate_parts(store: "Arrays", name: str, parts: Mapping[str, str]) -> 
         return store.load(name)
     label_parts = _find_parts(store, name)
     if list(label_parts) != list(parts):
-        raise DataError(
-            f'{store.path}: "{name}" has the parts {", ".join(label_parts)}, but the samples have {", ".join(parts)}.',
-            path=store.path,
-            column=name,
-        )
+        raise store.error(name, f"has the parts {', '.join(label_parts)}, but the samples have {', '.join(parts)}.")
     return np.concatenate([store.load(part) for part in label_parts.values()])
 
 
@@ -671,21 +598,24 @@ def convert_samples(array: NDArray[Any], tokens: bool, channels_last: bool) -> T
     return x.unsqueeze(1) if x.dtype == torch.uint8 and x.ndim == 3 else x
 
 
-def _convert_labels(array: NDArray[Any], task: str, classes: int | None) -> tuple[Tensor, int, tuple[str, ...]]:
-    """Convert labels for the task; return them with the number of classes and the names of classes or ()."""
-    if task == "classification" and array.dtype.kind == "U":
-        codes, names = _encode_values(array, "the labels")
-        return torch.from_numpy(codes), len(names), names
-    if task == "classification" and array.dtype.kind in "biuf" and _is_one_hot(array):
-        raise DataError(
-            f"the labels {list(array.shape)} are one-hot. Save the class of each sample, y.argmax(1).", key="y"
-        )
-    if task == "classification" and array.dtype.kind in "biuf" and _is_binary(array):
-        raise DataError(
-            f"labels of a classification must be [N], got {list(array.shape)} of 0 and 1. For several labels per "
-            'sample, set task = "multi_label".',
-            key="task",
-        )
+def _convert_labels(
+    array: NDArray[Any], task: str, classes: int | None, by_value: bool = False
+) -> tuple[Tensor, int, tuple[str, ...]]:
+    """Convert labels for the task; return them with the number of classes and the names of classes or ().
+
+    `by_value`: the distinct whole numbers are the classes; else all numbers up to the largest are.
+    """
+    kind = array.dtype.kind
+    if task == "classification" and kind in "biuf" and _is_binary(array):
+        one_hot = _is_one_hot(array)
+        advice = 'For several labels per sample, set task = "multi_label".'
+        advice = "For one-hot labels pass the class of each sample, y.argmax(1)." if one_hot else advice
+        reason = f"labels of a classification must be [N], got {list(array.shape)} of 0 and 1. {advice}"
+        raise DataError(reason, key="y" if one_hot else "task")
+    if task == "classification" and (kind == "U" or (by_value and kind in "iub")):
+        codes, names = _encode_values(array.astype(np.int64) if kind == "b" else array, "the labels")
+        is_range = kind != "U" and names == tuple(map(str, range(len(names))))
+        return torch.from_numpy(codes), len(names), () if is_range else names
     if array.dtype.kind not in "biuf" or (task in ("classification", "next_token") and array.dtype.kind == "f"):
         raise DataError(f"labels of a {task} task cannot be {array.dtype}.", key="y")
     if not array.size:
@@ -732,10 +662,6 @@ def _convert_whole(array: NDArray[Any], what: str) -> NDArray[np.int64]:
 
 
 def _encode_values(values: NDArray[Any], what: str, key: str = "y") -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    if values.dtype.kind in "iu" and _is_one_hot(values):
-        raise DataError(
-            f"{what} {list(values.shape)} are one-hot. Pass the class of each sample, y.argmax(1).", key=key
-        )
     if values.ndim != 1 or values.dtype.kind not in "iuU":
         raise DataError(f"{what} must be whole numbers or text [N], got {values.dtype} {list(values.shape)}.", key=key)
     names, codes = np.unique(values, return_inverse=True)
@@ -797,6 +723,10 @@ class Arrays:
     def __contains__(self, name: str) -> bool:
         return name in self.names
 
+    def error(self, name: str, reason: str, key: str | None = None) -> DataError:
+        """Return an error on an array."""
+        return DataError(f'{self.path}: array "{name}" {reason}', path=self.path, column=name, key=key)
+
     def load(self, name: str) -> Array:
         """Load an array, mapped copy-on-write: it is writable, and the file does not change.
 
@@ -804,25 +734,16 @@ class Arrays:
             DataError: The array is missing, has Python objects, or cannot be read.
         """
         if name not in self.names:
-            raise DataError(
-                f'{self.path} has no array "{name}", only {", ".join(self.names)}.{did_you_mean(name, self.names)}',
-                path=self.path,
-                column=name,
-            )
+            hint = did_you_mean(name, self.names)
+            raise self.error(name, f"does not exist. The file has {', '.join(self.names)}.{hint}")
         try:
             array = _map_file(self.path, name) if self.path.is_dir() else self._unpack(name)
         except FleetFitError:
             raise
         except Exception as error:  # a damaged header or archive may raise any error
-            raise DataError(
-                f'{self.path}: array "{name}" cannot be read: {format_cause(error)}', path=self.path, column=name
-            ) from error
+            raise self.error(name, f"cannot be read: {format_cause(error)}") from error
         if not array.ndim:
-            raise DataError(
-                f'{self.path}: array "{name}" is a single value. It must have one per sample.',
-                path=self.path,
-                column=name,
-            )
+            raise self.error(name, "is a single value. It must have one per sample.")
         return array
 
     def concatenate(self, names: Sequence[str]) -> Array:
@@ -860,12 +781,8 @@ class Arrays:
             with zipfile.ZipFile(self.path) as archive:
                 member = archive.getinfo(f"{name}.npy")
                 if member.file_size > shutil.disk_usage(target).free:
-                    raise DataError(
-                        f'{self.path}: array "{name}" unpacks to {member.file_size:,} bytes, which do not fit into '
-                        f"{target.parent}.",
-                        path=self.path,
-                        column=name,
-                    )
+                    reason = f"unpacks to {member.file_size:,} bytes, which do not fit into {target.parent}."
+                    raise self.error(name, reason)
                 archive.extract(member, target)
 
         return load_folder(self._make_key([name]), build, lambda target: _map_file(target, name))

@@ -79,7 +79,7 @@ class RowFile:
         """
         for name in usual if requested is None else (requested,):
             if self.columns.count(name) > 1:
-                raise self.error("occurs more than once.", name)
+                raise DataError(f'{self.path} has more than one column "{name}".', path=self.path, column=name)
             if name in self.columns:
                 return name
         problem = f'no column "{requested}"' if requested is not None else f"no {what} column ({' or '.join(usual)})"
@@ -298,7 +298,9 @@ def read_labels(files: Sequence[RowFile], column: str) -> tuple[NDArray[np.int64
         if len(wrong):
             label = part[wrong[0]]
             advice = "-1 often means that the labels are withheld" if label < 0 else "number the classes from 0"
-            raise file.error(f"has {label}; labels must be in 0..{limit - 1:,} ({advice}).", column, int(wrong[0]))
+            raise file.error(
+                f"has label {label}; labels must be in 0..{limit - 1:,} ({advice}).", column, int(wrong[0])
+            )
     return values, len(names) or int(values.max(initial=0)) + 1, names
 
 
