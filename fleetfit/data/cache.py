@@ -168,7 +168,9 @@ def load_folder(folder_name: str, build: Callable[[Path], None], load: Callable[
 def _make_temporary_folder(cache: Path | None, name: str) -> Path:
     if cache is not None:
         try:
-            return Path(tempfile.mkdtemp(suffix=".tmp", prefix=name, dir=cache))
+            place = cache / name
+            place.parent.mkdir(exist_ok=True)
+            return Path(tempfile.mkdtemp(suffix=".tmp", prefix=place.name, dir=place.parent))
         except OSError as error:
             raise DataError(
                 f"cannot write to the cache folder {cache}: {error}. Set FLEETFIT_CACHE to another folder.", path=cache

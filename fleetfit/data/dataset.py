@@ -369,135 +369,88 @@ def drop_labels(data: Data, seed: int = 0) -> Data:
 # ---- checks of a new data set ----------------------------------------------------------------------------------------
 
 
+def _error(data: Data, key: str, expected: str, value: Any = None) -> DataError:
+    """Return an error on a field, with the type and the shape of its tensor."""
+    got = "" if value is None else f", got {value.dtype} {list(value.shape)}"
+    return DataError(f"{data.name}: {key} must be {expected}{got}.", key=key)
+
+
+def _check_range(data: Data, key: str, values: Tensor, limit: int, expected: str = "") -> None:
+    """Refuse whole numbers of a field that are not in 0..limit-1."""
+    if values.numel() and (int(values.min()) < 0 or int(values.max()) >= limit):
+        place = tuple(((values < 0) | (values >= limit)).nonzero()[0].tolist())
+        raise _error(data, key, f"in 0..{limit - 1}{expected}, but sample {place[0]} has {int(values[place])}")
+
+
 def _check_samples(data: Data) -> None:
-    x, y = data.x, data.y
-    fields: tuple[tuple[str, object], ...] = (("x", x), ("y", y))
-    for name, value in fields:
+    x, y, groups = data.x, data.y, data.groups
+    for name, value in (("x", x), ("y", y)):
         if not isinstance(value, Tensor | EncodedImages if name == "x" else Tensor):
-            raise DataError(f"{data.name}: {name} must be a tensor, got {type(value).__name__}.", key=name)
+            raise _error(data, name, f"a tensor, got {type(value).__name__}")
     if x.dtype not in _SAMPLE_TYPES:
-        raise DataError(f"{data.name}: x must be uint8 (images), float or int64 (tokens), got {x.dtype}.", key="x")
+        raise _error(data, "x", "uint8 (images), float or int64 (tokens)", x)
     if x.ndim < 1 or y.ndim < 1 or len(x) != len(y):
-        raise DataError(
-            f"{data.name}: x and y must have one entry per sample, got shapes {list(x.shape)} and {list(y.shape)}.",
-            key="y",
-        )
+        raise _error(data, "y", f"one entry per sample of x {list(x.shape)}", y)
     if data.vocabulary:
-        _check_tokens(data)
-    groups = data.groups
+        if not isinstance(x, Tensor) or x.dtype != torch.int64 or x.ndim != 2:
+            raise _error(data, "x", "tokens, int64 [N, L]", x)
+        _check_range(data, "x", x, data.vocabulary)
     if groups is not None:
         if groups.dtype != torch.int64 or groups.shape != (len(x),):
-            raise DataError(
-                f"{data.name}: groups must be int64 [{len(x)}], got {groups.dtype} {list(groups.shape)}.", key="groups"
-            )
+            raise _error(data, "groups", f"int64 [{len(x)}]", groups)
         if len(groups) and int(groups.min()) < 0:
-            raise DataError(f"{data.name}: groups must not be negative, got {int(groups.min())}.", key="groups")
-
-
-def _check_tokens(data: Data) -> None:
-    x = data.x
-    if not isinstance(x, Tensor) or x.dtype != torch.int64 or x.ndim != 2:
-        raise DataError(f"{data.name}: tokens must be int64 [N, L], got {x.dtype} {list(x.shape)}.", key="x")
-    if len(x) and (int(x.min()) < 0 or int(x.max()) >= data.vocabulary):
-        raise DataError(
-            f"{data.name}: tokens must be in 0..{data.vocabulary - 1}, got {int(x.min())}..{int(x.max())}.",
-            key="x",
-        )
+            raise _error(data, "groups", f"at least 0, got {int(groups.min())}")
 
 
 def _check_labels(data: Data) -> None:
-    if data.classes < 1:
-        raise DataError(f"{data.name}: classes must be at least 1, got {data.classes}.", key="classes")
-    if data.class_names and len(data.class_names) != data.classes:
-        raise DataError(
-            f"{data.name} has {data.classes} classes but {len(data.class_names)} class names.", key="class_names"
-        )
-    checks = {
-        "classification": _check_classes,
-        "next_token": _check_next_tokens,
-        "regression": _check_targets,
-        "multi_label": _check_multi_labels,
-    }
-    if data.task in checks:
-        checks[data.task](data)
-
-
-def _check_classes(data: Data) -> None:
-    y = data.y
-    if y.dtype != torch.int64 or y.ndim != 1:
-        raise DataError(f"{data.name}: labels must be int64 [{len(y)}], got {y.dtype} {list(y.shape)}.", key="y")
-    if len(y) and (int(y.min()) < 0 or int(y.max()) >= data.classes):
-        row = int(((y < 0) | (y >= data.classes)).nonzero()[0])
-        raise DataError(
-            f"{data.name}: labels must be in 0..{data.classes - 1}, but sample {row} has label {int(y[row])}.",
-            key="y",
-        )
-
-
-def _check_next_tokens(data: Data) -> None:
-    x, y = data.x, data.y
-    if y.dtype != torch.int64 or x.dtype != torch.int64 or x.ndim != 2 or y.shape != x.shape:
-        raise DataError(
-            f"{data.name}: next-token data are int64 tokens x [N, L] and y [N, L], the token that follows each; got "
-            f"{x.dtype} {list(x.shape)} and {y.dtype} {list(y.shape)}.",
-            key="y",
-        )
-    scored = y[y != NOT_SCORED]
-    if len(scored) and (int(scored.min()) < 0 or int(scored.max()) >= data.classes):
-        raise DataError(f"{data.name}: the next token must be in 0..{data.classes - 1}, or be {NOT_SCORED} where "
-                        f"nothing is scored; got {int(scored.min())}..{int(scored.max())}.", key="y")  # fmt: skip
+    x, y, classes = data.x, data.y, data.classes
+    if classes < 1:
+        raise _error(data, "classes", f"at least 1, got {classes}")
+    if data.class_names and len(data.class_names) != classes:
+        raise _error(data, "class_names", f"{classes}, one per class, got {len(data.class_names)}")
+    if data.task == "classification":
+        if y.dtype != torch.int64 or y.ndim != 1:
+            raise _error(data, "y", f"labels, int64 [{len(y)}]", y)
+        _check_range(data, "y", y, classes)
+    elif data.task == "next_token":
+        if y.dtype != torch.int64 or x.dtype != torch.int64 or x.ndim != 2 or y.shape != x.shape:
+            expected = f"the token that follows each of x, both int64 [N, L]; x is {x.dtype} {list(x.shape)}"
+            raise _error(data, "y", expected, y)
+        not_scored = f", or {NOT_SCORED} where nothing is scored"
+        _check_range(data, "y", y.where(y != NOT_SCORED, 0), classes, not_scored)
+    elif data.task == "regression":
+        _check_targets(data)
+    elif data.task == "multi_label" and (y.ndim != 2 or y.shape[1] != classes or not bool(((y == 0) | (y == 1)).all())):
+        raise _error(data, "y", f"0 or 1 in [{len(y)}, {classes}]", y)
 
 
 def _check_targets(data: Data) -> None:
-    y = data.y
-    if not y.is_floating_point() or y.ndim != 2 or y.shape[1] != data.classes:
-        raise DataError(
-            f"{data.name}: targets of a regression must be floats [{len(y)}, {data.classes}] (classes is their "
-            f"number), got {y.dtype} {list(y.shape)}.",
-            key="y",
-        )
+    y, count = data.y, data.classes
+    if not y.is_floating_point() or y.ndim != 2 or y.shape[1] != count:
+        raise _error(data, "y", f"floats [{len(y)}, {count}] (classes is the number of targets)", y)
     if not bool(torch.isfinite(y).all()):
         row, column = (~torch.isfinite(y)).nonzero()[0].tolist()
-        raise DataError(
-            f"{data.name}: the target of sample {row}, column {column}, is not finite ({y[row, column].item()}). Leave "
-            "the sample out.",
-            key="y",
-        )
-    if data.targets and [len(values) for values in data.targets] != [data.classes] * 2:
-        raise DataError(
-            f"{data.name}: targets must be {data.classes} means and as many standard deviations.", key="targets"
-        )
-
-
-def _check_multi_labels(data: Data) -> None:
-    y = data.y
-    if y.ndim != 2 or y.shape[1] != data.classes or not bool(((y == 0) | (y == 1)).all()):
-        raise DataError(
-            f"{data.name}: multi-label targets must be 0 or 1 in [{len(y)}, {data.classes}], got {y.dtype} "
-            f"{list(y.shape)}.",
-            key="y",
-        )
+        place = f"sample {row}, column {column}, has {y[row, column].item()}. Leave the sample out"
+        raise _error(data, "y", f"finite, but {place}")
+    if data.targets and [len(values) for values in data.targets] != [count] * 2:
+        raise _error(data, "targets", f"{count} means and as many standard deviations")
 
 
 def _compute_normalization(data: Data) -> tuple[Tensor | None, Tensor | None]:
     """Return scale and shift, to broadcast over [B, C, ...]: x * scale + shift = (x / 255 - mean) / std."""
     x, mean, std = data.x, tuple(data.mean), tuple(data.std)
     if len(mean) != len(std):
-        raise DataError(
-            f"{data.name}: mean and std must have the same length, got {len(mean)} and {len(std)}.", key="mean"
-        )
+        raise _error(data, "mean", f"as long as std, got {len(mean)} and {len(std)} values")
     if not mean:
         return (torch.tensor(1 / 255).to(x.device), None) if x.dtype == torch.uint8 else (None, None)
     if x.dtype == torch.int64:
-        raise DataError(f"{data.name}: int64 tokens cannot be normalized; leave mean and std empty.", key="mean")
+        raise _error(data, "mean", "empty, as std: tokens cannot be normalized")
     axis = -1 if data.channels_last else 1
     channels = x.shape[axis] if x.ndim > 1 else 1
     if len(mean) not in (1, channels):
-        raise DataError(
-            f"{data.name}: mean and std need 1 or {channels} values (one per channel), got {len(mean)}.", key="mean"
-        )
+        raise _error(data, "mean", f"1 or {channels} values (one per channel), as std, got {len(mean)}")
     if min(std) <= 0:
-        raise DataError(f"{data.name}: std must be positive, got {std}.", key="std")
+        raise _error(data, "std", f"positive, got {std}")
     unit = 255.0 if x.dtype == torch.uint8 else 1.0
     shape = [1] * x.ndim
     shape[axis if x.ndim > 1 else 0] = -1
@@ -520,16 +473,10 @@ def _check_splits(data: Data, splits: Mapping[str, Tensor]) -> dict[str, Tensor]
     for name in SPLITS:
         indices = splits.get(name, torch.empty(0, dtype=torch.int64)).cpu()
         if indices.dtype != torch.int64 or indices.ndim != 1:
-            raise DataError(
-                f'{data.name}: split "{name}" must be int64 indices [n], got {indices.dtype} {list(indices.shape)}.',
-                key="splits",
-            )
+            raise _error(data, "splits", f'int64 indices [n]; "{name}" is not', indices)
         if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= total):
-            raise DataError(
-                f'{data.name}: split "{name}" has indices {int(indices.min())}..{int(indices.max())}, '
-                f"but there are {total} samples.",
-                key="splits",
-            )
+            got = f'"{name}" has {int(indices.min())}..{int(indices.max())}'
+            raise _error(data, "splits", f"indices of the {total} samples, but {got}")
         repeated = is_used[indices]
         if bool(repeated.any()):
             index = int(indices[repeated][0])

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fleetfit.data.dataset import Data
 from fleetfit.data.image_reader import EncodedImages
 from fleetfit.data.splits import fill_missing_splits, make_empty_split_notes
+from fleetfit.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,18 +73,30 @@ class Rows:
         """
         return fill_missing_splits(self.sizes, self.strata, validation, test, seed, name, samples, self.y)
 
-    def make_data(self, name: str, x: Any, splits: Mapping[str, NDArray[np.int64]], **facts: Any) -> Data:
+    def make_data(
+        self,
+        name: str,
+        x: Any,
+        splits: Mapping[str, NDArray[np.int64]],
+        augment: str | None = None,
+        resize: int | None = None,
+        **facts: Any,
+    ) -> Data:
         """Return the samples as a data set.
 
         Args:
             name: Its name.
             x: The samples, an array or encoded images.
             splits: The rows of each split.
+            augment: Augmentation of training batches; None or "none": nothing.
+            resize: Side in pixels to which batches are resized; None: no resizing.
             **facts: Further fields of `Data`.
 
         Raises:
-            DataError: Labels or fields do not fit the samples.
+            DataError: Labels or fields do not fit the samples, or `resize` is out of range.
         """
+        if resize is not None and resize < 1:
+            raise DataError(f"{name}: resize must be at least 1 pixel, got {resize}.", key="resize")
         return Data(
             name=name,
             x=torch.from_numpy(x) if isinstance(x, np.ndarray) else x,
@@ -93,6 +106,8 @@ class Rows:
             groups=None if self.groups is None else torch.from_numpy(self.groups),
             class_names=self.class_names,
             notes=(*self.notes, *make_empty_split_notes(name, self.sizes)),
+            augment=None if augment == "none" else augment,
+            resize=None if resize is None else (resize, resize),
             **facts,
         )
 

@@ -214,7 +214,7 @@ def _make_data(
     notes = (*notes, *layout.notes, *(_describe_binary_targets(labels) if task == "regression" else ()))
     return replace(rows, notes=notes).make_data(
         name, x, splits, mean=mean, std=std, channels_last=layout.channels_last, task=task, vocabulary=vocabulary,
-        padding=padding, augment=augment, resize=None if resize is None else (resize, resize), exact_targets=exact,
+        padding=padding, augment=augment, resize=resize, exact_targets=exact,
     )  # fmt: skip
 
 

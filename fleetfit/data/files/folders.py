@@ -10,8 +10,6 @@ import importlib
 import json
 import os
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -261,42 +259,27 @@ def download(name: str, repository: str, config: str | None = None, revision: st
         DataError: The download failed, there is no training split, or the files cannot be written.
         MissingExtra: `datasets` is not installed.
     """
-    cache = find_cache_folder()
-    if cache is None:
+    if (cache := find_cache_folder()) is None:
         raise DataError(f"{name}: downloads need a cache folder. Set FLEETFIT_CACHE to a folder.", key="hub")
     label = "-".join(re.sub(r"[^\w.]+", "--", part) for part in (name, repository, config, revision) if part)
-    target = cache / "hub" / label
-    if target.is_dir():
-        return target
-    datasets = import_optional("datasets", "hub", f"Downloading {name} from the hub")
-    try:
-        dataset = datasets.load_dataset(repository, config, revision=revision)
-    except Exception as error:  # network, hub and library may raise any error
-        raise DataError(
-            f"{name}: downloading {repository} from the Hugging Face hub failed: {format_cause(error, typed=True)}. "
-            "Without a network, set folder to a folder with train.parquet and test.parquet.",
-            key="hub",
-        ) from error
-    splits = _rename_splits(dataset, f"{name}: {repository}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f"{label}.", dir=target.parent))
-    except OSError as error:
-        raise DataError(f"{name}: cannot write to {target.parent}: {error}", path=target.parent) from error
-    try:
+    if not (cache / "hub" / label).is_dir():
+        datasets = import_optional("datasets", "hub", f"Downloading {name} from the hub")
+
+    def build(folder: Path) -> None:
+        try:
+            dataset = datasets.load_dataset(repository, config, revision=revision)
+        except Exception as error:  # network, hub and library may raise any error
+            reason = f"downloading {repository} from the Hugging Face hub failed: {format_cause(error, typed=True)}"
+            remedy = "Without a network, set folder to a folder with train.parquet and test.parquet."
+            raise DataError(f"{name}: {reason}. {remedy}", key="hub") from error
+        splits = _rename_splits(dataset, f"{name}: {repository}")
         for split, rows in splits.items():
-            _write_parquet(rows, temporary / f"{split}.parquet")
+            _write_parquet(rows, folder / f"{split}.parquet")
         source = {"repository": repository, "config": config, "revision": revision,
                   "files": sorted(map(str, splits["train"].info.download_checksums or {}))}  # fmt: skip
-        (temporary / "source.json").write_text(json.dumps(source, indent=2), encoding="utf-8")
-        if not target.is_dir():  # otherwise another process was faster
-            temporary.rename(target)
-    except OSError as error:
-        if not target.is_dir():
-            raise DataError(f"{name}: cannot write {target}: {error}", path=target) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return target
+        (folder / "source.json").write_text(json.dumps(source, indent=2), encoding="utf-8")
+
+    return load_folder(f"hub/{label}", build, lambda folder: folder)
 
 
 def _rename_splits(splits: Any, source: str, path: Path | None = None, training: bool = True) -> dict[str, Any]:

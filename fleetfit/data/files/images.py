@@ -138,7 +138,8 @@ def images(
     spec = ImageSpec(size, channels, center, lazy, upright=exif_orientation)
     rows = find_labeled_files(name, path, IMAGES, label, groups)
     rows = read_parquet(name, str(path), image, label, groups, spec) if rows is None else load_labeled(name, rows, spec)
-    return make_data(name, rows, validation, test, seed, augment, mean, std, resize, samples)
+    splits = rows.divide(name, validation, test, seed, samples)
+    return rows.make_data(name, rows.x, splits, augment, resize, mean=mean, std=std, file_names=rows.file_names)
 
 
 def prepare_images(path: Path, facts: Data, settings: Mapping[str, Any], halves: bool = False) -> Data | None:
@@ -180,37 +181,6 @@ def load_labeled(name: str, rows: Rows, spec: ImageSpec) -> Rows:
     images = ImageFiles(rows.folder, rows.file_names)
     x = _load_images(name, rows.folder, images, spec)
     return replace(rows, x=x, notes=(*_describe_resizing(name, images, spec), *rows.notes))
-
-
-def make_data(
-    name: str,
-    rows: Rows,
-    validation: float,
-    test: float,
-    seed: int,
-    augment: str | None,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    resize: int | None = None,
-    samples: int | None = None,
-) -> Data:
-    """Return images as a data set, with missing splits held out (see `images`).
-
-    Raises:
-        DataError: A share, `resize` or `samples` is out of range.
-    """
-    if resize is not None and resize < 1:
-        raise DataError(f"{name}: resize must be at least 1 pixel, got {resize}.", key="resize")
-    return rows.make_data(
-        name,
-        rows.x,
-        rows.divide(name, validation, test, seed, samples),
-        mean=mean,
-        std=std,
-        augment=None if augment == "none" else augment,
-        resize=None if resize is None else (resize, resize),
-        file_names=rows.file_names,
-    )
 
 
 def _load_images(

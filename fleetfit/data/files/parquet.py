@@ -298,9 +298,8 @@ def read_labels(files: Sequence[RowFile], column: str) -> tuple[NDArray[np.int64
         if len(wrong):
             label = part[wrong[0]]
             advice = "-1 often means that the labels are withheld" if label < 0 else "number the classes from 0"
-            raise file.error(
-                f"has label {label}; labels must be in 0..{limit - 1:,} ({advice}).", column, int(wrong[0])
-            )
+            reason = f"has label {label}; labels must be in 0..{limit - 1:,} ({advice})."
+            raise file.error(reason, column, int(wrong[0]))
     return values, len(names) or int(values.max(initial=0)) + 1, names
 
 

@@ -310,7 +310,7 @@ def sounds(
         listed.divide(name, validation, test, seed),
         mean=mean,
         std=std,
-        augment=None if augment == "none" else augment,
+        augment=augment,
     )
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fleetfit.data import cache
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files.folders import find_or_download, find_parquet_files, find_set_folder, resolve_folder
-from fleetfit.data.files.images import make_data, read_parquet
+from fleetfit.data.files.images import read_parquet
 from fleetfit.data.files.leaf import find_leaf_files, read_leaf_users
 from fleetfit.data.image_reader import ImageSpec
 from fleetfit.data.rows import Rows
@@ -87,7 +87,8 @@ def femnist(
     if len(pixels) and pixels.mean() > 127.5:  # bright paper, which most of a page is
         pixels = 255 - pixels
     labeled = dataclasses.replace(labeled, x=pixels, classes=classes, class_names=tuple(_NAMES[:classes]), notes=())
-    return make_data("femnist", labeled, validation, test, seed, augment, (0.04,), (0.17,), resize, samples)
+    splits = labeled.divide("femnist", validation, test, seed, samples)
+    return labeled.make_data("femnist", labeled.x, splits, augment, resize, mean=(0.04,), std=(0.17,))
 
 
 def _find_leaf_files(name: str, folder: str | None) -> dict[str, list[Path]]:

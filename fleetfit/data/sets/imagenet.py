@@ -5,7 +5,7 @@ Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge" (2015), 
 
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files.folders import find_or_download, find_set_folder
-from fleetfit.data.files.images import load_labeled, make_data, read_parquet
+from fleetfit.data.files.images import load_labeled, read_parquet
 from fleetfit.data.files.labeled import IMAGES, find_class_folders
 from fleetfit.data.image_reader import ImageSpec
 from fleetfit.errors import DataError
@@ -67,5 +67,7 @@ def imagenet(
             "any set of this layout.",
             key="name",
         )
-    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-    return make_data("imagenet", labeled, validation, 0.0, seed, augment, mean, std, resize)
+    return labeled.make_data(
+        "imagenet", labeled.x, labeled.divide("imagenet", validation, 0.0, seed), augment, resize,
+        mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), file_names=labeled.file_names,
+    )  # fmt: skip

@@ -13,7 +13,7 @@ import dataclasses
 from typing import Literal
 
 from fleetfit.data.dataset import Data, Facts
-from fleetfit.data.files.images import make_data, read_named_set
+from fleetfit.data.files.images import read_named_set
 from fleetfit.factories import Preset, make_presets
 
 _CIFAR = "Krizhevsky (2009), https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -95,7 +95,8 @@ def _make_images(
     )
     if normalize == "fixed":
         mean, std = (0.5,), (0.25,)
-    return make_data(name, labeled, validation, 0.0, seed, augment, mean, std, resize, samples)
+    splits = labeled.divide(name, validation, 0.0, seed, samples)
+    return labeled.make_data(name, labeled.x, splits, augment, resize, mean=mean, std=std)
 
 
 cifar10, cifar100, mnist, fashion_mnist = make_presets(_make_images, SETS)

@@ -87,8 +87,6 @@ def speech_commands(
     """
     if division not in ("official", "speakers"):
         raise DataError(f'division must be "official" or "speakers", got {division!r}.', key="division")
-    if resize is not None and resize < 1:
-        raise DataError(f"speech_commands: resize must be at least 1 pixel, got {resize}.", key="resize")
     spectrogram = Spectrogram(_RATE, _RATE, n_mels, round(window_ms * _RATE / 1000), round(hop_ms * _RATE / 1000))
     if folder is not None:
         folder = str(resolve_folder(folder))
@@ -108,7 +106,7 @@ def speech_commands(
         mean=(0.39,),
         std=(0.18,),
         augment=augment,
-        resize=None if resize is None else (resize, resize),
+        resize=resize,
     )
 
 
