@@ -77,20 +77,20 @@ class ImageSpec:
     max_bytes: int | None = None
     upright: bool = True
 
-    def check(self, name: str) -> None:
+    def __post_init__(self) -> None:
         """Check the values.
 
         Raises:
             DataError: A value is out of range.
         """
         if self.size is not None and self.size < 1:
-            raise DataError(f"{name}: size must be at least 1 pixel, got {self.size}.", key="size")
+            raise DataError(f"size must be at least 1 pixel, got {self.size}.", key="size")
         if self.channels not in (None, 1, 3):
-            raise DataError(f"{name}: channels must be 1 (gray) or 3 (RGB), got {self.channels}.", key="channels")
+            raise DataError(f"channels must be 1 (gray) or 3 (RGB), got {self.channels}.", key="channels")
         if not 0 < self.center <= 1:
-            raise DataError(f"{name}: center must be above 0 and at most 1, got {self.center}.", key="center")
+            raise DataError(f"center must be above 0 and at most 1, got {self.center}.", key="center")
         if self.center < 1 and self.size is None:
-            raise DataError(f"{name}: center = {self.center} needs a size. Set size.", key="center")
+            raise DataError(f"center = {self.center} needs a size. Set size.", key="center")
 
 
 # ---- one image -------------------------------------------------------------------------------------------------------
@@ -270,21 +270,6 @@ def _find_channels(source: ImageSource) -> int:
 # ---- images that stay encoded ----------------------------------------------------------------------------------------
 
 
-class ImageIndex(Protocol):
-    """Encoded images that can be read individually."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, index: int) -> bytes:
-        """Return an encoded image."""
-
-    def origin(self, index: int) -> Origin:
-        """Return its origin, for messages."""
-
-    def to_payload(self) -> tuple[dict[str, Any], np.ndarray]:
-        """Return plain values, and the index as an array."""
-
-
 @dataclass(frozen=True, eq=False)
 class ImageFiles:
     """One file for each image.
@@ -357,6 +342,10 @@ class PackedImages:
         """Return plain values, and the offsets."""
         sources = [list(source) for source in self.sources]
         return {"kind": "rows", "path": str(self.path), "sources": sources}, self.offsets
+
+
+ImageIndex = ImageFiles | PackedImages
+"""Encoded images that can be read individually."""
 
 
 def pack_images(key: str, source: ImageSource, sources: Sequence[tuple[str, int]]) -> PackedImages:

@@ -27,7 +27,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fleetfit.data import cache
 from fleetfit.data.dataset import Data, Facts
@@ -137,7 +136,7 @@ def images(
     path = unpack_zip(path) if path.suffix.lower() == ".zip" else convert_saved_dataset(path)
     spec = ImageSpec(size, channels, center, lazy, upright=exif_orientation)
     rows = find_labeled_files(name, path, IMAGES, label, groups)
-    rows = read_parquet(name, str(path), image, label, groups, spec) if rows is None else load_labeled(name, rows, spec)
+    rows = load_images(name, rows or read_parquet(name, str(path), image, label, groups), spec)
     splits = rows.divide(name, validation, test, seed, samples)
     return rows.make_data(name, rows.x, splits, augment, resize, mean=mean, std=std, file_names=rows.file_names)
 
@@ -169,60 +168,46 @@ def prepare_images(path: Path, facts: Data, settings: Mapping[str, Any], halves:
     return make_new_data(facts, path.resolve().name, x, y, halves, notes=tuple(notes), file_names=file_names)
 
 
-def load_labeled(name: str, rows: Rows, spec: ImageSpec) -> Rows:
-    """Return labeled files with their images, decoded or still encoded.
-
-    Raises:
-        DataError: An image is wrong.
-        MissingExtra: Pillow is not installed.
-    """
-    spec.check(name)
-    assert rows.file_names is not None
-    images = ImageFiles(rows.folder, rows.file_names)
-    x = _load_images(name, rows.folder, images, spec)
-    return replace(rows, x=x, notes=(*_describe_resizing(name, images, spec), *rows.notes))
-
-
-def _load_images(
-    name: str, folder: Path, source: "ImageFiles | _ParquetImages", spec: ImageSpec
-) -> NDArray[np.uint8] | EncodedImages:
-    """Return the images of a set, decoded from the cache or still encoded, depending on the specification.
-
-    Args:
-        name: The set's name.
-        folder: The folder of the images, for messages.
-        source: The images.
-        spec: Size, channels and orientation; checked.
+def load_images(name: str, rows: Rows, spec: ImageSpec) -> Rows:
+    """Return labeled rows or files with their images, decoded from the cache or still encoded, as specified.
 
     Raises:
         DataError: There are no images, or one of them is wrong.
+        MissingExtra: Pillow is not installed.
     """
-    rows = len(source)
-    if not rows:
-        raise DataError(f"{folder} has no images: its files have no rows.", path=folder)
+    source: ImageFiles | _ParquetImages = rows.x
+    notes: list[str] = []
+    if rows.file_names is not None:
+        source = ImageFiles(rows.folder, rows.file_names)
+        notes = _describe_resizing(name, source, spec)
+    count = len(source)
+    if not count:
+        raise DataError(f"{rows.folder} has no images: its files have no rows.", path=rows.folder)
     if spec.max_bytes is not None:
         width, height = read_first_size(source, upright=False)
-        if rows * width * height > spec.max_bytes:
+        if count * width * height > spec.max_bytes:
             raise DataError(
-                f"{name}: {rows:,} images, the first of {height}x{width} pixels, are more than this data set has. Is "
+                f"{name}: {count:,} images, the first of {height}x{width} pixels, are more than this data set has. Is "
                 "this another data set?"
             )
     if spec.lazy is not False:
         width, height = (spec.size, spec.size) if spec.size else read_first_size(source, spec.upright)
         shape = (spec.channels or 3, height, width)
-        if spec.lazy or rows * math.prod(shape) > LAZY_ABOVE:
+        if spec.lazy or count * math.prod(shape) > LAZY_ABOVE:
             index: ImageIndex = source if isinstance(source, ImageFiles) else source.pack(name)
-            return EncodedImages(index, shape, spec.center if spec.size else None, spec.upright)
+            x = EncodedImages(index, shape, spec.center if spec.size else None, spec.upright)
+            return replace(rows, x=x, notes=(*notes, *rows.notes))
     column = "" if isinstance(source, ImageFiles) else source.column
     key = cache.make_key(name, source.paths(), [column, spec.size, spec.channels, spec.center, spec.upright])
     try:
-        return cache.load_array(key, rows, lambda allocate: decode_all(source, spec, allocate))
+        pixels = cache.load_array(key, count, lambda allocate: decode_all(source, spec, allocate))
     except MemoryError:
         raise DataError(
-            f"{name}: memory cannot hold {rows:,} decoded images. Set a smaller size, or keep them "
+            f"{name}: memory cannot hold {count:,} decoded images. Set a smaller size, or keep them "
             "encoded with lazy = true.",
             key="lazy",
         ) from None
+    return replace(rows, x=pixels, notes=(*notes, *rows.notes))
 
 
 # ---- Parquet files ---------------------------------------------------------------------------------------------------
@@ -265,10 +250,9 @@ def read_parquet(
     image: str | None = None,
     label: str | None = None,
     groups: str | None = None,
-    spec: ImageSpec | None = None,
     splits: Sequence[str] = SPLITS,
 ) -> Rows:
-    """Read a set from Parquet files, and decode it unless it stays encoded.
+    """Return the rows of a set in Parquet files, for `load_images`.
 
     Args:
         name: The set's name, for messages and as a folder name.
@@ -277,31 +261,20 @@ def read_parquet(
         label: Column of the labels, integers or text; None: `label`, `labels`, `fine_label`, `coarse_label` or
             `character`.
         groups: Column of a natural group (writer, speaker), or None.
-        spec: Size, channels and orientation of the images.
         splits: The splits to read.
 
     Raises:
-        DataError: A file, a column or an image is missing or wrong.
+        DataError: A file or a column is missing or wrong.
     """
-    spec = spec or ImageSpec()
-    spec.check(name)
-    split_files = {
-        split: [parquet.File(path) for path in split_paths]
-        for split, split_paths in find_parquet_files(name, folder).items()
-        if split in splits
-    }
-    all_files = [file for files in split_files.values() for file in files]
-    image = all_files[0].find_bytes_column(image, _IMAGE, "image")
-    label = all_files[0].column(label, _LABEL, "label")
-    y, classes, class_names = parquet.read_labels(all_files, label)
-    return Rows(
-        x=_load_images(name, all_files[0].path.parent, _ParquetImages(all_files, image), spec),
-        y=y,
-        sizes={split: sum(file.rows for file in files) for split, files in split_files.items()},
-        classes=classes,
-        class_names=class_names,
-        groups=None if groups is None else parquet.encode_values(parquet.read_values(all_files, groups))[0],
-    )
+    paths = find_parquet_files(name, folder)
+    files = {split: [parquet.File(path) for path in paths[split]] for split in splits if split in paths}
+    every = [file for some in files.values() for file in some]
+    image = every[0].find_bytes_column(image, _IMAGE, "image")
+    y, classes, class_names = parquet.read_labels(every, every[0].column(label, _LABEL, "label"))
+    group = None if groups is None else parquet.encode_values(parquet.read_values(every, groups))[0]
+    sizes = {split: sum(file.rows for file in some) for split, some in files.items()}
+    x = _ParquetImages(every, image)
+    return Rows(x, y, sizes, classes, class_names, group, folder=every[0].path.parent)
 
 
 def read_named_set(
@@ -315,7 +288,7 @@ def read_named_set(
     """
     folder = find_or_download(name, folder, hub, repository)
     spec = ImageSpec(channels=channels, lazy=False, max_bytes=_MAX_BYTES)
-    labeled = read_parquet(name, folder, label=label, spec=spec)
+    labeled = load_images(name, read_parquet(name, folder, label=label), spec)
     height, width = labeled.x.shape[2:]
     if f"{height}x{width}" != facts.resolution or labeled.classes != facts.classes:
         raise DataError(

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fleetfit.data import cache
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files.folders import find_or_download, find_parquet_files, find_set_folder, resolve_folder
-from fleetfit.data.files.images import read_parquet
+from fleetfit.data.files.images import load_images, read_parquet
 from fleetfit.data.files.leaf import find_leaf_files, read_leaf_users
 from fleetfit.data.image_reader import ImageSpec
 from fleetfit.data.rows import Rows
@@ -75,7 +75,7 @@ def femnist(
         labeled = _read_leaf(leaf_files)
     else:
         spec = ImageSpec(channels=1, lazy=False, max_bytes=4 << 30)
-        labeled = read_parquet("femnist", folder, groups="writer_id", spec=spec)
+        labeled = load_images("femnist", read_parquet("femnist", folder, groups="writer_id"), spec)
     height, width = labeled.x.shape[2:]
     if (height, width) != (_SIDE, _SIDE) or labeled.classes > len(_NAMES):
         raise DataError(

@@ -5,7 +5,7 @@ Russakovsky et al., "ImageNet Large Scale Visual Recognition Challenge" (2015), 
 
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files.folders import find_or_download, find_set_folder
-from fleetfit.data.files.images import load_labeled, read_parquet
+from fleetfit.data.files.images import load_images, read_parquet
 from fleetfit.data.files.labeled import IMAGES, find_class_folders
 from fleetfit.data.image_reader import ImageSpec
 from fleetfit.errors import DataError
@@ -56,11 +56,12 @@ def imagenet(
     spec = ImageSpec(size, 3, center, lazy, upright=exif_orientation)
     set_folder = find_set_folder("imagenet", folder)
     if set_folder is not None and (folders := find_class_folders(set_folder, IMAGES)):
-        labeled = load_labeled("imagenet", folders.read("imagenet"), spec)
+        labeled = folders.read("imagenet")
     else:
         parquet_folder = find_or_download("imagenet", folder, hub, "ILSVRC/imagenet-1k")
         # the labels of the test set were never published
-        labeled = read_parquet("imagenet", parquet_folder, spec=spec, splits=("train", "validation"))
+        labeled = read_parquet("imagenet", parquet_folder, splits=("train", "validation"))
+    labeled = load_images("imagenet", labeled, spec)
     if labeled.classes != FACTS.classes:
         raise DataError(
             f'imagenet has {FACTS.classes} classes, but the files have {labeled.classes}; data.name = "images" reads '
