@@ -14,7 +14,7 @@ down always would short-change the first client. Clients stay in the order drawn
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -105,17 +105,17 @@ def partition(data: Data, kind: str, clients: int | None, seed: int, **parameter
             key="kind",
         )
     function = names.resolve("partitions", kind)
-    accepted = list(inspect.signature(function).parameters)[3:]
-    for name in parameters:
-        if name not in accepted:
-            parameter_list = ", ".join(accepted) or "no parameters"
-            raise DataError(
-                f'partition "{kind}" has no parameter "{name}". Its parameters are '
-                f"{parameter_list}.{did_you_mean(name, accepted)}",
-                key=name,
-            )
+    _check_parameters(kind, parameters, list(inspect.signature(function).parameters)[3:])
     result: Parts = function(data, clients, make_data_rng(seed, _PARTITION), **parameters)
     return result
+
+
+def _check_parameters(kind: str, parameters: Collection[str], accepted: Collection[str]) -> None:
+    for name in parameters:
+        if name not in accepted:
+            hint = did_you_mean(name, accepted)
+            keys = ", ".join(accepted) or "no parameters"
+            raise DataError(f'partition "{kind}" has no parameter "{name}"; it takes {keys}.{hint}', key=name)
 
 
 def iid(data: Data, clients: int, rng: np.random.Generator) -> Parts:
@@ -188,8 +188,7 @@ def dirichlet(
     raise DataError(
         f"{1 + max_redraws} draws gave no division in which each of {clients} clients has {least} training samples "
         f"(the smallest of the last draw has {counts.sum(1).min()}). Raise alpha (now {alpha}), lower min_samples "
-        "or use "
-        "fewer clients.",
+        "or use fewer clients.",
         key="min_samples",
     )
 
@@ -212,8 +211,7 @@ def shards(data: Data, clients: int, rng: np.random.Generator, shards_per_client
     if shards_per_client < 1 or total > len(labels):
         raise DataError(
             f"shards_per_client must be at least 1, with at least one sample per shard; got {clients} clients x "
-            f"{shards_per_client} "
-            f"shards of {len(labels)} samples.",
+            f"{shards_per_client} shards of {len(labels)} samples.",
             key="shards_per_client",
         )
     order = rng.permutation(len(labels))
@@ -260,8 +258,7 @@ def natural(
     if not 1 <= count <= len(candidates):
         raise DataError(
             f"{data.name} has {len(candidates)} natural groups with at least {min_samples} training samples, so "
-            "clients "
-            f"must be in 1..{len(candidates)}; got {count}.",
+            f"clients must be in 1..{len(candidates)}; got {count}.",
             key="clients",
         )
     group_owner = np.full(int(groups.max(initial=0)) + 1, -1)
@@ -336,10 +333,7 @@ def _run_flower_partitioner(
     The partitioner sees a data set with the columns `label` and, if there are groups, `group`.
     """
     accepted = inspect.signature(partitioner_class).parameters
-    unknown = [key for key in settings if key not in accepted]
-    if unknown:
-        raise DataError(f'partition "{kind}" has no parameter "{unknown[0]}"; it takes {", ".join(accepted)}.'
-                        f"{did_you_mean(unknown[0], accepted)}", key=unknown[0])  # fmt: skip
+    _check_parameters(kind, settings, accepted)
     defaults = {
         "num_partitions": clients,
         "partition_by": "group" if "Natural" in partitioner_class.__name__ else "label",

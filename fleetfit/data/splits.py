@@ -67,21 +67,6 @@ def hold_out(
     return np.sort(indices[order[~is_held_out]]), np.sort(indices[order[is_held_out]])
 
 
-def subsample(
-    name: str, indices: NDArray[np.int64], labels: NDArray[np.int64], samples: int, seed: int
-) -> NDArray[np.int64]:
-    """Draw `samples` training samples in proportion to their labels; return them in ascending order.
-
-    Raises:
-        DataError: There are fewer samples.
-    """
-    if not 1 <= samples <= len(indices):
-        raise DataError(
-            f"{name}: samples must be in 1..{len(indices)}, the training samples; got {samples}.", key="samples"
-        )
-    return hold_out(indices, labels, 1 - samples / len(indices), seed)[0]
-
-
 def fill_missing_splits(
     sizes: Mapping[str, int],
     strata: NDArray[np.int64],
@@ -120,8 +105,13 @@ def fill_missing_splits(
         splits["test"] = splits.pop("validation")
     for split, share in (("test", test), ("validation", validation)):
         if split == "validation" and samples is not None:
-            every = strata if labels is None else labels
-            splits["train"] = subsample(name, splits["train"], every[splits["train"]], samples, seed)
+            train = splits["train"]
+            if not 1 <= samples <= len(train):
+                raise DataError(
+                    f"{name}: samples must be in 1..{len(train)}, the training samples; got {samples}.", key="samples"
+                )
+            drawn_by = (strata if labels is None else labels)[train]
+            splits["train"] = hold_out(train, drawn_by, 1 - samples / len(train), seed)[0]
         if split not in splits:
             train = splits["train"]
             splits["train"], splits[split] = hold_out(train, strata[train], share, seed, split)

@@ -68,7 +68,8 @@ def detect_format(path: str, keys: Keys | None = None) -> Keys:
 def _detect_file(path: Path, keys: Keys) -> Keys:
     suffix = path.suffix.lower()
     if suffix in table.SUFFIXES:
-        return _detect_file_table(path, keys) or _detect_rows(path, path, keys)
+        rows = _detect_file_table(path, keys) or choose_reader(table.guess_kinds(path), keys)
+        return {**rows, "folder": str(path)}
     if suffix in (".jsonl", ".json"):
         return {"name": "text", "folder": str(path)}
     if suffix == ".npz":
@@ -110,7 +111,7 @@ def _detect_folder(folder: Path, keys: Keys) -> Keys:
     except DataError:
         tables = {}
     if tables:
-        return _detect_rows(tables["train"][0], folder, keys)
+        return {**choose_reader(table.guess_kinds(tables["train"][0]), keys), "folder": str(folder)}
     if any(name.endswith((".jsonl", ".json")) for name in names):
         return {"name": "text", "folder": str(folder)}
     if any(name.endswith(".txt") for name in names):
@@ -158,21 +159,15 @@ def _detect_file_table(path: Path, keys: Keys) -> Keys:
 
 
 def _choose_form(name: str, path: Path, paths: list[Path], keys: Keys) -> Keys:
-    """Return the size of images or the sampling rate of sounds, where it is not the usual one.
-
-    Args:
-        name: The kind of the files.
-        path: The set.
-        paths: Some of its files.
-        keys: The keys of `[data]`.
-    """
+    """Return the size of images of several sizes, or large ones, or the sampling rate of sounds, if it is not usual."""
     if name == "images":
-        return _choose_size(paths, keys)
-    return _choose_rate(path, keys) if name == "sounds" and "sample_rate" not in keys else {}
-
-
-def _choose_rate(path: Path, keys: Keys) -> Keys:
-    """Return the most common sampling rate of training sounds, if it is not the default."""
+        sizes = sample_sizes(paths, upright=keys.get("exif_orientation") is not False)
+        sides = [side for size in sizes for side in size]
+        if not sides or (len(set(sizes)) == 1 and max(sides) <= _LARGE):
+            return {}
+        return {"size": _LARGE if min(sides) >= _LARGE else _SMALL}
+    if name != "sounds" or "sample_rate" in keys:
+        return {}
     listed = find_labeled_files(path.name, path, SOUNDS, keys.get("label"), keys.get("groups"))
     rates = [] if listed is None else [read_header(file)[1] for file in listed.paths[: listed.sizes["train"]]]
     rate = max(sorted(set(rates)), key=rates.count, default=RATE)
@@ -196,10 +191,7 @@ def _detect_array_folder(folder: Path, keys: Keys, problem: str) -> Keys:
 
 
 def _detect_arrays(path: Path, keys: Keys) -> Keys:
-    """Return the names of samples and labels; rows and series of numbers other than uint8 are standardized.
-
-    `mean`, `std` and keys of tokens turn standardization off. A matrix of 0 and 1 has several labels per sample.
-    """
+    """Return the names of samples and labels, and whether to standardize: rows and series of numbers but uint8."""
     from fleetfit.data.files.arrays import Arrays, has_several_labels
 
     arrays = Arrays(path)
@@ -207,37 +199,20 @@ def _detect_arrays(path: Path, keys: Keys) -> Keys:
         "x": ("x", "X", "data", "samples", "features", "images", "inputs"),
         "y": ("y", "Y", "label", "labels", "target", "targets"),
     }
-    names: dict[str, str] = {}
+    result: dict[str, Any] = {"name": "arrays", "file": str(path)}
+    first: dict[str, Any] = {}  # the training samples and labels
     for key, aliases in usual.items():
         name = next((name for name in aliases if name in arrays or f"{name}_train" in arrays), key)
-        if name != key:
-            names[key] = name
-    result: dict[str, Any] = {"name": "arrays", "file": str(path), **names}
-    x = keys.get("x", names.get("x", "x"))
-    first = next((name for name in (x, f"{x}_train") if name in arrays), None)
-    is_tokens = keys.get("vocabulary") or keys.get("task") == "next_token"
-    if first is not None and not (is_tokens or keys.get("mean") or keys.get("std")):
-        samples = arrays.load(first)
-        if samples.dtype.kind in "biuf" and samples.dtype != "uint8" and samples.ndim in (2, 3):
-            result["standardize"] = True
-    y = keys.get("y", names.get("y", "y"))
-    labels = next((name for name in (y, f"{y}_train") if name in arrays), None)
-    if labels is not None and not keys.get("task") and has_several_labels(arrays.load(labels)):
+        result |= {} if name == key else {key: name}
+        name = keys.get(key, name)
+        first[key] = next((arrays.load(one) for one in (name, f"{name}_train") if one in arrays), None)
+    samples, is_tokens = first["x"], keys.get("vocabulary") or keys.get("task") == "next_token"
+    is_numeric = samples is not None and samples.dtype.kind in "biuf" and samples.dtype != "uint8"
+    if is_numeric and samples.ndim in (2, 3) and not (is_tokens or keys.get("mean") or keys.get("std")):
+        result["standardize"] = True
+    if first["y"] is not None and not keys.get("task") and has_several_labels(first["y"]):
         result |= {"task": "multi_label", "partition": {"kind": "iid"}}
     return result
-
-
-def _choose_size(images: list[Path], keys: Keys) -> Keys:
-    """Return the side for resizing images of several sizes, or large ones."""
-    sizes = sample_sizes(images, upright=keys.get("exif_orientation") is not False)
-    sides = [side for size in sizes for side in size]
-    if not sides or (len(set(sizes)) == 1 and max(sides) <= _LARGE):
-        return {}
-    return {"size": _LARGE if min(sides) >= _LARGE else _SMALL}
-
-
-def _detect_rows(first: Path, path: Path, keys: Keys) -> Keys:
-    return {**choose_reader(table.guess_kinds(first), keys), "folder": str(path)}
 
 
 def choose_reader(kinds: Mapping[str, str], keys: Keys) -> dict[str, Any]:

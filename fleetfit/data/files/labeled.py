@@ -451,12 +451,7 @@ def read_new_parquet(
 def _label_by_folders(names: Sequence[Path], class_names: Sequence[str]) -> tuple[NDArray[np.int64] | None, list[str]]:
     """Return the label of each file by the nearest folder that is named after a class, int64 [N], and notes.
 
-    Args:
-        names: The files, relative to the folder that the user named.
-        class_names: One per class.
-
-    Returns:
-        None in place of labels if a file has none; a note says why, if it is in a folder.
+    It is None in place of labels if a file has none; a note says why, if that is in a folder.
     """
     codes = {name: label for label, name in enumerate(class_names)}
     folders = [next((part for part in reversed(name.parts[:-1]) if part in codes), None) for name in names]

@@ -218,11 +218,7 @@ def is_column(value: Any) -> bool:
 
 
 def _convert_table(value: Any) -> Any:
-    """Return a `pyarrow.Table`.
-
-    Raises:
-        DataError: It has no rows or columns, two columns of one name, or images or sounds.
-    """
+    """Return a `pyarrow.Table`."""
     if hasattr(value, "with_format"):  # datasets.Dataset
         media = [name for name, kind in value.features.items() if type(kind).__name__ in ("Image", "Audio", "Video")]
         if media:
@@ -269,11 +265,7 @@ def _make_table(names: Sequence[Any], columns: Sequence[Any]) -> Any:
 
 
 def _convert_column(name: str, column: Any) -> Any:
-    """Return a column as an arrow array. Values of mixed kinds become texts; lists and arrays stay without values.
-
-    Raises:
-        DataError: It has complex numbers, or cannot be read.
-    """
+    """Return a column as an arrow array. Values of mixed kinds become texts; lists and arrays stay without values."""
     import pyarrow as pa
 
     try:
@@ -284,24 +276,12 @@ def _convert_column(name: str, column: Any) -> Any:
             return _simplify(column if is_array else pa.array(column, from_pandas=True))
         return _convert_objects([value.item() if getattr(value, "ndim", 1) == 0 else value for value in column])
     except Exception as error:
-        reason = "has complex numbers. Pass real and imaginary parts as two columns."
-        if not isinstance(error, _ComplexError):
-            reason = (
-                f"cannot be read: {format_cause(error).rstrip('.!')}. Convert it to numbers or texts, or leave it out."
-            )
+        reason = f"cannot be read: {format_cause(error).rstrip('.!')}. Convert it to numbers or texts, or leave it out."
         raise DataError(f'data: column "{truncate(name)}" {reason}', key="data", column=name) from error
 
 
-class _ComplexError(Exception):
-    """A column has complex numbers."""
-
-
 def _simplify(array: Any) -> Any:
-    """Return an arrow array of a type that tables read: intervals as texts, periods as times.
-
-    Raises:
-        Exception: Its type cannot be converted.
-    """
+    """Return an arrow array of a type that tables read: intervals as texts, periods as times."""
     import pyarrow as pa
     from pyarrow import compute, types
 
@@ -321,15 +301,11 @@ def _simplify(array: Any) -> Any:
 
 
 def _convert_objects(values: list[Any]) -> Any:
-    """Return Python objects as texts, or as empty lists if one has several values.
-
-    Raises:
-        _ComplexError: One is a complex number.
-    """
+    """Return Python objects as texts, or as empty lists if one has several values."""
     import pyarrow as pa
 
     if any(isinstance(value, complex) for value in values):
-        raise _ComplexError
+        raise TypeError("complex numbers; pass real and imaginary parts as two columns")
     if any(hasattr(value, "__len__") and not isinstance(value, str | bytes) for value in values):
         return pa.array([[]] * len(values), pa.list_(pa.null()))
     missing = [v is None or type(v).__name__ in ("NAType", "NaTType") or v != v for v in values]

@@ -776,13 +776,7 @@ def _format_advice(text: str) -> str:
 
 
 def _drop_marks(numbers: NDArray[np.float64], missing: Sequence[str], kind: Any = None) -> NDArray[np.float64]:
-    """Replace numbers that count as missing by NaN.
-
-    Args:
-        numbers: The numbers.
-        missing: The marks. Marks that are not numbers are ignored.
-        kind: The arrow type of the column: -999.9 in fewer bits is another number.
-    """
+    """Replace numbers that count as missing by NaN. The arrow type counts: -999.9 in fewer bits is another number."""
     from pyarrow import types
 
     texts = [mark.strip().lower() for mark in missing]
@@ -837,9 +831,7 @@ def _detect_text_column(
 def _detect_form(texts: Any, decimal: str) -> NumberForm:
     """Return the format in which all texts are numbers; plain if there is none.
 
-    Args:
-        texts: The distinct texts, an arrow array.
-        decimal: The usual decimal separator of a file with semicolons, where 1,234 and 1.234 may be thousands; else "".
+    `decimal` is the usual separator of a file with semicolons, where 1,234 and 1.234 may be thousands; else "".
     """
     from pyarrow import compute
 
@@ -859,13 +851,7 @@ def _detect_form(texts: Any, decimal: str) -> NumberForm:
 
 
 def _parse_numbers(texts: Any, form: NumberForm, decimal_comma: bool) -> NDArray[np.float64]:
-    """Parse texts as numbers [N], with NaN for other texts.
-
-    Args:
-        texts: An arrow array.
-        form: Format of the numbers. A number without the sign is valid, too.
-        decimal_comma: Whether plain numbers may have a decimal comma.
-    """
+    """Parse texts as numbers [N], with NaN for other texts. A number without the sign of the form is valid, too."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -1188,14 +1174,7 @@ def _fit_number(sheet: TableSheet, column: Column, train: NDArray[np.int64]) -> 
 def _fit_category(
     sheet: TableSheet, column: Column, train: NDArray[np.int64], is_given: bool
 ) -> tuple[Category | str, int]:
-    """Return the encoding of a column of categories or the reason to leave it out, and the number of categories.
-
-    Args:
-        sheet: The table, for messages.
-        column: The column.
-        train: The training rows.
-        is_given: Whether the run file lists the column as categories.
-    """
+    """Return the encoding of a column of categories or the reason to leave it out, and the number of categories."""
     if column.kind in ("dates", "nested values"):
         return f"they hold {column.kind}", 0
     if not is_given:
@@ -1204,10 +1183,17 @@ def _fit_category(
         rows, distinct = len(codes), len(np.unique(codes))
         if sample and all(map(_is_date, sample)):
             return "they hold dates", 0
-        if (
-            0 < len(column.strange) < rows and len(column.strange) * 10 <= rows
-        ):  # probably a typo, or a mark for a missing value
-            raise _describe_slip(sheet, column, rows)
+        strange = len(column.strange)
+        if 0 < strange < rows and strange * 10 <= rows:  # probably a typo, or a mark for a missing value
+            row = int(column.strange[0])
+            text = truncate(_find_text(sheet, column, row))
+            raise sheet.error(
+                column.name,
+                f'holds numbers, but {strange} of {rows} values {"are" if strange > 1 else "is"} none, such as "{text}"'
+                f' here. Fix it, treat it as missing (missing = ["{text}"]), or treat the column as categories '
+                f'(categories = ["{truncate(column.name)}"]).',
+                row,
+            )
         if distinct > _MAX_TEXTS or (rows >= _FEW_ROWS and distinct > rows / 2):
             long = sum(len(text.split()) > 2 for text in sample) > len(sample) / 2
             return _FREE_TEXT if long else "nearly every row has a different value", 0
@@ -1221,18 +1207,6 @@ def _fit_category(
         return "they are the same in all training rows", 0
     frequent = sorted(names, key=lambda name: (-names[name], name))[:MAX_CATEGORIES]
     return Category(name=column.name, values=tuple(sorted(frequent))), len(names)
-
-
-def _describe_slip(sheet: TableSheet, column: Column, rows: int) -> DataError:
-    count, row = len(column.strange), int(column.strange[0])
-    text = truncate(_find_text(sheet, column, row))
-    return sheet.error(
-        column.name,
-        f'holds numbers, but {count} of {rows} values {"are" if count > 1 else "is"} none, such as "{text}" here. Fix '
-        f'the value, treat it as missing (missing = ["{text}"]), or treat the column as categories (categories = '
-        f'["{truncate(column.name)}"]).',
-        row,
-    )
 
 
 def _is_row_number(column: Column) -> bool:

@@ -142,7 +142,7 @@ def make_texts_in_memory(
         DataError: As `text`.
         MissingExtra: As `text`.
     """
-    tables: dict[str, list[parquet.RowFile]] = {}
+    tables: dict[str, list[dict[str, list[Any]]]] = {}
     digest, notes = hashlib.sha256(), []
     for split, rows in splits.items():
         cells = {name: rows.column(name).to_pylist() for name in rows.column_names}
@@ -151,9 +151,9 @@ def make_texts_in_memory(
         cells = {name: [values[i] for i in labeled] for name, values in cells.items()}
         if missing := rows.num_rows - len(labeled):
             notes.append(f'Rows that are left out, since they have no "{truncate(column)}": {missing}.')
-        tables[split] = [Cells(IN_MEMORY, cells)]
+        tables[split] = [cells]
         digest.update(json.dumps(cells, default=str).encode())
-    rows = _read_tables("texts", tables, text, label, groups, [digest.hexdigest()])
+    rows = _read_tables("texts", tables, text, label, groups, digest.hexdigest())
     rows = dataclasses.replace(rows, notes=(*rows.notes, *notes))
     return make_data("texts", rows, tokenizer, vocabulary, length, samples, validation, test, seed)
 
@@ -162,16 +162,7 @@ def make_texts_in_memory(
 
 
 def _open_rows(path: Path, header: bool) -> parquet.RowFile:
-    """Open the rows of a file by its suffix.
-
-    Args:
-        path: A path that ends in one of `SUFFIXES`.
-        header: Whether the first line of a CSV or TSV file has the names of the columns; if not, they are "1", "2" and
-            so on.
-
-    Raises:
-        DataError: The file cannot be read, or has another suffix.
-    """
+    """Open the rows of a file by its suffix, one of `SUFFIXES`."""
     if path.suffix == ".parquet":
         return parquet.File(path)
     if path.suffix in (".csv", ".tsv"):
@@ -226,7 +217,7 @@ def _format_value(value: Any) -> str:
 
 def read_rows(
     name: str,
-    path: Path | None,
+    path: Path,
     text: str | tuple[str, ...] | None = None,
     label: str | None = None,
     groups: str | None = None,
@@ -237,7 +228,7 @@ def read_rows(
     Args:
         name: The set's name, for messages.
         path: A file, or a folder with train.parquet (.csv, .tsv, .jsonl, .json) and so on, or with a folder of .txt
-            files for each class, in a folder for each split or not. None: FLEETFIT_DATA has its Parquet files.
+            files for each class, in a folder for each split or not.
         text: Column of the texts, or several to join by a space; None: `text` or `sentence`.
         label: Column of the labels, integers or text; None: `label` or `labels`.
         groups: Column of a natural group such as an author; None: no groups.
@@ -246,25 +237,25 @@ def read_rows(
     Raises:
         DataError: A file or a column is missing or wrong.
     """
-    listed = path and find_labeled_files(name, path, FILE_SUFFIXES, label, groups, in_table=text is None)
+    listed = find_labeled_files(name, path, FILE_SUFFIXES, label, groups, in_table=text is None)
     if listed:
         paths = listed.paths
         return dataclasses.replace(listed, x=Texts(paths, [], lambda: [read_text(file, DataError) for file in paths]))
-    tables = {
-        split: [_open_rows(file, header) for file in files] for split, files in find_text_files(name, path).items()
-    }
-    return _read_tables(name, tables, text, label, groups, [header])
+    return _read_tables(name, find_tables(path, SUFFIXES[1:]), text, label, groups, header)
 
 
 def _read_tables(
-    name: str,
-    tables: dict[str, list[parquet.RowFile]],
-    text: str | tuple[str, ...] | None,
-    label: str | None,
-    groups: str | None,
-    key: Sequence[object],
-) -> Rows:
-    """Return the rows of tables; `key` has other settings of their texts (`Texts`)."""
+    name: str, sources: Mapping[str, Sequence[Path | dict[str, list[Any]]]], text: str | tuple[str, ...] | None,
+    label: str | None, groups: str | None, key: bool | str,
+) -> Rows:  # fmt: skip
+    """Return the rows of files, or of columns in memory.
+
+    `key` is the files' `header`, or the hash of the columns.
+    """
+    tables = {
+        split: [Cells(IN_MEMORY, one) if isinstance(one, dict) else _open_rows(one, key is True) for one in some]
+        for split, some in sources.items()
+    }
     first = tables["train"][0]
     label = first.column(label, _LABEL, "label")
     if groups is not None:
@@ -284,7 +275,7 @@ def _read_tables(
     return Rows(
         x=Texts(
             [table.path for table in all_tables if table.path != IN_MEMORY],
-            [columns, *key],
+            [columns, key],
             lambda: [text for table in all_tables for text in _join_columns(table, columns)],
         ),
         y=y,
@@ -313,9 +304,8 @@ def read_named_set(name: str, facts: Facts, repository: str, folder: str | None,
         DataError: As `text`, or the files are those of another set, or there is no test set.
         MissingExtra: As `text`.
     """
-    path = _find_set_path(name, folder)
-    set_folder = find_or_download(name, folder, hub, repository, find=lambda *_: find_text_files(name, path))
-    rows = read_rows(name, path if set_folder == folder else _find_set_path(name, set_folder))
+    set_folder = find_or_download(name, folder, hub, repository, find=_find_set_files)
+    rows = _read_tables(name, _find_set_files(name, set_folder), None, None, None, True)
     if rows.classes != facts.classes:
         raise DataError(
             f"{name} has {facts.classes} classes of texts, but the files have {rows.classes}. Is this another data set?"
@@ -325,19 +315,12 @@ def read_named_set(name: str, facts: Facts, repository: str, folder: str | None,
     return dataclasses.replace(rows, notes=())
 
 
-def _find_set_path(name: str, folder: str | None) -> Path | None:
-    """Return the set's folder, given the folder itself or its parent."""
-    path = None if folder is None else parse_path(folder, "data.folder")
-    return path / name if path is not None and (path / name).is_dir() else path
-
-
-def find_text_files(name: str, path: Path | None) -> dict[str, list[Path]]:
-    """Return the files of rows of each split, "train" first.
-
-    Raises:
-        DataError: There are none.
-    """
-    return find_parquet_files(name, None) if path is None else find_tables(path, SUFFIXES[1:])
+def _find_set_files(name: str, folder: str | None) -> dict[str, list[Path]]:
+    """Return the files of each split of a named set, given its folder or the parent; None: in FLEETFIT_DATA."""
+    if folder is None:
+        return find_parquet_files(name, None)
+    path = parse_path(folder, "data.folder")
+    return find_tables(path / name if (path / name).is_dir() else path, SUFFIXES[1:])
 
 
 def _join_columns(table: parquet.RowFile, columns: Sequence[str]) -> list[str]:
