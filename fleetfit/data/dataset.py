@@ -44,11 +44,11 @@ class Facts:
         source: Authors and origin.
     """
 
-    train: int | None
-    test: int | None
-    classes: int | None
-    resolution: str
-    source: str
+    train: int | None = None
+    test: int | None = None
+    classes: int | None = None
+    resolution: str = "any"
+    source: str = ""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fleetfit.data.dataset import Data
 from fleetfit.data.image_reader import EncodedImages
-from fleetfit.data.splits import fill_missing_splits, make_empty_split_notes
+from fleetfit.data.splits import fill_missing_splits
 from fleetfit.errors import DataError
 
 
@@ -97,6 +97,7 @@ class Rows:
         """
         if resize is not None and resize < 1:
             raise DataError(f"{name}: resize must be at least 1 pixel, got {resize}.", key="resize")
+        empty = [split for split, size in self.sizes.items() if not size and split != "train"]
         return Data(
             name=name,
             x=torch.from_numpy(x) if isinstance(x, np.ndarray) else x,
@@ -105,7 +106,7 @@ class Rows:
             classes=self.classes,
             groups=None if self.groups is None else torch.from_numpy(self.groups),
             class_names=self.class_names,
-            notes=(*self.notes, *make_empty_split_notes(name, self.sizes)),
+            notes=(*self.notes, *(f"{name}: the {s} set has no samples, so it counts as missing." for s in empty)),
             augment=None if augment == "none" else augment,
             resize=None if resize is None else (resize, resize),
             **facts,

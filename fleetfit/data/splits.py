@@ -118,12 +118,6 @@ def fill_missing_splits(
     return splits
 
 
-def make_empty_split_notes(name: str, sizes: Mapping[str, int]) -> tuple[str, ...]:
-    """Return a note for each split whose file is empty; `fill_missing_splits` holds out samples for it."""
-    empty = [split for split, size in sizes.items() if not size and split != "train"]
-    return tuple(f"{name}: the {split} set has no samples, so it counts as missing." for split in empty)
-
-
 def make_data_rng(seed: int, purpose: int) -> np.random.Generator:
     """Return a NumPy generator for one purpose of a seed.
 

@@ -31,7 +31,7 @@ from fleetfit.errors import DataError, FleetFitError, check_range, did_you_mean,
 from fleetfit.factories import declare_unused
 from fleetfit.machine import free_memory
 
-FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a file of NumPy arrays")
+FACTS = Facts(source="a file of NumPy arrays")
 
 Task = Literal["classification", "regression", "multi_label", "next_token"]
 ChannelsLast = bool | Literal["move"] | None

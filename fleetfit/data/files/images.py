@@ -66,7 +66,7 @@ from fleetfit.errors import DataError, format_cause
 from fleetfit.files import check_file
 
 _MAX_BYTES = 4 << 30  # limit for the decoded images of a named set
-FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder of Parquet files or of classes")
+FACTS = Facts(source="a folder of Parquet files or of classes")
 LAZY_ABOVE = 8 << 30
 """Bytes of decoded images above which they stay encoded, unless `lazy` is set."""
 _MAX_OPENED = 64  # files whose size is read, approximately, to tell what sizes there are

@@ -29,7 +29,7 @@ PADDING, UNKNOWN = 0, 1
 PRINTABLE = ("\t", "\n", *map(chr, range(32, 127)))
 """Tab, line feed and the 95 printable characters of ASCII, tokens 2 to 98."""
 _WORD = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]|\n")
-FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a .txt file, or a folder of them")
+FACTS = Facts(source="a .txt file, or a folder of them")
 _WORDS = 10_000  # of a vocabulary of words, by default
 
 

@@ -42,7 +42,7 @@ from fleetfit.data.rows import make_new_data
 from fleetfit.errors import DataError, MissingExtra, import_optional
 from fleetfit.files import check_file, read_bytes
 
-FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="folders of sounds, or a table of files")
+FACTS = Facts(source="folders of sounds, or a table of files")
 SUFFIXES = (".wav", ".flac", ".ogg")
 RATE = 16_000
 WINDOW_MS = 25.0

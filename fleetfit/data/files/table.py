@@ -42,7 +42,7 @@ from fleetfit.data.splits import fill_missing_splits, hold_out
 from fleetfit.errors import DataError, did_you_mean, escape_controls, format_cause, join_some, quote_some, truncate
 from fleetfit.files import parse_json
 
-FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a table in CSV or Parquet")
+FACTS = Facts(source="a table in CSV or Parquet")
 _CSV = (".csv", ".tsv")
 SUFFIXES = (*_CSV, ".parquet")
 JSON = (".jsonl", ".json")

@@ -37,7 +37,7 @@ from fleetfit.data.rows import Rows, make_new_data
 from fleetfit.errors import DataError, quote_some, truncate
 from fleetfit.files import parse_path, read_text
 
-FACTS = Facts(train=None, test=None, classes=None, resolution="any", source="a folder or a file of labeled texts")
+FACTS = Facts(source="a folder or a file of labeled texts")
 FILE_SUFFIXES = (".txt", ".md")
 """Suffixes of files with a text each."""
 SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".json")
@@ -123,10 +123,8 @@ def make_data(
         MissingExtra: `tokenizers` or `transformers` is not installed.
     """
     splits = rows.divide(name, validation, test, seed, samples)
-    tokens = encode_texts(name, rows.x, splits["train"], tokenizer, vocabulary, length)
-    return rows.make_data(
-        name, tokens.x, splits, vocabulary=tokens.vocabulary, padding=tokens.padding, tokenizer=tokens.tokenizer
-    )
+    x, facts = encode_texts(name, rows.x, splits["train"], tokenizer, vocabulary, length)
+    return rows.make_data(name, x, splits, **facts)
 
 
 def make_texts_in_memory(

@@ -27,25 +27,9 @@ _FORMAT = 1  # raise it if the same texts would give other tokens
 _TEXTS = 1000  # encoded at a time
 _MAX_TOKENS = 1 << 22  # of a vocabulary
 _PADDING = (PAD, "<pad>", "<PAD>", "<|pad|>")  # usual names, for a tokenizer without a configured one
+_NUMBERS = ("vocabulary", "padding")
 Pair = tuple[str, str]
 INSIDE = "##"
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Encoded texts.
-
-    Attributes:
-        x: int64 [N, L], memory-mapped copy-on-write.
-        vocabulary: Number of tokens.
-        padding: The token that fills short texts.
-        tokenizer: The tokenizer's file in the cache.
-    """
-
-    x: NDArray[np.int64]
-    vocabulary: int
-    padding: int
-    tokenizer: str
 
 
 @dataclass(frozen=True)
@@ -70,8 +54,8 @@ def encode_texts(
     tokenizer: str | None,
     vocabulary: int,
     length: int,
-) -> Tokens:
-    """Return the tokens of a set's texts, from the cache if possible.
+) -> tuple[NDArray[np.int64], dict[str, Any]]:
+    """Return the tokens of a set's texts, from the cache if possible, and the fields of `Data` that describe them.
 
     A text begins and ends with the tokenizer's marks ([CLS] and [SEP]), is cut to `length` tokens, marks included, and
     padded to it.
@@ -83,6 +67,9 @@ def encode_texts(
         tokenizer: Path of a checkpoint's folder or a `tokenizer.json`; None: learn word pieces.
         vocabulary: Maximal number of word pieces, the four special ones included.
         length: Tokens of each text.
+
+    Returns:
+        int64 [N, length], memory-mapped copy-on-write, and vocabulary, padding and tokenizer.
 
     Raises:
         DataError: A parameter is out of range, or the tokenizer cannot be read.
@@ -120,14 +107,15 @@ def encode_texts(
                 f"{name}: the tokenizer has a token {size - 1}, above the limit of {_MAX_TOKENS:,} tokens.",
                 key="tokenizer",
             )
-        (folder / "tokens.json").write_text(json.dumps({"vocabulary": size, "padding": padding}), encoding="utf-8")
+        numbers = json.dumps(dict(zip(_NUMBERS, (size, padding), strict=True)))
+        (folder / "tokens.json").write_text(numbers, encoding="utf-8")
 
-    def load(folder: Path) -> Tokens:
+    def load(folder: Path) -> tuple[NDArray[np.int64], dict[str, Any]]:
         x = np.load(folder / "tokens.npy", mmap_mode="c")
         facts = json.loads((folder / "tokens.json").read_text(encoding="utf-8"))
         if x.dtype != np.int64 or x.shape[1:] != (length,):
             raise ValueError(f"{folder} has {x.dtype} {x.shape}")
-        return Tokens(x, int(facts["vocabulary"]), int(facts["padding"]), str(folder / "tokenizer.json"))
+        return x, {name: int(facts[name]) for name in _NUMBERS} | {"tokenizer": str(folder / "tokenizer.json")}
 
     return cache.load_folder(cache.make_key(name, [*texts.files, *tokenizer_files], key, suffix=""), build, load)
 

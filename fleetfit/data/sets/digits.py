@@ -8,10 +8,9 @@ import gzip
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from fleetfit.data.dataset import Data, Facts
-from fleetfit.data.splits import hold_out
+from fleetfit.data.rows import Rows
 
 FACTS = Facts(
     train=1_438,
@@ -35,23 +34,9 @@ def digits(validation: float = 0.1, test: float = 0.2, seed: int = 0, augment: s
         DataError: A share or the seed is out of range.
     """
     with gzip.open(Path(__file__).with_name("digits.csv.gz"), "rt", encoding="ascii") as file:
-        rows = np.loadtxt(file, delimiter=",")
-    gray, y = rows[:, :-1], rows[:, -1].astype(np.int64)
+        table = np.loadtxt(file, delimiter=",")
+    gray, y = table[:, :-1], table[:, -1].astype(np.int64)
     x = np.rint(gray * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
-    remaining, test_indices = hold_out(np.arange(len(y)), y, test, seed, "test")
-    train, validation_indices = hold_out(remaining, y[remaining], validation, seed)
-    return Data(
-        name="digits",
-        x=torch.from_numpy(x),
-        y=torch.from_numpy(y),
-        splits={
-            "train": torch.from_numpy(train),
-            "validation": torch.from_numpy(validation_indices),
-            "test": torch.from_numpy(test_indices),
-        },
-        classes=10,
-        class_names=tuple("0123456789"),
-        mean=(0.305,),
-        std=(0.376,),
-        augment=augment,
-    )
+    rows = Rows(x, y, {"train": len(y)}, 10, tuple("0123456789"))
+    splits = rows.divide("digits", validation, test, seed)
+    return rows.make_data("digits", x, splits, augment, mean=(0.305,), std=(0.376,))

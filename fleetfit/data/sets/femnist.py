@@ -25,8 +25,6 @@ from fleetfit.data.rows import Rows
 from fleetfit.errors import DataError
 
 FACTS = Facts(
-    train=None,
-    test=None,
     classes=62,
     resolution="28x28",
     source="Caldas et al. (2018), https://leaf.cmu.edu: 805,263 images of 3,550 writers; its parts vary",
@@ -70,8 +68,10 @@ def femnist(
     """
     if folder is not None:
         folder = str(resolve_folder(folder))
-    folder = find_or_download("femnist", folder, hub, HUB, find=_find_set)
-    if leaf_files := _find_leaf_files("femnist", folder):
+    folder = find_or_download(
+        "femnist", folder, hub, HUB, find=lambda *place: _find_leaf_files(place[1]) or find_parquet_files(*place)
+    )
+    if leaf_files := _find_leaf_files(folder):
         labeled = _read_leaf(leaf_files)
     else:
         spec = ImageSpec(channels=1, lazy=False, max_bytes=4 << 30)
@@ -91,14 +91,9 @@ def femnist(
     return labeled.make_data("femnist", labeled.x, splits, augment, resize, mean=(0.04,), std=(0.17,))
 
 
-def _find_leaf_files(name: str, folder: str | None) -> dict[str, list[Path]]:
-    set_folder = find_set_folder(name, folder)
+def _find_leaf_files(folder: str | None) -> dict[str, list[Path]]:
+    set_folder = find_set_folder("femnist", folder)
     return {} if set_folder is None else find_leaf_files(set_folder)
-
-
-def _find_set(name: str, folder: str | None) -> None:
-    if not _find_leaf_files(name, folder):
-        find_parquet_files(name, folder)
 
 
 def _read_leaf(splits: dict[str, list[Path]]) -> Rows:

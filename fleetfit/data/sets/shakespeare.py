@@ -40,8 +40,6 @@ from fleetfit.errors import DataError
 from fleetfit.files import parse_path
 
 FACTS = Facts(
-    train=None,
-    test=None,
     classes=99,
     resolution="80 characters",
     source="by speaking role as in McMahan et al. (2017); your Parquet files, LEAF's JSON or the hub",

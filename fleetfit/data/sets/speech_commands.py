@@ -90,9 +90,11 @@ def speech_commands(
     spectrogram = Spectrogram(_RATE, _RATE, n_mels, round(window_ms * _RATE / 1000), round(hop_ms * _RATE / 1000))
     if folder is not None:
         folder = str(resolve_folder(folder))
-    folder = find_or_download("speech_commands", folder, hub, *HUB, find=_find_set)
-    archive = find_set_folder("speech_commands", folder)
-    sounds = _read_archive(archive) if archive is not None and _list_words(archive) else _read_parquet(folder)
+    folder = find_or_download(
+        "speech_commands", folder, hub, *HUB, find=lambda *place: _list_words(place[1]) or find_parquet_files(*place)
+    )
+    words = _list_words(folder)
+    sounds = _read_archive(words) if words else _read_parquet(folder)
     (files, contents), rows = sounds.x, len(sounds.y)
     if not rows:
         raise DataError(f"speech_commands: no sounds in {folder or 'the folder'}.", path=folder)
@@ -110,36 +112,27 @@ def speech_commands(
     )
 
 
-def _find_set(name: str, folder: str | None) -> None:
-    archive = find_set_folder(name, folder)
-    if archive is None or not _list_words(archive):
-        find_parquet_files(name, folder)
-
-
-def _list_words(folder: Path) -> list[str]:
-    """Return the names of the folders of words, sorted."""
-    return [
-        word_folder.name
-        for word_folder in list_folder(folder)[0]
-        if not word_folder.name.startswith("_") and any(map(_is_sound, word_folder.iterdir()))
-    ]
+def _list_words(folder: str | None) -> list[Path]:
+    """Return the folders of words, sorted; none without the unpacked archive."""
+    archive = find_set_folder("speech_commands", folder)
+    words = [] if archive is None else [path for path in list_folder(archive)[0] if not path.name.startswith("_")]
+    return [path for path in words if any(map(_is_sound, path.iterdir()))]
 
 
 def _is_sound(file: Path) -> bool:
     return file.suffix.lower() in _SUFFIXES and not is_system_name(file.name)
 
 
-def _read_archive(folder: Path) -> Rows:
-    words = _list_words(folder)
+def _read_archive(words: list[Path]) -> Rows:
     split_names = {}
     for split, name in _LISTS.items():
-        if (folder / name).is_file():
-            lines = read_text(folder / name, DataError).split()
+        if (file := words[0].parent / name).is_file():
+            lines = read_text(file, DataError).split()
             split_names.update({line.rpartition(".")[0]: split for line in lines})
     rows = [
-        (split_names.get(f"{word}/{file.stem}", "train"), label, file)
+        (split_names.get(f"{word.name}/{file.stem}", "train"), label, file)
         for label, word in enumerate(words)
-        for file in sorted(filter(_is_sound, (folder / word).iterdir()))
+        for file in sorted(filter(_is_sound, word.iterdir()))
     ]
     rows.sort(key=lambda row: SPLITS.index(row[0]))
     counts = Counter(split for split, _, _ in rows)
@@ -149,7 +142,7 @@ def _read_archive(folder: Path) -> Rows:
         y=np.array([label for _, label, _ in rows], dtype=np.int64),
         sizes={split: counts[split] for split in SPLITS if counts[split]},
         classes=len(words),
-        class_names=tuple(words),
+        class_names=tuple(word.name for word in words),
         groups=parquet.encode_values(np.array([file.stem.partition("_nohash_")[0] for file in files]))[0],
     )
 
