@@ -38,7 +38,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def files() -> list[Path]:
-    return sorted(Path(os.environ["FLEETFIT_CACHE"]).iterdir())
+    return sorted(path for path in Path(os.environ["FLEETFIT_CACHE"]).rglob("*") if path.is_file())
 
 
 def load(folder: Path, **parameters: int) -> Data:
@@ -160,7 +160,7 @@ def test_home_folder_by_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     monkeypatch.delenv("FLEETFIT_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     load(folder)
-    assert len(list((tmp_path / "home" / ".cache" / "fleetfit").glob("set-*.npy"))) == 1
+    assert len(list((tmp_path / "home" / ".cache" / "fleetfit").glob("set-*/*.npy"))) == 1
 
 
 def test_several_at_once(folder: Path) -> None:

@@ -137,7 +137,7 @@ def test_a_failed_download_leaves_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(folders, "_write_parquet", full)
-        with raises(DataError, "device", "t-o--t", path="hub"):
+        with raises(DataError, "device", "t-o--t", path="cache"):
             folders.download("t", "o/t")
     assert list((tmp_path / "cache" / "hub").iterdir()) == []
     assert folders.download("t", "o/t").is_dir()

@@ -772,7 +772,7 @@ class Arrays:
 
     def _make_key(self, parameters: Sequence[str]) -> str:
         stamps = [self.path / f"{name}.npy" for name in parameters] if self.path.is_dir() else [self.path]
-        return cache.make_key(self.path.stem, stamps, ["arrays", *parameters], suffix="")
+        return cache.make_key(self.path.stem, stamps, ["arrays", *parameters])
 
     def _unpack(self, name: str) -> Array:
         """Map an array of the archive, which is unpacked into the cache once."""

@@ -240,7 +240,7 @@ def convert_saved_dataset(folder: Path, training: bool = True) -> Path:
             raise ValueError("a split is missing")
         return target
 
-    return load_folder(make_key(folder.name, sources, ["saved"], suffix=""), build, load)
+    return load_folder(make_key(folder.name, sources, ["saved"]), build, load)
 
 
 def download(name: str, repository: str, config: str | None = None, revision: str | None = None) -> Path:

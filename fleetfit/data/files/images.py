@@ -240,7 +240,7 @@ class _ParquetImages:
         return [file.path for file in self.files]
 
     def pack(self, name: str) -> PackedImages:
-        key = cache.make_key(name, self.paths(), ["encoded", self.column], suffix="")
+        key = cache.make_key(name, self.paths(), ["encoded", self.column])
         return pack_images(key, self, list(zip(map(str, self.paths()), self.starts[:-1], strict=True)))
 
 
@@ -331,7 +331,7 @@ def unpack_zip(path: Path) -> Path:
         if not members:
             raise DataError(f"{path} has no images: expected CLASS/*.jpg or train/CLASS/*.jpg in it.", path=path)
 
-    folder = cache.load_folder(cache.make_key(path.stem, [path], ["zip"], suffix=""), build, lambda folder: folder)
+    folder = cache.load_folder(cache.make_key(path.stem, [path], ["zip"]), build, lambda folder: folder)
     while not find_class_folders(folder, IMAGES) and len(folders := list_folder(folder)[0]) == 1:
         folder = folders[0]  # one folder may enclose the class folders
     return folder

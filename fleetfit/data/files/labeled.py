@@ -177,7 +177,7 @@ class ClassFolders:
                 *(path for top in classes[split] for path in (top, top / "images") if path.is_dir()),
             )
         ]
-        key = cache.make_key(name, stamped, ["class folders", self._suffixes[0], *self.splits, *class_names], suffix="")
+        key = cache.make_key(name, stamped, ["class folders", self._suffixes[0], *self.splits, *class_names])
         write = functools.partial(self._write_index, classes=classes, class_names=class_names)
         names, y, sizes = cache.load_folder(key, write, _read_index)
         for split, size in sizes.items():

@@ -117,7 +117,7 @@ def encode_texts(
             raise ValueError(f"{folder} has {x.dtype} {x.shape}")
         return x, {name: int(facts[name]) for name in _NUMBERS} | {"tokenizer": str(folder / "tokenizer.json")}
 
-    return cache.load_folder(cache.make_key(name, [*texts.files, *tokenizer_files], key, suffix=""), build, load)
+    return cache.load_folder(cache.make_key(name, [*texts.files, *tokenizer_files], key), build, load)
 
 
 def _find_version() -> str:

@@ -125,7 +125,7 @@ def _read_leaf(splits: dict[str, list[Path]]) -> Rows:
         x = np.memmap(target / "x.bin", np.uint8, "c", shape=(len(y), 1, _SIDE, _SIDE))
         return Rows(x, y, sizes, len(_NAMES), (), groups)
 
-    return cache.load_folder(cache.make_key("femnist", files, ["leaf", list(splits)], suffix=""), build, load)
+    return cache.load_folder(cache.make_key("femnist", files, ["leaf", list(splits)]), build, load)
 
 
 def _parse_pixels(x: list[object], path: Path, writer: str) -> NDArray[np.uint8]:

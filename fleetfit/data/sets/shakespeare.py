@@ -162,7 +162,7 @@ def read_roles(name: str, folder: str | None) -> tuple[dict[str, Roles], bool]:
         roles: dict[str, Roles] = json.loads((target / "roles.json").read_text(encoding="utf-8"))
         return roles
 
-    return cache.load_folder(cache.make_key(name, files, [sorted(splits)], suffix=""), build, load), False
+    return cache.load_folder(cache.make_key(name, files, [sorted(splits)]), build, load), False
 
 
 def _read_texts(paths: Iterable[Path]) -> Roles:
