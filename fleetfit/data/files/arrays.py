@@ -205,8 +205,8 @@ def _make_data(
     messages; `gaps` tells which are not finite, and so cannot be standardized.
     """
     tokens = bool(vocabulary) or task == "next_token"
-    layout = find_layout(rows.x, what, False if tokens else channels_last, standardize)
-    x = convert_samples(rows.x, tokens, layout.moves)
+    layout = _find_layout(rows.x, what, False if tokens else channels_last, standardize)
+    x = _convert_samples(rows.x, tokens, layout.moves)
     splits = rows.divide(name, validation, test, seed)
     if standardize:
         mean, std = _compute_statistics(x, splits["train"], gaps, layout.channels_last)
@@ -365,7 +365,7 @@ def prepare_arrays(x: Any, y: Any, facts: Data, name: str = "own-data", halves: 
     array = as_array(x, "x")
     shape = tuple(facts.x.shape[1:])
     moves = array.ndim > 2 and array.shape[1:] != shape and (array.shape[-1], *array.shape[1:-1]) == shape
-    samples = convert_samples(array, facts.x.dtype == torch.int64, moves)
+    samples = _convert_samples(array, facts.x.dtype == torch.int64, moves)
     if facts.resize is None and tuple(samples.shape[1:]) != shape:
         expected = ", ".join(["N", *map(str, shape)])
         hint = ": one sample is x[None]" * (array.shape == shape)
@@ -409,48 +409,31 @@ def _encode_labels_like(labels: NDArray[Any], count: int, run_data: Data) -> Ten
 
 _CHANNELS = (1, 3, 4)  # gray, RGB, RGBA
 _FEW, _MANY = 4, 16  # pixels: a side has more than the first number, and a dimension of the second is certainly a side
-
-
 _CLEAR = 2  # times as many steps as channels
 
 
 @dataclass(frozen=True)
-class ChannelLayout:
-    """Where the channels of samples are.
+class _ChannelLayout:
+    """Where the channels of samples are."""
 
-    Attributes:
-        moves: Whether the last dimension has the channels and is moved to the front.
-        channels_last: Whether mean and std are those of the last dimension, which stays there.
-        notes: Sentences on what was detected.
-    """
-
-    moves: bool = False
-    channels_last: bool = False
+    moves: bool = False  # the last dimension has the channels and is moved to the front
+    channels_last: bool = False  # mean and std are those of the last dimension, which stays there
     notes: tuple[str, ...] = ()
 
 
-def find_layout(x: NDArray[Any], what: str, channels_last: ChannelsLast, standardize: bool) -> ChannelLayout:
-    """Return where the channels of samples are.
+def _find_layout(x: NDArray[Any], what: str, channels_last: ChannelsLast, standardize: bool) -> _ChannelLayout:
+    """Return where the channels of samples are, if the user (`channels_last`) does not tell.
 
     Series [N, time, channels] and [N, channels, time] stay as they are; the smaller of two clearly different dimensions
     has the channels. It matters only where they are standardized.
-
-    Args:
-        x: Samples, [N, ...].
-        what: Name of the samples in messages.
-        channels_last: The user's answer; None: detected.
-        standardize: Whether samples are standardized per channel.
-
-    Raises:
-        DataError: The shape does not tell.
     """
     if x.ndim != 3 or x.dtype == np.uint8:
         last = is_channels_last(x, what) if channels_last is None else bool(channels_last)
-        return ChannelLayout(
+        return _ChannelLayout(
             moves=last, notes=tuple(_describe_channels(what, x, last)) if channels_last is None else ()
         )
     if channels_last == "move" or not standardize:
-        return ChannelLayout(moves=channels_last == "move", channels_last=channels_last is True)
+        return _ChannelLayout(moves=channels_last == "move", channels_last=channels_last is True)
     first, second = x.shape[1:]
     if channels_last is None and 1 not in (first, second) and max(first, second) < _CLEAR * min(first, second):
         raise DataError(
@@ -462,13 +445,13 @@ def find_layout(x: NDArray[Any], what: str, channels_last: ChannelsLast, standar
     last = second < first if channels_last is None else channels_last
     channels, steps = (second, first) if last else (first, second)
     if channels == 1:
-        return ChannelLayout(channels_last=last)
+        return _ChannelLayout(channels_last=last)
     place, other = ("last dimension", "false") if last else ("second dimension", "true")
     note = (
         f"{what} {list(x.shape)} is taken as series of {steps} steps with {channels} channels ({place}), each of "
         f"which is standardized. Set channels_last = {other} if that is wrong."
     )
-    return ChannelLayout(channels_last=last, notes=(note,))
+    return _ChannelLayout(channels_last=last, notes=(note,))
 
 
 def is_channels_last(x: NDArray[Any], what: str) -> bool:
@@ -557,7 +540,7 @@ def find_sample_shape(file: str, x: str = "x", channels_last: ChannelsLast = Non
     """
     store = Arrays(resolve_folder(file))
     some = store.load(next(iter(_find_parts(store, x).values())))[:1]
-    return tuple(convert_samples(some, False, find_layout(some, x, channels_last, False).moves).shape[1:])
+    return tuple(_convert_samples(some, False, _find_layout(some, x, channels_last, False).moves).shape[1:])
 
 
 def _find_parts(store: "Arrays", name: str) -> dict[str, str]:
@@ -580,7 +563,7 @@ def _concatenate_parts(store: "Arrays", name: str, parts: Mapping[str, str]) -> 
     return np.concatenate([store.load(part) for part in label_parts.values()])
 
 
-def convert_samples(array: NDArray[Any], tokens: bool, channels_last: bool) -> Tensor:
+def _convert_samples(array: NDArray[Any], tokens: bool, channels_last: bool) -> Tensor:
     """Convert samples to the types of `Data`: pixels to uint8, tokens to int64, other numbers to floats."""
     if array.ndim < 1 or array.dtype.kind not in "biuf":
         raise DataError(f"samples must be numbers [N, ...], got {array.dtype} {list(array.shape)}.", key="x")
@@ -643,11 +626,7 @@ def _keep_digits(values: NDArray[Any], targets: Tensor) -> NDArray[np.float64] |
 
 
 def _convert_whole(array: NDArray[Any], what: str) -> NDArray[np.int64]:
-    """Return whole numbers as int64.
-
-    Raises:
-        DataError: A number is not whole, or too large.
-    """
+    """Return whole numbers as int64; refuse others, and those that are too large."""
     with np.errstate(invalid="ignore"):
         whole: NDArray[np.int64] = array.astype(np.int64, copy=False)
         same = array.dtype.kind in "bi" or bool(

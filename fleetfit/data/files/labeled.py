@@ -62,7 +62,7 @@ def find_labeled_files(
     if in_table and path.exists() and (folders is None or (label, groups) != (None, None)):
         file_table = find_file_table(path, suffixes, label, groups)
         if file_table is not None:
-            return read_file_table(file_table)
+            return _read_file_table(file_table)
     if folders is not None and (label, groups) != (None, None):
         raise DataError(
             f"{name}: {path} has a folder for each class and no columns. Leave label and groups out.",
@@ -343,12 +343,8 @@ def _locate(value: str, every: dict[str, Path | None]) -> Path | None:
     return every.get(name) or every.get(name.rpartition("/")[2])
 
 
-def read_file_table(files: FileTable) -> Rows:
-    """Return the files, labels and devices of a table. Rows without a label are left out.
-
-    Raises:
-        DataError: A file is missing, a device is missing, or the label is wrong.
-    """
+def _read_file_table(files: FileTable) -> Rows:
+    """Return the files, labels and devices of a table. Rows without a label are left out."""
     sheet = files.sheet
     labels = table.read_classes(sheet, files.label, files.groups)
     rows = labels.x.tolist()

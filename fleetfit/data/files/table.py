@@ -871,12 +871,8 @@ def _parse_numbers(texts: Any, form: NumberForm, decimal_comma: bool) -> NDArray
     return numbers.to_numpy(zero_copy_only=False)
 
 
-def check_numbers(sheet: TableSheet, column: Column) -> NDArray[np.float64]:
-    """Return a column as numbers, with NaN for missing values.
-
-    Raises:
-        DataError: A value is not a number, or the column has another kind.
-    """
+def _check_numbers(sheet: TableSheet, column: Column) -> NDArray[np.float64]:
+    """Return a column as numbers, with NaN for missing values; refuse one with other values."""
     if column.kind in ("dates", "nested values"):
         raise sheet.error(column.name, f"has {column.kind}, but numbers are needed.")
     if column.kind == "texts":
@@ -1061,7 +1057,7 @@ class TableEncoder(_Stored):
             features = x[:, start : start + len(encoding.features)]
             start += len(encoding.features)
             if isinstance(encoding, Number):
-                values = check_numbers(sheet, column)
+                values = _check_numbers(sheet, column)
                 with np.errstate(over="ignore"):
                     features[:, 0] = np.where(column.missing, 0.0, (values - encoding.mean) / encoding.std)
                 if not np.isfinite(features[:, 0]).all():
@@ -1084,26 +1080,11 @@ class TableEncoder(_Stored):
         return x, notes
 
 
-def fit_encoder(
+def _fit_encoder(
     sheet: TableSheet, columns: Mapping[str, Column], label: Label, task: Task, options: TableOptions,
     train: NDArray[np.int64],
 ) -> tuple[TableEncoder, list[str]]:  # fmt: skip
-    """Fit the encoding of a table to its training rows.
-
-    Args:
-        sheet: The table, for messages.
-        columns: Its columns, with all or some rows.
-        label: The label column.
-        task: The task.
-        options: The keys of the run file.
-        train: The training rows.
-
-    Returns:
-        The encoder, and notes: the number of columns of each kind, and left out columns and missing values.
-
-    Raises:
-        DataError: There are no or too many features, or a column cannot be encoded.
-    """
+    """Fit the encoding to the training rows; return it with notes, the first on the number of columns of each kind."""
     encodings: list[Number | Category] = []
     left_out: dict[str, list[str]] = {}
     rare = []
@@ -1257,7 +1238,7 @@ def _fit_label(sheet: TableSheet, column: Column, task: Task | None) -> tuple[La
         few = bool((numbers == np.floor(numbers)).all()) and len(texts) <= _MAX_CLASSES
         task = "classification" if column.kind == "texts" or few else "regression"
     if task == "regression":
-        check_numbers(sheet, column)
+        _check_numbers(sheet, column)
         return Label(name=column.name, form=column.form), task
     if len(texts) > _MAX_TEXTS:
         reason = "is the label, but has too many distinct values for classes. For numbers, set"
@@ -1268,19 +1249,16 @@ def _fit_label(sheet: TableSheet, column: Column, task: Task | None) -> tuple[La
     return Label(name=column.name, classes=tuple(sorted(texts, key=None if column.kind == "texts" else float))), task
 
 
-def encode_labels(sheet: TableSheet, columns: Mapping[str, Column], label: Label, task: Task) -> NDArray[Any] | None:
+def _encode_labels(sheet: TableSheet, columns: Mapping[str, Column], label: Label, task: Task) -> NDArray[Any] | None:
     """Return the labels of a table: int64 [N] (classification), float64 [N, 1] (regression), or None.
 
     A row without a label has -1, or NaN.
-
-    Raises:
-        DataError: A label is not a class or not a number.
     """
     column = columns.get(label.name)
     if column is None or (column.kind in ("numbers", "texts") and column.missing.all()):
         return None
     if task == "regression":
-        return check_numbers(sheet, column)[:, None]
+        return _check_numbers(sheet, column)[:, None]
     codes, texts = column.encode_values()
     classes = {name: number for number, name in enumerate(label.classes)}
     unknown = np.array([*(text not in classes for text in texts), False])[codes]
@@ -1330,7 +1308,7 @@ def _read_labels(
     sheet: TableSheet, columns: Mapping[str, Column], label: Label, task: Task, groups: str | None
 ) -> Rows:
     """Return the labels and groups of the labeled rows, and the numbers of these as samples."""
-    y = encode_labels(sheet, columns, label, task)
+    y = _encode_labels(sheet, columns, label, task)
     assert y is not None
     labeled = ~columns[label.name].missing
     group = None if groups is None else _encode_groups(sheet, columns[groups], labeled)
@@ -1377,7 +1355,7 @@ def _make_data(
         if exact is not None:
             values = rows.y[splits["train"], 0].astype(np.float64)
             label = label.model_copy(update={"mean": float(values.mean()), "std": float(values.std()) or 1.0})
-        encoder, (counts, *further) = fit_encoder(sheet, columns, label, task, options, splits["train"])
+        encoder, (counts, *further) = _fit_encoder(sheet, columns, label, task, options, splits["train"])
         x, _ = encoder.transform(sheet, columns)
     else:
         x, further = encoder.transform(sheet, columns)
@@ -1480,7 +1458,7 @@ def prepare_table(source: Any, facts: Data, settings: Mapping[str, Any] | None =
     sheet = replace(sheet, texts={encoder.label.name: [name.lower() for name in encoder.label.classes]})
     columns = encoder.detect_columns(sheet, encoder.missing)
     x, notes = encoder.transform(sheet, columns)
-    y = encode_labels(sheet, columns, encoder.label, encoder.task)
+    y = _encode_labels(sheet, columns, encoder.label, encoder.task)
     labeled_rows = None
     if y is not None and (missing := columns[encoder.label.name].missing).any():
         notes.append(f"{int(missing.sum())} of {len(x)} rows have no label, so accuracy is not measured.")

@@ -84,7 +84,7 @@ def shakespeare(
     """
     name = "shakespeare"
     check_windows(name, length, level, score)
-    splits, has_lines = read_roles(name, find_or_download(name, folder, hub, HUB, find=_find_files))
+    splits, has_lines = _read_roles(name, find_or_download(name, folder, hub, HUB, find=_find_files))
     groups = []
     for role in sorted({*splits["train"], *splits.get("test", {})}):
         train, held_out = splits["train"].get(role, []), splits.get("test", {}).get(role, [])
@@ -128,11 +128,7 @@ def split_role(passages: list[str], test: float, has_lines: bool) -> Passages:
 
 
 def _find_files(name: str, folder: str | None) -> dict[str, list[Path]]:
-    """Return the files of each split, "train" first.
-
-    Raises:
-        DataError: There are none.
-    """
+    """Return the files of each split, "train" first."""
     if folder is not None:
         path = parse_path(folder, "data.folder")
         for set_folder in (path, path / name):
@@ -141,13 +137,10 @@ def _find_files(name: str, folder: str | None) -> dict[str, list[Path]]:
     return find_parquet_files(name, folder)
 
 
-def read_roles(name: str, folder: str | None) -> tuple[dict[str, Roles], bool]:
+def _read_roles(name: str, folder: str | None) -> tuple[dict[str, Roles], bool]:
     """Return split -> role -> passages, and whether the passages have line ends, which LEAF's lack.
 
     "test" is there only if it has files of its own.
-
-    Raises:
-        DataError: A file is missing or wrong.
     """
     splits = _find_files(name, folder)
     files = [file for paths in splits.values() for file in paths]
