@@ -34,6 +34,8 @@ _LARGE_BYTES = 8192  # average file size from which threads are faster
 _ORIENTATION, _QUARTER_TURNS = 0x112, range(5, 9)  # the tag of EXIF, and its values that swap width and height
 _MAX_PIXELS = 1 << 26  # 8192 x 8192; a small file may claim any size
 _FILES = 256  # in memory at a time
+MAX_BYTES = 4 << 30
+"""Limit for the decoded images of a named set."""
 
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom of a crop, in pixels."""

@@ -34,7 +34,6 @@ from fleetfit.data.files import parquet
 from fleetfit.data.files.folders import (
     convert_saved_dataset,
     download,
-    find_or_download,
     find_parquet_files,
     is_system_name,
     list_folder,
@@ -65,7 +64,6 @@ from fleetfit.data.splits import SPLITS
 from fleetfit.errors import DataError, format_cause
 from fleetfit.files import check_file
 
-_MAX_BYTES = 4 << 30  # limit for the decoded images of a named set
 FACTS = Facts(source="a folder of Parquet files or of classes")
 LAZY_ABOVE = 8 << 30
 """Bytes of decoded images above which they stay encoded, unless `lazy` is set."""
@@ -275,29 +273,6 @@ def read_parquet(
     sizes = {split: sum(file.rows for file in some) for split, some in files.items()}
     x = _ParquetImages(every, image)
     return Rows(x, y, sizes, classes, class_names, group, folder=every[0].path.parent)
-
-
-def read_named_set(
-    name: str, facts: Facts, repository: str, folder: str | None, hub: bool, channels: int, label: str | None
-) -> Rows:
-    """Read a named set from Parquet files, downloaded with `hub`, and compare it with its key figures.
-
-    Raises:
-        DataError: As `images`, or the files are those of another set, or there is no test file.
-        MissingExtra: `hub` is set, but `datasets` is not installed.
-    """
-    folder = find_or_download(name, folder, hub, repository)
-    spec = ImageSpec(channels=channels, lazy=False, max_bytes=_MAX_BYTES)
-    labeled = load_images(name, read_parquet(name, folder, label=label), spec)
-    height, width = labeled.x.shape[2:]
-    if f"{height}x{width}" != facts.resolution or labeled.classes != facts.classes:
-        raise DataError(
-            f"{name} has {facts.classes} classes of {facts.resolution} images, but the files have "
-            f"{labeled.classes} classes of {height}x{width}. Is this another data set?"
-        )
-    if "test" not in labeled.sizes:
-        raise DataError(f"{name}: test.parquet is missing next to its train file.")
-    return labeled
 
 
 # ---- one folder for each class ---------------------------------------------------------------------------------------

@@ -430,15 +430,11 @@ def read_new_parquet(
     Raises:
         DataError: A file is damaged, or a label is not a class of the run.
     """
-
-    def find_label(file: parquet.File) -> str | None:
-        return next((name for name in labels if name in file.columns), None)
-
-    paths = find_new_tables(path, (".parquet",), lambda path: find_label(parquet.File(path)) is not None)
+    paths = find_new_tables(path, (".parquet",), lambda file: not {*labels}.isdisjoint(parquet.File(file).columns))
     if not paths:
         return None
     files = [*map(parquet.File, paths)]
-    label = find_label(files[0])
+    label = next((name for name in labels if name in files[0].columns), None)
     encoded = [] if label is None else [parquet.encode_labels(facts, file, label) for file in files]
     classes = [some for some in encoded if some is not None]
     return files, np.concatenate(classes) if classes and len(classes) == len(files) else None

@@ -20,7 +20,7 @@ from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files.folders import find_or_download, find_parquet_files, find_set_folder, resolve_folder
 from fleetfit.data.files.images import load_images, read_parquet
 from fleetfit.data.files.leaf import find_leaf_files, read_leaf_users
-from fleetfit.data.image_reader import ImageSpec
+from fleetfit.data.image_reader import MAX_BYTES, ImageSpec
 from fleetfit.data.rows import Rows
 from fleetfit.errors import DataError
 
@@ -74,7 +74,7 @@ def femnist(
     if leaf_files := _find_leaf_files(folder):
         labeled = _read_leaf(leaf_files)
     else:
-        spec = ImageSpec(channels=1, lazy=False, max_bytes=4 << 30)
+        spec = ImageSpec(channels=1, lazy=False, max_bytes=MAX_BYTES)
         labeled = load_images("femnist", read_parquet("femnist", folder, groups="writer_id"), spec)
     height, width = labeled.x.shape[2:]
     if (height, width) != (_SIDE, _SIDE) or labeled.classes > len(_NAMES):

@@ -13,7 +13,10 @@ import dataclasses
 from typing import Literal
 
 from fleetfit.data.dataset import Data, Facts
-from fleetfit.data.files.images import read_named_set
+from fleetfit.data.files.folders import find_or_download
+from fleetfit.data.files.images import load_images, read_parquet
+from fleetfit.data.image_reader import MAX_BYTES, ImageSpec
+from fleetfit.errors import DataError
 from fleetfit.factories import Preset, make_presets
 
 _CIFAR = "Krizhevsky (2009), https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -90,9 +93,17 @@ def _make_images(
         MissingExtra: `datasets` is not installed and the set has to be downloaded.
     """
     facts = dataclasses.replace(FACTS[name], classes=20) if coarse else FACTS[name]
-    labeled = read_named_set(
-        name, facts, repository, folder, hub, channels=len(mean), label="coarse_label" if coarse else label
-    )
+    folder = find_or_download(name, folder, hub, repository)
+    rows = read_parquet(name, folder, label="coarse_label" if coarse else label)
+    labeled = load_images(name, rows, ImageSpec(channels=len(mean), lazy=False, max_bytes=MAX_BYTES))
+    height, width = labeled.x.shape[2:]
+    if f"{height}x{width}" != facts.resolution or labeled.classes != facts.classes:
+        raise DataError(
+            f"{name} has {facts.classes} classes of {facts.resolution} images, but the files have "
+            f"{labeled.classes} classes of {height}x{width}. Is this another data set?"
+        )
+    if "test" not in labeled.sizes:
+        raise DataError(f"{name}: test.parquet is missing next to its train file.")
     if normalize == "fixed":
         mean, std = (0.5,), (0.25,)
     splits = labeled.divide(name, validation, 0.0, seed, samples)
