@@ -16,7 +16,7 @@ are cropped at their full size and may shrink, by an average over all pixels.
 
 import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -26,30 +26,13 @@ from torch import Tensor
 from fleetfit.data.image_reader import Box, EncodedImages
 from fleetfit.errors import DataError, did_you_mean
 
-
-@dataclass(frozen=True)
-class Augmentation:
-    """A random shift, a random flip, or both.
-
-    Attributes:
-        shift: The largest shift: "none", "pixel" or "eighth" of a side.
-        flip: Whether to mirror an image left to right with probability one half.
-    """
-
-    shift: str
-    flip: bool
-
-    def max_shift(self, side: int) -> int:
-        """Return the largest shift in pixels along a side."""
-        return {"none": 0, "pixel": 1, "eighth": max(1, side // 8)}[self.shift]
-
-
-AUGMENTATIONS = {
-    "crop-flip": Augmentation("eighth", True),  # 4 pixels at 32x32
-    "crop": Augmentation("eighth", False),
-    "flip": Augmentation("none", True),
-    "shift": Augmentation("pixel", False),  # small images such as 8x8 digits
+AUGMENTATIONS: dict[str, tuple[Callable[[int], int], bool]] = {
+    "crop-flip": (lambda side: max(1, side // 8), True),  # 4 pixels at 32x32
+    "crop": (lambda side: max(1, side // 8), False),
+    "flip": (lambda side: 0, True),
+    "shift": (lambda side: 1, False),  # small images such as 8x8 digits
 }
+"""Largest shift in pixels along a side of some pixels, and whether images are mirrored with probability one half."""
 RESIZED_CROP = "resized-crop"
 """A random crop, resized to the image's size and optionally mirrored."""
 
@@ -100,13 +83,13 @@ def augment_batch(x: Tensor, name: str, rng: torch.Generator) -> Tensor:
     """
     if name == RESIZED_CROP:
         return crop_and_resize(x, rng)
-    augmentation = AUGMENTATIONS[name]
+    find_shift, flip = AUGMENTATIONS[name]
     batch, channels, height, width = x.shape
-    pad_y, pad_x = augmentation.max_shift(height), augmentation.max_shift(width)
-    corners, pixels = _make_index_tables(height, width, pad_y, pad_x, augmentation.flip, x.device)
+    pad_y, pad_x = find_shift(height), find_shift(width)
+    corners, pixels = _make_index_tables(height, width, pad_y, pad_x, flip, x.device)
     draw = torch.randint(len(corners), (batch,), generator=rng).to(x.device, non_blocking=True)
     index = corners.index_select(0, draw)
-    index = pixels.index_select(0, draw & 1).add_(index) if augmentation.flip else pixels + index
+    index = pixels.index_select(0, draw & 1).add_(index) if flip else pixels + index
     padded = torch.constant_pad_nd(x, (pad_x, pad_x, pad_y, pad_y)).view(batch, channels, -1)
     return padded.gather(2, index.unsqueeze(1).expand(-1, channels, -1)).view(x.shape)
 
