@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -30,7 +30,7 @@ from fleetfit.anatomy.known_values import iter_tensors
 from fleetfit.anatomy.labels import list_tensors
 from fleetfit.anatomy.logits import get_logits
 from fleetfit.anatomy.masks import call_instance
-from fleetfit.anatomy.meta import Operations
+from fleetfit.anatomy.meta import Watching
 from fleetfit.anatomy.norms import STATISTICS, find_kept_norms, is_trained, iter_norms
 from fleetfit.anatomy.observe import list_aliases
 from fleetfit.anatomy.plan import DerivedPlan, ExitPoint, Segments
@@ -178,6 +178,7 @@ class DerivedArchitecture(Architecture):
         """
         norms, vectors = batch_norms(self.net).keys() - self.plan.kept, list_vectors(self.net)
         absent, aliases = self.list_absent(exits[-1]), list_aliases(self.net)
+        of_classes = {name for (name, _), dim in self.plan.segments.items() if any(s.axis == CLASSES for s in dim)}
         parts: dict[bool, dict[str, TensorLayout]] = {True: {}, False: {}}
         for name, tensor, is_parameter in named_tensors(self.net):
             owner, _, leaf = name.rpartition(".")
@@ -188,8 +189,9 @@ class DerivedArchitecture(Architecture):
             )
             full_name = f"{INSIDE}{name}"
             is_sent = full_name not in base and self.trains(full_name)
-            is_classifier = name in self._classifier
-            block, e = (None, self.blocks) if is_classifier else (self.plan.blocks.get(name) or None, None)
+            block = self.plan.blocks.get(name)
+            is_classifier = name in of_classes and block == len(self.plan.exits)
+            block, e = (None, self.blocks) if is_classifier else (block or None, None)
             parts[is_sent][full_name] = TensorLayout(dims, block, e, is_parameter)
         for e in self._list_added(exits):
             for name, dims in self._list_head_dims(e).items():
@@ -217,7 +219,17 @@ class DerivedArchitecture(Architecture):
         if self.plan.unused:
             names = quote_some(sorted(self.plan.unused), _MAX_LISTED)
             sentences.append(f"Parameters that the samples do not use stay as they are: {names}.")
-        return [*sentences, *self._describe_norms()]
+        kept = sorted(self.plan.kept)
+        tuned = [name for name, norm in iter_norms(self.net) if name not in kept and is_trained(norm)]
+        if kept:
+            sentences.append(f"Norms that keep their running statistics: {quote_some(kept, _MAX_LISTED)}.")
+        if tuned:
+            sentences.append(
+                f"Norms with trained statistics that are fine-tuned: {quote_some(tuned, _MAX_LISTED)}. Training uses "
+                "each batch's own statistics, and evaluation estimates them anew. To keep them, set requires_grad = "
+                "False for these norms' weights."
+            )
+        return sentences
 
     def keep_norms(self, outer: Architecture) -> "DerivedArchitecture":
         """Return the architecture in which norms that another one around it freezes keep their statistics."""
@@ -228,21 +240,6 @@ class DerivedArchitecture(Architecture):
         architecture = DerivedArchitecture(self.net, replace(self.plan, kept=kept), self.report, self.samples)
         architecture.padding_change = self.padding_change
         return architecture
-
-    def _describe_norms(self) -> list[str]:
-        """Return what is done with the statistics that norms have from a training before."""
-        kept = sorted(self.plan.kept)
-        tuned = [name for name, norm in iter_norms(self.net) if name not in kept and is_trained(norm)]
-        sentences = []
-        if kept:
-            sentences.append(f"Norms that keep their running statistics: {quote_some(kept, _MAX_LISTED)}.")
-        if tuned:
-            sentences.append(
-                f"Norms with trained statistics that are fine-tuned: {quote_some(tuned, _MAX_LISTED)}. Training uses "
-                "each batch's own statistics, and evaluation estimates them anew. To keep them, set requires_grad = "
-                "False for these norms' weights."
-            )
-        return sentences
 
     def _list_added(self, exits: tuple[int, ...]) -> list[int]:
         """Return the exits that have a classifier which the instance has not."""
@@ -263,15 +260,6 @@ class DerivedArchitecture(Architecture):
     def list_absent(self, last: int) -> frozenset[str]:
         """Return the instance's tensors that a level which ends at an exit lacks."""
         return frozenset(name for name, block in self.plan.blocks.items() if block >= last)
-
-    @cached_property
-    def _classifier(self) -> frozenset[str]:
-        """The tensors of the instance's own last classifier."""
-        return frozenset(
-            name
-            for (name, _), segments in self.plan.segments.items()
-            if any(s.axis == CLASSES for s in segments) and self.plan.blocks.get(name) == len(self.plan.exits)
-        )
 
     @cached_property
     def _frozen(self) -> frozenset[str]:
@@ -303,12 +291,16 @@ def check_full_model(architecture: DerivedArchitecture, example: torch.Tensor) -
     net: nn.Module = full.net
     tensors = dict(list_tensors(net))
     behind = [architecture.list_absent(e) for e in architecture.positions]
-    reads, read_before = _Reads(), dict[int, set[int]]()
+    reads, read_before = set[int](), dict[int, set[int]]()  # identities: tensors of a module outlive the pass
 
-    def set_tensors(names: Iterable[str], make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def set_tensors(names: Iterable[str], are_known: bool) -> None:
+        """Put tensors into their places, or tensors without numbers; zeros where these are whole."""
         for name in names:
-            part, _, leaf = name.rpartition(".")
-            setattr(net.get_submodule(part), leaf, make(tensors[name]))
+            tensor, (part, _, leaf) = tensors[name], name.rpartition(".")
+            if not are_known:
+                none = torch.tensor(math.nan if tensor.is_floating_point() else 0).to(tensor).expand(tensor.shape)
+                tensor = nn.Parameter(none, requires_grad=False) if isinstance(tensor, nn.Parameter) else none
+            setattr(net.get_submodule(part), leaf, tensor)
 
     def compare(i: int, exit_logits: torch.Tensor) -> bool:
         if not torch.equal(exit_logits, logits[i]):
@@ -317,8 +309,8 @@ def check_full_model(architecture: DerivedArchitecture, example: torch.Tensor) -
                 f"the exit after {where} reads tensors that a level which ends there lacks. Name others in exits.",
                 key="derive.exits",
             )
-        read_before[i] = set(reads.tensors)
-        set_tensors(behind[i] - behind[min(i + 1, len(behind) - 1)], lambda tensor: tensor)
+        read_before[i] = set(reads)
+        set_tensors(behind[i] - behind[min(i + 1, len(behind) - 1)], True)
         return False
 
     with torch.no_grad(), skip_fast_path(), explain_errors(architecture, example.shape[1:]):
@@ -329,11 +321,11 @@ def check_full_model(architecture: DerivedArchitecture, example: torch.Tensor) -
                 "on something that is not copied, such as a random number or a global variable.",
                 key="model",
             )
-        set_tensors(behind[0], _make_unknown)
-        with reads:
+        set_tensors(behind[0], False)
+        with Watching(lambda values, out: reads.update(map(id, iter_tensors(values)))):
             full.visit_exits(example, compare)
     for i, before in read_before.items():
-        later = {name for name, tensor in tensors.items() if id(tensor) in reads.tensors - before}
+        later = {name for name, tensor in tensors.items() if id(tensor) in reads - before}
         if idle := later - behind[i]:
             names = quote_some(sorted(idle), _MAX_LISTED)
             raise ModelError(
@@ -341,24 +333,6 @@ def check_full_model(architecture: DerivedArchitecture, example: torch.Tensor) -
                 "exit alone. Name others in exits.",
                 key="derive.exits",
             )
-
-
-class _Reads(Operations):
-    """Sees which tensors operations take, by identity: those of a module live longer than the pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tensors: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.tensors.update(map(id, iter_tensors([*args, *(kwargs or {}).values()])))
-        return func(*args, **(kwargs or {}))
-
-
-def _make_unknown(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of this shape without numbers, or of zeros where these are whole."""
-    filled = torch.tensor(math.nan if tensor.is_floating_point() else 0).to(tensor).expand(tensor.shape)
-    return nn.Parameter(filled, requires_grad=False) if isinstance(tensor, nn.Parameter) else filled
 
 
 def find_mismatch(net: nn.Module, plan: DerivedPlan) -> str:

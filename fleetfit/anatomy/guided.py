@@ -6,7 +6,7 @@ along others all places go together. So heads or groups of a fixed number keep w
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
@@ -35,11 +35,8 @@ class NotRead(Exception):
         )
 
 
-class _Record(NamedTuple):
-    """An operation of the larger run: its name, and the shapes of its results."""
-
-    name: str
-    shapes: list[Shape]
+_Record = tuple[str, list[Shape]]
+"""An operation of the larger run: its name, and the shapes of its results."""
 
 
 def run_guided(small: nn.Module, larger: nn.Module, x: Tensor) -> LabeledPass:
@@ -70,12 +67,12 @@ def run_guided(small: nn.Module, larger: nn.Module, x: Tensor) -> LabeledPass:
     return labeled
 
 
-def run_labeled(module: nn.Module, x: Tensor, labeled: LabeledPass) -> None:
-    """Run a module in evaluation mode under a labeled pass."""
+def run_labeled(module: nn.Module, x: Tensor, labeled: LabeledPass, **more: Tensor) -> Any:
+    """Run a module in evaluation mode under a labeled pass; return what it gives."""
     with track_modules(module) as stack:
         labeled.stack = stack
         with labeled:
-            module.eval()(x)
+            return module.eval()(x, **more)
 
 
 class _ShapeRecording(CalledOperations):
@@ -89,7 +86,7 @@ class _ShapeRecording(CalledOperations):
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
         if name != "detach":
-            self.records.append(_Record(name, [tuple(x.shape) for x in iter_tensors([out])]))
+            self.records.append((name, [tuple(x.shape) for x in iter_tensors([out])]))
         return out
 
 
@@ -127,11 +124,11 @@ class GuidedPass(LabeledPass):
     def _note_results(self, results: Sequence[Tensor]) -> None:
         if self._operation == "detach":
             return
-        record = self._records[self.at] if self.at < len(self._records) else _Record("", [])
-        if record.name != self._operation or len(record.shapes) != len(results):
+        name, shapes = self._records[self.at] if self.at < len(self._records) else ("", [])
+        if name != self._operation or len(shapes) != len(results):
             raise NotRead(f"one more granule takes other operations than {self.make_reason()}")
         self.at += 1
-        for x, shape in zip(results, record.shapes, strict=True):
+        for x, shape in zip(results, shapes, strict=True):
             self._note(x, shape)
 
     def _set(self, x: Any, labels: Iterable[Labels]) -> None:
@@ -146,7 +143,7 @@ class GuidedPass(LabeledPass):
         return self._collapse(labels, {d for d in along if not grown[d]})
 
     def _tie_groups(self, table: Labels) -> None:
-        groups_grow = self._records[self.at - 1].shapes[1][1] != len(table)
+        groups_grow = self._records[self.at - 1][1][1][1] != len(table)
         self.tie(table, 1 if groups_grow else 0)
 
     def _connect_groups(

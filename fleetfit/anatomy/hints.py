@@ -6,7 +6,6 @@ import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -79,20 +78,18 @@ def explain_division_error(error: BaseException, axis: str | None) -> str:
     """Return what to do where building failed because a size cannot be divided; "" for another error."""
     if not _DIVISION.search(str(error)):
         return ""
-    for caller, (frame, _) in pairwise(traceback.walk_tb(error.__traceback__)):
+    for (caller, line), (frame, _) in pairwise(traceback.walk_tb(error.__traceback__)):
         module = frame.f_locals.get("self")
         if isinstance(module, nn.Module) and type(module).__module__.startswith("torch."):
             counts = ((kind, frame.f_locals.get(key)) for key, kind in _COUNTS.items())
             kind, n = next(((kind, n) for kind, n in counts if type(n) is int), ("groups", None))
-            place = _describe_line(*caller)
-            return f" It is the {type(module).__name__} made{place}. {explain_fixed_groups(n, axis, kind)}"
+            owner, file = caller.f_locals.get("self"), Path(caller.f_code.co_filename).name
+            place = f" in {type(owner).__name__}" if isinstance(owner, nn.Module) else ""
+            return (
+                f" It is the {type(module).__name__} made{place} at line {line} of {file}. "
+                f"{explain_fixed_groups(n, axis, kind)}"
+            )
     return f" {explain_fixed_groups(None, axis)}"
-
-
-def _describe_line(frame: FrameType, line: int) -> str:
-    owner = frame.f_locals.get("self")
-    module = f" in {type(owner).__name__}" if isinstance(owner, nn.Module) else ""
-    return f"{module} at line {line} of {Path(frame.f_code.co_filename).name}"
 
 
 # ---- why a call of a module failed ---------------------------------------------------------------------------------

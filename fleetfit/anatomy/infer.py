@@ -55,18 +55,27 @@ def build_module(
     lazy = [name for name, tensor in module.state_dict(keep_vars=True).items() if nn.parameter.is_lazy(tensor)]
     if lazy:
         raise ModelError(f'"{lazy[0]}" has no size yet: lazy modules cannot be scaled, so give its input size.')
-    complex_name = next((name for name, parameter in module.named_parameters() if parameter.is_complex()), None)
-    if complex_name is not None:
-        raise ModelError(
-            f'the parameter "{complex_name}" of {type(module).__name__} is complex, and FleetFit trains real numbers. '
-            "Keep torch.view_as_real of it as the parameter, and call torch.view_as_complex in forward.",
-            key="model",
-        )
+    check_real(module)
     for norm in batch_norms(module).values():
         norm.track_running_stats = False
         norm.running_mean = norm.running_var = norm.num_batches_tracked = None
     forget_vectors(module)
     return module
+
+
+def check_real(module: nn.Module) -> None:
+    """Refuse complex parameters.
+
+    Raises:
+        ModelError: There is one.
+    """
+    for name, parameter in module.named_parameters():
+        if parameter.is_complex():
+            raise ModelError(
+                f'the parameter "{name}" of {type(module).__name__} is complex, and FleetFit trains real numbers. '
+                "Keep torch.view_as_real of it as the parameter, and call torch.view_as_complex in forward.",
+                key="model",
+            )
 
 
 def batch_norms(module: nn.Module) -> dict[str, _BatchNorm]:

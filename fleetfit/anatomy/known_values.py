@@ -73,8 +73,8 @@ def record_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], out
             set_values(x, own)
     elif func._schema.is_mutable:
         for argument, x in zip(func._schema.arguments, args, strict=False):
-            if argument.is_write and isinstance(x, Tensor):
-                _forget(x)
+            if argument.is_write and (known := getattr(x, _ATTRIBUTE, None)) is not None:
+                known.untyped_storage().resize_(0)  # those of all its views are forgotten, too
 
 
 def set_values(x: Tensor, values: Tensor) -> None:
@@ -136,10 +136,3 @@ def _replace(value: Any) -> Any:
     if isinstance(value, Tensor):
         return get_values(value)
     return type(value)(map(_replace, value)) if isinstance(value, list | tuple) else value
-
-
-def _forget(x: Tensor) -> None:
-    """Forget the values of a tensor and of all its views: their storage is emptied."""
-    values = getattr(x, _ATTRIBUTE, None)
-    if values is not None:
-        values.untyped_storage().resize_(0)

@@ -622,11 +622,9 @@ class LabeledPass(CalledOperations):
             for one in self.labels(x):
                 dims = vary(one)
                 fits = result.dim() == x.dim() and all(x.shape[d] == result.shape[d] for d in dims)
-                is_free = self._operation in _SOFTMAX or (
-                    fits and self._commutes(func, args, kwargs, result, dims, _take_every_second)
-                )
+                is_free = self._operation in _SOFTMAX or (fits and self._commutes(func, args, kwargs, result, dims))
                 if fits and not is_free:
-                    fits = self._commutes(func, args, kwargs, result, dims, _take_half)
+                    fits = self._commutes(func, args, kwargs, result, dims, first=True)
                     self.ordered.append(np.unique(one.numpy()))
                 if not fits:
                     self.fix(one)
@@ -638,15 +636,21 @@ class LabeledPass(CalledOperations):
                     self._set(result, [*self.labels(result), one])
 
     def _commutes(
-        self, func: Any, args: Any, kwargs: Any, result: Tensor, dims: frozenset[int], take: Callable[..., Tensor]
+        self, func: Any, args: Any, kwargs: Any, result: Tensor, dims: frozenset[int], first: bool = False
     ) -> bool:
-        """Return whether an operation of some places along dimensions gives these places of its result."""
+        """Return whether an operation of every second place, or the first half, gives these places of its result."""
+
+        def take(x: Tensor, along: Iterable[int]) -> Tensor:
+            for d in along:
+                n = x.shape[d]
+                x = x.index_select(d, torch.arange(n // 2) if first else torch.arange(1, n, 2))
+            return x
 
         def thin(x: Any) -> Any:
             if isinstance(x, list | tuple):
                 return type(x)(map(thin, x))
             if isinstance(x, Tensor) and self.labels(x) and x.dim() == result.dim():
-                return take(x, frozenset(d for d in dims if x.shape[d] == result.shape[d]))
+                return take(x, [d for d in dims if x.shape[d] == result.shape[d]])
             return x
 
         try:
@@ -724,18 +728,6 @@ def is_hidden(file: str) -> bool:
 def vary(labels: Labels) -> frozenset[int]:
     """Return the dimensions in which labels vary."""
     return frozenset(d for d, n in enumerate(labels.shape) if n > 1)
-
-
-def _take_every_second(x: Tensor, dims: frozenset[int]) -> Tensor:
-    for d in sorted(dims):
-        x = x.index_select(d, torch.arange(1, x.shape[d], 2))
-    return x
-
-
-def _take_half(x: Tensor, dims: frozenset[int]) -> Tensor:
-    for d in sorted(dims):
-        x = x.narrow(d, 0, x.shape[d] // 2)
-    return x
 
 
 def keep_along(labels: Labels, d: int) -> Labels:

@@ -36,6 +36,19 @@ class Operations(TorchDispatchMode):
         return False
 
 
+class Watching(Operations):
+    """Calls a function with the arguments and the result of each operation."""
+
+    def __init__(self, see: Callable[[Sequence[Any], Any], Any]) -> None:
+        super().__init__()
+        self._see = see
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self._see([*args, *(kwargs or {}).values()], out)
+        return out
+
+
 class _ShapeRules(Operations):
     """Runs the usual operations on the meta device by their rules."""
 
@@ -165,23 +178,15 @@ def _empty_like(x: Tensor, dtype: torch.dtype | None = None, **more: Any) -> Any
     strides = x.stride()
     if any(more.values()) or (not x.is_contiguous() and (0 in strides or len({*strides}) < len(strides))):
         return NotImplemented
-    if x.is_contiguous():
-        return torch.empty(x.shape, dtype=dtype or x.dtype, device="meta")
-    return torch.empty_strided(x.shape, _make_dense_strides(x.shape, strides), dtype=dtype or x.dtype, device="meta")
+    dense, step = [0] * x.dim(), 1  # without gaps, in the same order
+    for d in sorted(range(x.dim()), key=lambda d: strides[d]):
+        dense[d], step = step, step * x.shape[d]
+    return torch.empty_strided(x.shape, dense, dtype=dtype or x.dtype, device="meta")
 
 
 def _make_probe(value: Any) -> Any:
     """Return a tensor of one element with a tensor's type and dimensions; anything else as it is."""
     return torch.ones((1,) * value.dim(), dtype=value.dtype) if isinstance(value, Tensor) else value
-
-
-def _make_dense_strides(shape: torch.Size, strides: Sequence[int]) -> list[int]:
-    """Return strides without gaps whose dimensions have the order of `strides`."""
-    dense, step = [0] * len(shape), 1
-    for d in sorted(range(len(shape)), key=lambda d: strides[d]):
-        dense[d] = step
-        step *= shape[d]
-    return dense
 
 
 def _run_without_rows(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -209,7 +214,8 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
     at = dim % first.dim() if first.dim() else 0
     rest = [t.shape[:at] + t.shape[at + 1 :] for t in tensors]
     fits = all((t.dim(), t.dtype) == (first.dim(), first.dtype) for t in others) and all(r == rest[0] for r in rest)
-    if not fits or (first.dim() not in (1, 2, 3) and not _is_plain(*tensors)):
+    is_plain = all(t.is_contiguous() and t.is_floating_point() for t in tensors)
+    if not fits or (first.dim() not in (1, 2, 3) and not is_plain):
         return NotImplemented
     return first.new_empty([*first.shape[:at], sum(t.shape[at] for t in tensors), *first.shape[at + 1 :]])
 
@@ -233,11 +239,6 @@ def _arange(start: Any, end: Any, dtype: Any = None, layout: Any = None, device:
         return NotImplemented
     default = torch.int64 if isinstance(start, int) and isinstance(end, int) else torch.get_default_dtype()
     return torch.empty(math.ceil(end - start), dtype=dtype or default, device="meta")
-
-
-def _is_plain(*tensors: Tensor) -> bool:
-    """Return whether tensors are contiguous, floating-point and of one type."""
-    return all(t.is_contiguous() and t.is_floating_point() and t.dtype == tensors[0].dtype for t in tensors)
 
 
 _ATEN = torch.ops.aten

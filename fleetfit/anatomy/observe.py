@@ -12,6 +12,8 @@ from torch.nn.utils.parametrizations import _Orthogonal
 from torch.nn.utils.parametrize import ParametrizationList
 
 from fleetfit.anatomy.copies import copy_instance
+from fleetfit.anatomy.guided import run_labeled
+from fleetfit.anatomy.infer import check_real
 from fleetfit.anatomy.kernels import plain_kernels
 from fleetfit.anatomy.labels import LabeledPass, Labels, Reason, keep_along, list_tensors, vary
 from fleetfit.anatomy.logits import get_logits
@@ -92,13 +94,8 @@ def check_types(net: nn.Module) -> None:
     Raises:
         ModelError: There is one.
     """
+    check_real(net)
     for name, parameter in net.named_parameters():
-        if parameter.is_complex():
-            raise ModelError(
-                f'the parameter "{name}" is complex ({parameter.dtype}), and FleetFit trains real numbers. Keep '
-                "torch.view_as_real of it as the parameter, and call torch.view_as_complex in forward.",
-                key="model",
-            )
         if parameter.is_floating_point() and parameter.dtype != torch.float32:
             raise ModelError(
                 f'the parameter "{name}" is {parameter.dtype}, and FleetFit trains float32. Call model.float() before '
@@ -173,20 +170,18 @@ class _ObservedPass:
     """A labeled pass of a copy: what a forward keeps, such as a table, must not stay in the instance."""
 
     def __init__(self, net: nn.Module, example: Tensor, mask: InputMask | None, choices: list[int] | None) -> None:
-        copied = copy_instance(net).eval()
+        copied = copy_instance(net)
         self.labeled = LabeledPass(copied, example, choices)
         self.outputs: dict[str, Output] = {}
         self.inputs: dict[str, list[Labels]] = {}
         self._made_of: dict[str, int] = {}
-        self._stack: list[str | None] = [None]
-        self.labeled.stack = self._stack
         for name, part in copied.named_modules():
             part.register_forward_pre_hook(functools.partial(self._enter, name))
             part.register_forward_hook(functools.partial(self._leave, name), always_call=True)
         arguments = {} if mask is None else mask.make_arguments(example)  # outside: a path may depend on them
-        with isolate_rng(torch.device("cpu")), plain_kernels(), self.labeled:
+        with isolate_rng(torch.device("cpu")), plain_kernels():
             try:
-                self.out = copied(example, **arguments)
+                self.out = run_labeled(copied, example, self.labeled, **arguments)
             except ModelError:
                 raise
             except Exception as error:  # it runs, or `fit_instance` would have refused it
@@ -198,14 +193,12 @@ class _ObservedPass:
                 ) from error
 
     def _enter(self, name: str, part: nn.Module, args: Any) -> None:
-        self._stack.append(name)
         x = next((a for a in args if isinstance(a, Tensor) and a.is_floating_point()), None)
         if x is not None and name not in self.inputs:
             self.inputs[name] = list(self.labeled.labels(x))
             self._made_of[name] = self.labeled.sources(x)
 
     def _leave(self, name: str, part: nn.Module, args: Any, out: Any) -> None:
-        self._stack.pop()
         x = get_first(out)
         if name in self.outputs:
             self.outputs[name].calls += 1

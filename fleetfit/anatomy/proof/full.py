@@ -25,7 +25,7 @@ from fleetfit.anatomy import (
     outputs,
     settle_norms,
 )
-from fleetfit.anatomy.meta import Operations
+from fleetfit.anatomy.meta import Watching
 from fleetfit.errors import ModelError
 from fleetfit.layout import Segments
 from fleetfit.machine import tensor_defaults
@@ -68,16 +68,20 @@ class FullModel:
         self.module.double()
         self.tolerance = TOLERANCE
         self.load(self.state)
-        with _Precision() as precision:
+        with Watching(self._see_precision):
             self.expected = self.run()
-        if precision.is_rounded:
-            self.tolerance = _ROUGH
         check_exits(architecture, self.module, self.x, self.expected, layout.exits, self.tolerance)
         if not all(bool(torch.isfinite(out).all()) for out in self.expected):
             raise ModelError(
                 f"{format_architecture(architecture)}: random parameters give outputs that are not finite, so that "
                 "the layout cannot be checked."
             )
+
+    def _see_precision(self, values: Sequence[Any], out: Any) -> None:
+        """Compare less exactly where an operation makes numbers of less precision of float64."""
+        is_rounded = isinstance(out, Tensor) and out.is_floating_point() and out.dtype != torch.float64
+        if is_rounded and any(isinstance(value, Tensor) and value.dtype == torch.float64 for value in values):
+            self.tolerance = _ROUGH
 
     def outputs(self, state: State) -> list[Tensor]:
         """Return the logits of every exit under a full state."""
@@ -178,20 +182,6 @@ def _draw_numbers(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
 def use_float64() -> contextlib.AbstractContextManager[None]:
     """Return a context in which modules make their own tensors like their inputs: float64, on the host."""
     return tensor_defaults("cpu", torch.float64)
-
-
-class _Precision(Operations):
-    """Sees whether an operation makes numbers of less precision of float64."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_rounded = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if not self.is_rounded and isinstance(out, Tensor) and out.is_floating_point() and out.dtype != torch.float64:
-            self.is_rounded = any(isinstance(a, Tensor) and a.dtype == torch.float64 for a in args)
-        return out
 
 
 def check_exits(

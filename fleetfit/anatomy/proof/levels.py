@@ -1,6 +1,6 @@
 """Part 2 of the proof: every level has the predicted shapes, and exits do not depend on what follows them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -57,17 +57,8 @@ def load_level(full: FullModel, level: Submodel) -> nn.Module:
     built = {name: tuple(tensor.shape) for name, tensor, _ in named_tensors(module)}
     scaled = {name: shape for name, shape in built.items() if name not in layout.aliases and name not in full.base}
     predicted = layout.shapes(level.sizes, level.exits)
-    _check_shapes(full, level, predicted, scaled)
-    module.double()
-    full.load(KeptPlaces(layout, level.channels).cut(full.state, predicted), module)
-    return module
-
-
-def _check_shapes(
-    full: FullModel, level: Submodel, predicted: Mapping[str, tuple[int, ...]], built: Mapping[str, tuple[int, ...]]
-) -> None:
     where = f"level with {describe_level(level)}"
-    if names := sorted(predicted.keys() ^ built.keys()):
+    if names := sorted(predicted.keys() ^ scaled.keys()):
         expected, got = ("in", "does not make") if names[0] in predicted else ("not in", "makes")
         raise ModelError(
             f'{where}: by the layout, "{names[0]}" is {expected} this level, but the builder {got} it. A level has no '
@@ -76,9 +67,12 @@ def _check_shapes(
         )
     for name, shape in predicted.items():
         if built[name] != shape:
-            axes = sorted({axis for dim in full.layout.tensors[name].dims for s in dim for axis in s.axes})
+            axes = sorted({axis for dim in layout.tensors[name].dims for s in dim for axis in s.axes})
             raise ModelError(
                 f'{where}: the layout predicts {shape} for "{name}" (axes: {", ".join(axes) or "none"}), the builder '
                 f"makes {built[name]}. Make a size that is derived by rounding an axis of its own, or set its granule "
                 "so that it divides."
             )
+    module.double()
+    full.load(KeptPlaces(layout, level.channels).cut(full.state, predicted), module)
+    return module

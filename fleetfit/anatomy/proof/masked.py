@@ -9,6 +9,7 @@ Where they still differ, the axes that fail alone and the first module that diff
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -213,31 +214,37 @@ def find_unused_tensors(full: FullModel) -> tuple[str, ...]:
     layout = full.layout
     full.load(full.state)
     own = {name: tensor for name, tensor, is_parameter in named_tensors(full.module) if is_parameter}
-    cut = {
-        name: own[name]
+    parts = {
+        name: _list_parts(layout, name)
         for name, tensor in layout.tensors.items()
         if name in own and any(layout.axes[axis].scaled for dim in tensor.dims for s in dim for axis in s.axes)
     }
     most = max(_LARGE, _LARGE_SHARE * sum(tensor.numel() for tensor in own.values()))
-    large = [name for name, tensor in cut.items() if tensor.numel() > most]
-    effects = _measure_gradients(full, {name: tensor for name, tensor in cut.items() if name not in large})
-    least = _NEGLIGIBLE * max((effect for effect, *_ in effects.values()), default=0.0)
-    unused = {name: _list_unused(layout, name, effect, least) for name, effect in effects.items()}
-    unused |= {name: _list_unused(layout, name, _measure_zeros(full, name), full.tolerance) for name in large}
-    return tuple(text for names in unused.values() for text in names)
+    large = [name for name in parts if own[name].numel() > most]
+    effects = _measure_gradients(full, {name: own[name] for name in parts if name not in large}, parts)
+    least = _NEGLIGIBLE * max((most for most, *_ in effects.values()), default=0.0)
+    negligible = {name: [effect <= least for effect in some] for name, some in effects.items()}
+    negligible |= {name: [_measure_zeros(full, name, part) <= full.tolerance for part in parts[name]] for name in large}
+    unused: list[str] = []
+    for name, (is_whole, *stretches) in negligible.items():
+        ranges = [f"{name}[{part.start}:{part.stop}]" for part in parts[name][1:]]
+        unused += [name] if is_whole else itertools.compress(ranges, stretches)
+    return tuple(unused)
 
 
-def _measure_gradients(full: FullModel, tensors: Mapping[str, Tensor]) -> Mapping[str, Sequence[float]]:
-    """Return the largest effect of an element, of each tensor and of its stretches; none without gradients."""
+def _measure_gradients(
+    full: FullModel, tensors: Mapping[str, Tensor], parts: Mapping[str, Sequence[slice]]
+) -> Mapping[str, Sequence[float]]:
+    """Return the largest effect of an element, by tensor of each of its parts; none without gradients."""
     rng = make_torch_rng("check_layout", full.seed, "inert")
-    effects = {name: [0.0] * (1 + len(_list_stretches(full.layout, name))) for name in tensors}
+    effects = {name: [0.0] * len(parts[name]) for name in tensors}
 
     def measure(name: str, parameter: Tensor) -> None:
         """Keep the effects, and let the gradient go."""
         assert parameter.grad is not None
         effect = parameter.grad.mul_(parameter.detach()).abs_()
-        parts = [effect, *(effect[place] for place in _list_stretches(full.layout, name))]
-        effects[name], parameter.grad = [float(part.max()) if part.numel() else 0.0 for part in parts], None
+        effects[name] = [float(effect[part].max()) if effect[part].numel() else 0.0 for part in parts[name]]
+        parameter.grad = None
 
     before = [parameter.requires_grad for parameter in tensors.values()]
     with contextlib.ExitStack() as hooks:
@@ -259,35 +266,18 @@ def _measure_gradients(full: FullModel, tensors: Mapping[str, Tensor]) -> Mappin
     return effects
 
 
-def _measure_zeros(full: FullModel, name: str) -> list[float]:
-    """Return how far the outputs move when a tensor, and each of its stretches, is zero."""
-    errors = []
-    for place in (slice(None), *_list_stretches(full.layout, name)):
-        numbers = full.state[name].clone()
-        numbers[place] = 0
-        errors.append(difference(full.outputs(overlay(full.state, {name: numbers})), full.expected))
-    return errors
+def _measure_zeros(full: FullModel, name: str, part: slice) -> float:
+    """Return how far the outputs move when a part of a tensor is zero."""
+    numbers = full.state[name].clone()
+    numbers[part] = 0
+    return difference(full.outputs(overlay(full.state, {name: numbers})), full.expected)
 
 
-def _list_stretches(layout: Layout, name: str) -> list[slice]:
-    """Return the stretches of a stacked or concatenated first dimension."""
-    first, start = layout.tensors[name].dims[0], 0
-    stretches = []
-    for segment in first if len(first) > 1 else ():
-        length = segment.length(layout.axes, layout.full_sizes)
-        stretches.append(slice(start, start + length))
-        start += length
-    return stretches
-
-
-def _list_unused(layout: Layout, name: str, most: Sequence[float], least: float) -> Iterator[str]:
-    """Yield a tensor without an effect, or its stretches that have none."""
-    if most[0] <= least:
-        yield name
-        return
-    for stretch, effect in zip(_list_stretches(layout, name), most[1:], strict=True):
-        if effect <= least:
-            yield f"{name}[{stretch.start}:{stretch.stop}]"
+def _list_parts(layout: Layout, name: str) -> list[slice]:
+    """Return the whole of a tensor, and the stretches of a stacked or concatenated first dimension."""
+    first = layout.tensors[name].dims[0]
+    lengths = [segment.length(layout.axes, layout.full_sizes) for segment in first if len(first) > 1]
+    return [slice(None), *itertools.starmap(slice, itertools.pairwise(itertools.accumulate(lengths, initial=0)))]
 
 
 # ---- where a layout is not proved: the axes that fail alone, and the first module that differs ---------------------
