@@ -4,9 +4,9 @@ Where growth leaves several orders of places, a forward pass shows which it is (
 """
 
 import functools
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -127,17 +127,20 @@ def infer_layout(
     """
     validate_architecture(architecture)
     chosen = tuple(exits) if exits is not None else tuple(architecture.positions)
-    _check_exits(architecture, chosen)
+    allowed = tuple(architecture.positions)
+    if not chosen or list(chosen) != sorted(set(chosen)) or any(e not in allowed for e in chosen):
+        raise ModelError(
+            f"exits must be block counts among {allowed}, each once and ascending, got {chosen}.", key="exits"
+        )
     frozen = frozenset(base)
     own = getattr(architecture, "find_layout", None)
     if own is not None:
         layout: Layout = own(chosen, frozen)
         return layout
     shape = None if input_shape is None else tuple(input_shape)
-    if not _is_value(architecture):
-        return _infer(architecture, chosen, frozen, shape)
     axes = tuple(architecture.axes.items())  # which may be an attribute that its class does not compare
-    return _infer_once(cast(Hashable, architecture), chosen, frozen, shape, axes)
+    infer = _infer_once if _is_value(architecture) else _infer
+    return infer(architecture, chosen, frozen, shape, axes)
 
 
 def _is_value(architecture: Architecture) -> bool:
@@ -153,10 +156,14 @@ def _is_value(architecture: Architecture) -> bool:
 
 
 def _infer(
-    architecture: Architecture, chosen: tuple[int, ...], base: frozenset[str], input_shape: tuple[int, ...] | None
+    architecture: Architecture,
+    chosen: tuple[int, ...],
+    base: frozenset[str],
+    input_shape: tuple[int, ...] | None,
+    items: tuple[tuple[str, Axis], ...],
 ) -> Layout:
     # 1. build the full model
-    axes = dict(architecture.axes)
+    axes = dict(items)
     full = {name: axis.size for name, axis in axes.items()}
     whole = _probe(architecture, full, chosen)
     if not whole.parameters:
@@ -201,6 +208,11 @@ def _infer(
     return layout
 
 
+@functools.lru_cache(maxsize=64)
+def _infer_once(*key: Any) -> Layout:
+    return _infer(*key)
+
+
 def _find_depth(architecture: Architecture, whole: "_Probe", exits: tuple[int, ...]) -> Depth:
     full = {name: axis.size for name, axis in architecture.axes.items()}
     positions = tuple(architecture.positions)
@@ -231,25 +243,6 @@ def find_classifiers(architecture: Architecture) -> frozenset[str]:
     last = [name for name in names if f"{name}.".startswith(f"{prefix}.")]
     keeps = whole.shapes[last[-1]][:1] == wide.shapes[last[-1]][:1]
     return frozenset(last) if keeps else frozenset()
-
-
-@functools.lru_cache(maxsize=64)
-def _infer_once(
-    architecture: Hashable,
-    chosen: tuple[int, ...],
-    base: frozenset[str],
-    input_shape: tuple[int, ...] | None,
-    axes: tuple[tuple[str, Axis], ...],
-) -> Layout:
-    return _infer(cast(Architecture, architecture), chosen, base, input_shape)
-
-
-def _check_exits(architecture: Architecture, exits: tuple[int, ...]) -> None:
-    allowed = tuple(architecture.positions)
-    if not exits or list(exits) != sorted(set(exits)) or any(e not in allowed for e in exits):
-        raise ModelError(
-            f"exits must be block counts among {allowed}, each once and ascending, got {exits}.", key="exits"
-        )
 
 
 @dataclass(frozen=True)

@@ -121,7 +121,15 @@ def observe(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> O
         first = _ObservedPass(net, example, mask, _choose_by_parameters(net, first.labeled))
     labeled, out = first.labeled, first.out
     logits = get_logits(out)
-    answers = _find_answers(net, example, mask, labeled)
+    branches = [*labeled.branches, *labeled.questions]
+    answers = None if labeled.branches else find_answers(net, example, mask) if branches else ()
+    if answers is None:
+        raise ModelError(
+            f"{branches[0]} reads a number that depends on the samples, so other samples may take a path that this "
+            "pass did not see. Keep it a tensor, without .item(), in messages too; compute both paths and choose with "
+            "torch.where; or take the choice out of forward.",
+            key="model",
+        )
     unused = [name for name, p in net.named_parameters() if p.requires_grad and name not in labeled.first_use]
     if asleep := [name for name in unused if name.rpartition(".")[0] not in first.outputs]:
         raise ModelError(
@@ -234,20 +242,6 @@ def _check_instance(net: nn.Module) -> None:
             )
     if not any(p.requires_grad for p in net.parameters()):
         raise ModelError(f"{type(net).__name__} has no parameter that is trained.", key="model")
-
-
-def _find_answers(net: nn.Module, example: Tensor, mask: InputMask | None, labeled: LabeledPass) -> tuple[bool, ...]:
-    """Return the answers that forward reads from the samples for messages and checks."""
-    branches = [*labeled.branches, *labeled.questions]
-    answers = None if labeled.branches else find_answers(net, example, mask) if branches else ()
-    if answers is None:
-        raise ModelError(
-            f"{branches[0]} reads a number that depends on the samples, so other samples may take a path that this "
-            "pass did not see. Keep it a tensor, without .item(), in messages too; compute both paths and choose with "
-            "torch.where; or take the choice out of forward.",
-            key="model",
-        )
-    return answers
 
 
 def get_first(out: Any) -> Tensor | None:
