@@ -150,9 +150,7 @@ class DerivedArchitecture(Architecture):
         points = self.plan.exits
         heads = {e: self._make_head(points[e - 1], axes) for e in self._list_added(exits)}
         samples = self.samples if torch.get_default_device().type == "meta" else None  # no model keeps them
-        return ModuleWithExits(
-            net, exits, points, heads, self.plan.tail, self.plan.mask, self.plan.answers, samples
-        ).train()
+        return ModuleWithExits(net, exits, heads, self.plan, samples).train()
 
     @property
     def checkpoint(self) -> str:

@@ -15,9 +15,9 @@ from fleetfit.anatomy import Segment, evaluate_kept_norms
 from fleetfit.anatomy.copies import PastExit, copy_instance
 from fleetfit.anatomy.known_values import set_values
 from fleetfit.anatomy.logits import get_logits
-from fleetfit.anatomy.masks import InputMask, call_instance
+from fleetfit.anatomy.masks import call_instance
 from fleetfit.anatomy.observe import Observation, get_first
-from fleetfit.anatomy.plan import ExitPoint
+from fleetfit.anatomy.plan import DerivedPlan, ExitPoint
 from fleetfit.errors import ModelError, did_you_mean
 
 _MAX_EXITS = 12
@@ -103,8 +103,8 @@ def _make_point(observation: Observation, name: str) -> ExitPoint:
     segments = None if output.labels is None else observation.units.parse(output.labels)
     channels, is_cut = output.channels, any(segment.axis is not None for segment in segments or ())
     if not is_cut and not observation.example.is_floating_point():  # no axis tells channels from places of tokens
-        channels, segments = len(output.shape) - 1, None
-    return ExitPoint(name, len(output.shape), channels, segments or (Segment(None, output.shape[channels]),))
+        channels, segments = output.tensor.dim() - 1, None
+    return ExitPoint(name, output.tensor.dim(), channels, segments or (Segment(None, output.tensor.shape[channels]),))
 
 
 def _can_end(observation: Observation, name: str) -> bool:
@@ -112,8 +112,8 @@ def _can_end(observation: Observation, name: str) -> bool:
     return (
         output is not None
         and output.calls == 1
-        and 2 <= len(output.shape) <= 5
-        and output.shape[0] == observation.example.shape[0]
+        and 2 <= output.tensor.dim() <= 5
+        and output.tensor.shape[0] == observation.example.shape[0]
     )
 
 
@@ -242,12 +242,9 @@ class ModuleWithExits(nn.Module):
 
     Args:
         net: The module.
-        exits: Block counts of its exits.
-        points: The early exits of the full model; exit e is after `points[e - 1]`, the last is the module's own.
+        exits: Block counts of its exits; exit e is after `plan.exits[e - 1]`, the last is the module's own.
         heads: The early classifiers that the module has not itself, by block count.
-        tail: The modules that give the logits of every exit, where exits share the module's own.
-        mask: The mask of the module for padding.
-        answers: What forward reads from samples for messages and checks.
+        plan: The plan of the instance.
         samples: Samples of whole numbers, whose places forward may read, for passes without numbers.
     """
 
@@ -255,18 +252,14 @@ class ModuleWithExits(nn.Module):
         self,
         net: nn.Module,
         exits: tuple[int, ...],
-        points: Sequence[ExitPoint],
         heads: Mapping[int, nn.Module],
-        tail: Sequence[str] = (),
-        mask: InputMask | None = None,
-        answers: tuple[bool, ...] = (),
+        plan: DerivedPlan,
         samples: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.net, self.exits, self.mask, self.answers = net, exits, mask, answers
-        self.ends = tuple(points[e - 1].module for e in exits if e <= len(points))
+        self.net, self.exits, self.mask, self.answers, self.tail = net, exits, plan.mask, plan.answers, plan.tail
+        self.ends = tuple(plan.exits[e - 1].module for e in exits if e <= len(plan.exits))
         self.heads = nn.ModuleDict({str(e): head for e, head in heads.items()})
-        self.tail = tuple(tail)
         self._values = None if samples is None or samples.is_floating_point() else samples.numpy()
         self._visit: Callable[[int, Tensor], bool] | None = None
         self._first = 0  # of the exits that are read

@@ -33,7 +33,6 @@ class Output:
 
     Attributes:
         step: The number of operations until then.
-        shape: The shape of its output.
         channels: The dimension of channels.
         labels: The labels along it, if there are any.
         made_of: The marks of what its input was made of.
@@ -43,7 +42,6 @@ class Output:
     """
 
     step: int
-    shape: tuple[int, ...]
     channels: int
     labels: Labels | None
     made_of: int
@@ -213,7 +211,7 @@ class _ObservedPass:
         elif x is not None and x.is_floating_point():
             d, labels = _find_channels(self.labeled, x)
             made_of, mark = self._made_of.get(name, 0), self.labeled.mark(x)
-            self.outputs[name] = Output(self.labeled.step, tuple(x.shape), d, labels, made_of, mark, x)
+            self.outputs[name] = Output(self.labeled.step, d, labels, made_of, mark, x)
 
 
 def _choose_by_parameters(net: nn.Module, labeled: LabeledPass) -> list[int]:

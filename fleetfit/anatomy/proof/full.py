@@ -70,7 +70,7 @@ class FullModel:
         self.load(self.state)
         with Watching(self._see_precision):
             self.expected = self.run()
-        check_exits(architecture, self.module, self.x, self.expected, layout.exits, self.tolerance)
+        self._check_exits()
         if not all(bool(torch.isfinite(out).all()) for out in self.expected):
             raise ModelError(
                 f"{format_architecture(architecture)}: random parameters give outputs that are not finite, so that "
@@ -82,6 +82,29 @@ class FullModel:
         is_rounded = isinstance(out, Tensor) and out.is_floating_point() and out.dtype != torch.float64
         if is_rounded and any(isinstance(value, Tensor) and value.dtype == torch.float64 for value in values):
             self.tolerance = _ROUGH
+
+    def _check_exits(self) -> None:
+        """Check that every exit gives logits, and that segments and heads, where the module has them, give the same."""
+        name, exits = format_architecture(self.architecture), self.layout.exits
+        if len(self.expected) != len(exits):
+            raise ModelError(
+                f"{name} gives {len(self.expected)} outputs when it is built with {len(exits)} exits, after blocks "
+                f"{', '.join(map(str, exits))}. Its forward must return a list with the logits of each, shallow to "
+                "deep. For a model with one exit only, set positions = (blocks,)."
+            )
+        if not isinstance(self.module, HasSegments):
+            return
+        with torch.no_grad(), use_float64():
+            carry = self.module.start(self.x)
+            for i, expected in enumerate(self.expected):
+                carry = self.module.segment(i, carry)
+                error = difference([self.module.head(i, carry)], [expected])
+                if error > self.tolerance:
+                    raise ModelError(
+                        f"{name}: forward gives other logits for exit {i + 1} than start, segment and head; they "
+                        f"differ by {error:.2g} of the outputs' size. Inherit from fleetfit.architecture.ExitModel and "
+                        "leave forward to it."
+                    )
 
     def outputs(self, state: State) -> list[Tensor]:
         """Return the logits of every exit under a full state."""
@@ -182,41 +205,6 @@ def _draw_numbers(shape: tuple[int, ...], rng: torch.Generator) -> Tensor:
 def use_float64() -> contextlib.AbstractContextManager[None]:
     """Return a context in which modules make their own tensors like their inputs: float64, on the host."""
     return tensor_defaults("cpu", torch.float64)
-
-
-def check_exits(
-    architecture: Architecture,
-    module: nn.Module,
-    x: Tensor,
-    logits: Sequence[Tensor],
-    exits: tuple[int, ...],
-    tolerance: float,
-) -> None:
-    """Check that every exit gives logits, and that segments and heads, where the module has them, give the same.
-
-    Raises:
-        ModelError: They do not.
-    """
-    name = format_architecture(architecture)
-    if len(logits) != len(exits):
-        raise ModelError(
-            f"{name} gives {len(logits)} outputs when it is built with {len(exits)} exits, after blocks "
-            f"{', '.join(map(str, exits))}. Its forward must return a list with the logits of each, shallow to deep. "
-            "For a model with one exit only, set positions = (blocks,)."
-        )
-    if not isinstance(module, HasSegments):
-        return
-    with torch.no_grad(), use_float64():
-        carry = module.start(x)
-        for i, expected in enumerate(logits):
-            carry = module.segment(i, carry)
-            error = difference([module.head(i, carry)], [expected])
-            if error > tolerance:
-                raise ModelError(
-                    f"{name}: forward gives other logits for exit {i + 1} than start, segment and head; they differ by "
-                    f"{error:.2g} of the outputs' size. Inherit from fleetfit.architecture.ExitModel and "
-                    "leave forward to it."
-                )
 
 
 def load(module: nn.Module, state: State) -> None:
