@@ -254,6 +254,17 @@ def join_some(texts: Sequence[str], most: int, separator: str = ", ") -> str:
     return separator.join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
+def format_ranges(numbers: Iterable[int], separator: str = ", ") -> str:
+    """Return ascending numbers as ranges: "3, 7-9"."""
+    ranges: list[list[int]] = []
+    for n in map(int, numbers):
+        if ranges and ranges[-1][1] == n - 1:
+            ranges[-1][1] = n
+        else:
+            ranges.append([n, n])
+    return separator.join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
+
+
 def format_exception(error: BaseException, most: int = 300) -> str:
     """Return an exception in one line: the message of a FleetFitError; else type, message and source line."""
     if isinstance(error, FleetFitError):

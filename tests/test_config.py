@@ -16,7 +16,6 @@ from fleetfit.api.run import run
 from fleetfit.cli.listing import read_catalogue
 from fleetfit.config import Experiment, load, load_experiment, to_table, to_toml
 from fleetfit.config.assemble.fleet import compute_group_sizes
-from fleetfit.config.assemble.levels import format_ranges
 from fleetfit.config.assemble.run import assemble
 from fleetfit.config.dump import find_object_sections
 from fleetfit.config.load import parse_override, resolve_tables
@@ -24,7 +23,7 @@ from fleetfit.config.merge import merge_tables
 from fleetfit.config.parse import find_keys, parse_experiment
 from fleetfit.core.local import Schedule
 from fleetfit.data import Data
-from fleetfit.errors import ConfigError, DataError, PlanError
+from fleetfit.errors import ConfigError, DataError, PlanError, format_ranges
 from fleetfit.factories import list_parameters
 from fleetfit.hooks import Method, rebuild_problem
 from fleetfit.models.cnn import cnn

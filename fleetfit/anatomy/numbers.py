@@ -37,7 +37,6 @@ _RARELY_A_SIZE = re.compile(
 _COUNTS_UNITS = re.compile(r"head")
 _MAX_PAIRS, _MAX_PICKS = 40, 16
 _MAX_TRIALS = 800  # then no other meanings are tried, and what does not run stays whole
-_PIECE = 0.5
 
 Family = tuple[str, str, int | None]
 """A class, an attribute and an index: numbers of a family have the same meaning in all its modules."""
@@ -176,7 +175,7 @@ class Trials:
         return list(roles.values())
 
     def _halve(self, axes: Iterable[str]) -> dict[str, int]:
-        return {axis: max(1, int(len(self.units.axes[axis]) * _PIECE)) for axis in axes}
+        return {axis: max(1, len(self.units.axes[axis]) // 2) for axis in axes}
 
     def _run(self, sizes: Mapping[str, int]) -> Exception | None:
         """Run a level on the example; return the error, if there is one."""

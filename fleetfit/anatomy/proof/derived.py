@@ -1,16 +1,10 @@
 """Part 4 of the proof: a smaller model can take its part of the state that training forwards leave behind.
 
 Such state is derived: a training forward computes it, and no optimizer steps it. PyTorch's batch norms keep none here
-(see `build_module`). There are two kinds:
-- From the data, such as an average per channel, a batch norm written by hand, or a codebook of moving averages. A small
-  model sees other activations than the full one, so that nothing but the full model with its other channels at zero can
-  be compared with it. Training forwards on the full model fill this state before the other parts compare.
-- From the parameters alone, such as the vectors of a spectral norm written by hand (PyTorch's are computed from each
-  weight that is loaded). The parameters of a small model are a part of the full one's, so that cutting and updating
-  must give the same in either order. The vectors of the full matrix are not those of a part of it, and the level would
-  compute with a wrong norm.
-
-State that is computed from the data and mixes channels (a whitening matrix) is taken for the first kind.
+(see `build_module`). State of the data, such as a codebook of moving averages, is compared by the other parts, after
+training forwards on the full model have filled it. State of the parameters alone, such as the vectors of a spectral
+norm written by hand, must be the same whether it is cut and then updated, or updated and then cut: the vectors of the
+full matrix are not those of a part of it. State of the data that mixes channels is taken for the first kind.
 """
 
 import contextlib

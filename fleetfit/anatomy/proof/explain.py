@@ -9,7 +9,7 @@ from torch import nn
 
 from fleetfit.anatomy import Architecture, Layout, Segment, VisitsExits
 from fleetfit.anatomy.proof import LayoutReport
-from fleetfit.errors import join_some
+from fleetfit.errors import format_ranges, join_some
 
 _NUMBER = re.compile(r"(^|\.)(blocks|heads)\.(\d+)(?=\.)")
 _MAX_LISTED = 8
@@ -158,19 +158,8 @@ def _list_tensors(users: Mapping[str, tuple[int, ...]], layout: Layout) -> str:
         index = "" if len(layout.tensors[name].dims) == 1 else f"[{', '.join(map(str, dims))}]"
         number = _NUMBER.search(name)
         groups.setdefault((_NUMBER.sub(r"\1\2.#", name), index), []).append(int(number[3]) if number else 0)
-    words = [name.replace("#", _format_ranges(numbers)) + index for (name, index), numbers in groups.items()]
+    words = [name.replace("#", format_ranges(numbers, ",")) + index for (name, index), numbers in groups.items()]
     return join_some(words, _MAX_LISTED)
-
-
-def _format_ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers in short: 0-2,5."""
-    parts: list[list[int]] = []
-    for n in numbers:
-        if parts and n == parts[-1][-1] + 1:
-            parts[-1].append(n)
-        else:
-            parts.append([n])
-    return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts)
 
 
 def _has_order(dim: Sequence[Segment]) -> bool:

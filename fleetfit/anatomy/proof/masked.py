@@ -1,11 +1,9 @@
 """Part 3 of the proof: a small model equals the full model whose other channels are zero.
 
-All axes are cut at once, in four ways: all but one granule of each; one granule of each; a size between, as a prefix
-and at random. The first two find errors that sizes between miss (an even size may keep whole heads by luck). The small
-model is built, loaded with its part of the state, and compared with the full one. Where they differ, it runs again
-with the size-dependent numbers of the full model's run (`fleetfit.anatomy.proof.replay`).
-
-Where they still differ, the axes that fail alone and the first module that differs are named.
+All axes are cut at once, in four ways. All but one granule of each, and one granule of each, find errors that the two
+sizes between may miss: an even size may keep whole heads by luck. Where the two models differ, the small one runs again
+with the size-dependent numbers of the full one's run (`fleetfit.anatomy.proof.replay`). Where they still differ, the
+axes that fail alone and the first module that differs are named.
 """
 
 import contextlib

@@ -15,7 +15,6 @@ from fleetfit.config.assemble.levels import (
     PlannedProblem,
     Population,
     describe_absent_clients,
-    format_ranges,
     make_conditions,
 )
 from fleetfit.config.components import check_keys
@@ -32,7 +31,7 @@ from fleetfit.core import (
 )
 from fleetfit.cost import Conditions
 from fleetfit.data import Data, class_counts, count_samples, find_unassigned
-from fleetfit.errors import ConfigError, quote_some
+from fleetfit.errors import ConfigError, format_ranges, quote_some
 from fleetfit.hooks import Method
 
 

@@ -21,7 +21,7 @@ from fleetfit.config.schema import CLIENTS, Experiment, FleetSection
 from fleetfit.core import DataDescription, Federation, Level, Problem
 from fleetfit.cost import Conditions, Cost, compute_cost, full_cost, submodel_cost, training_memory
 from fleetfit.data import Data, count_samples
-from fleetfit.errors import ConfigError, DataError, MissingExtra, PlanError, quote_some
+from fleetfit.errors import ConfigError, DataError, MissingExtra, PlanError, format_ranges, quote_some
 from fleetfit.hooks import Method, apply_model_hook, build
 from fleetfit.hooks.levels import find_split
 from fleetfit.planner import (
@@ -401,17 +401,6 @@ def find_failed_costs(
     ]
     tolerance = budgets.tolerances[client]
     return [(cost, budget, needs) for cost, budget, needs in rows if not affords(budget, tolerance, needs)]
-
-
-def format_ranges(ids: Iterable[int]) -> str:
-    """Return ascending ids as ranges: "3, 7-9"."""
-    ranges: list[list[int]] = []
-    for i in map(int, ids):
-        if ranges and ranges[-1][1] == i - 1:
-            ranges[-1][1] = i
-        else:
-            ranges.append([i, i])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in ranges)
 
 
 def describe_single_level(experiment: Experiment, federation: Federation, plan: Plan) -> list[str]:

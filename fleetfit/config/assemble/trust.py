@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from fleetfit.attacks.base import Attack, Attackers, draw_hostile_clients
-from fleetfit.config.assemble.levels import format_ranges
 from fleetfit.config.assemble.rounds import compute_cohort_fraction
 from fleetfit.config.components import build_component
 from fleetfit.config.schema import Experiment
 from fleetfit.core import Federation, Simulation
-from fleetfit.errors import ConfigError, RunError, truncate
+from fleetfit.errors import ConfigError, RunError, format_ranges, truncate
 from fleetfit.evaluation import has_batch_norm
 from fleetfit.hooks import Method, get_round_submodel, keep_prefix, weigh_equally
 from fleetfit.options import fedadam, fedavgm
