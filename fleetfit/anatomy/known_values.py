@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 _MOST = 2**20
 """Elements of a tensor whose values are kept."""
@@ -124,15 +125,8 @@ def _compute(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     is_made = bool(tensors) or kind == "sizes"
     if not is_made or kind in ("empty", "random") or any(get_values(x) is None for x in tensors):
         return NotImplemented
-    on_cpu = {key: torch.device("cpu") if key == "device" else _replace(value) for key, value in kwargs.items()}
+    args, kwargs = tree_map_only(Tensor, get_values, (list(args), dict(kwargs)))
     try:
-        return func(*map(_replace, args), **on_cpu)
+        return func(*args, **{**kwargs, "device": torch.device("cpu")} if "device" in kwargs else kwargs)
     except RuntimeError:  # there is no such operation on the CPU
         return NotImplemented
-
-
-def _replace(value: Any) -> Any:
-    """Return values in the place of the tensors in nested lists and tuples."""
-    if isinstance(value, Tensor):
-        return get_values(value)
-    return type(value)(map(_replace, value)) if isinstance(value, list | tuple) else value

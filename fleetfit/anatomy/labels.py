@@ -152,9 +152,13 @@ class LabeledPass(CalledOperations):
             self._names[tensor] = name
             dims = range(min(tensor.dim(), 2) if id(tensor) in kernels else tensor.dim())
             is_cut = tensor.is_floating_point()
-            self._labels[tensor] = [
-                self._make_labels(name, d, tensor) for d in dims if is_cut and self._has_labels(name, d, tensor)
-            ]
+            self._labels[tensor] = []
+            for d in dims if is_cut else ():
+                if self._has_labels(name, d, tensor):
+                    start, self._next = self._next, self._next + tensor.shape[d]
+                    self.ranges[name, d] = range(start, self._next)
+                    along = [-1 if e == d else 1 for e in range(tensor.dim())]
+                    self._labels[tensor].append(torch.arange(start, self._next).reshape(along))
 
     @property
     def module(self) -> str | None:
@@ -164,13 +168,6 @@ class LabeledPass(CalledOperations):
     def _has_labels(self, name: str, d: int, tensor: Tensor) -> bool:
         """Return whether the places of a dimension get labels."""
         return tensor.shape[d] > 1
-
-    def _make_labels(self, name: str, d: int, tensor: Tensor) -> Labels:
-        size = tensor.shape[d]
-        self.ranges[name, d] = range(self._next, self._next + size)
-        self._next += size
-        shape = [size if e == d else 1 for e in range(tensor.dim())]
-        return torch.arange(self._next - size, self._next).reshape(shape)
 
     def release(self) -> None:
         """Let go of the tensors of the pass: labels stay, and those of a tensor are known no more."""

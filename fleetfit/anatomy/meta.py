@@ -9,7 +9,6 @@ with them.
 
 import contextlib
 import functools
-import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -129,8 +128,9 @@ def apply_rule(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
         args: Its arguments.
         kwargs: Its arguments by name.
     """
-    if func in (_ATEN.arange.default, _ATEN.arange.start):
-        return _arange(*((0,) if func is _ATEN.arange.default else ()), *args, **kwargs)
+    if func.overloadpacket is _ATEN.arange and torch.device(kwargs.get("device") or "cpu").type == "meta":
+        numbers = func(*args, **{**kwargs, "device": torch.device("cpu")})
+        return torch.empty(numbers.shape, dtype=numbers.dtype, device="meta")
     rule = _find_rule(func)
     if rule is None or not kwargs.keys().isdisjoint(_PLACEMENT):
         return NotImplemented
@@ -178,6 +178,8 @@ def _empty_like(x: Tensor, dtype: torch.dtype | None = None, **more: Any) -> Any
     strides = x.stride()
     if any(more.values()) or (not x.is_contiguous() and (0 in strides or len({*strides}) < len(strides))):
         return NotImplemented
+    if x.is_contiguous():
+        return torch.empty(x.shape, dtype=dtype or x.dtype, device="meta")
     dense, step = [0] * x.dim(), 1  # without gaps, in the same order
     for d in sorted(range(x.dim()), key=lambda d: strides[d]):
         dense[d], step = step, step * x.shape[d]
@@ -232,13 +234,6 @@ def _repeat(x: Tensor, times: Sequence[int]) -> Any:
     if new < 0 or min(times, default=1) < 0:
         return NotImplemented
     return x.new_empty([size * n for size, n in zip((*[1] * new, *x.shape), times, strict=True)])
-
-
-def _arange(start: Any, end: Any, dtype: Any = None, layout: Any = None, device: Any = None, **_: Any) -> Any:
-    if device is None or torch.device(device).type != "meta" or layout not in (None, torch.strided) or end < start:
-        return NotImplemented
-    default = torch.int64 if isinstance(start, int) and isinstance(end, int) else torch.get_default_dtype()
-    return torch.empty(math.ceil(end - start), dtype=dtype or default, device="meta")
 
 
 _ATEN = torch.ops.aten

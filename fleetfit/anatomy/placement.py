@@ -1,7 +1,7 @@
 """Modules on an accelerator: tensors that `forward` makes without naming a device are made there, too."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,16 +41,8 @@ def place_module(
     if device.type != "cpu" and _makes_tensors(architecture, sizes, exits, input_shape):
         for name in _METHODS:
             if hasattr(module, name):
-                setattr(module, name, _use_device(getattr(module, name), device))
+                setattr(module, name, tensor_defaults(device)(getattr(module, name)))
     return module
-
-
-def _use_device(method: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with tensor_defaults(device):
-            return method(*args, **kwargs)
-
-    return call
 
 
 def _makes_tensors(
