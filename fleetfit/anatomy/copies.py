@@ -53,7 +53,8 @@ def build_without_numbers(build: Callable[[], Any]) -> Any:
         build: Makes the module; what is no module is returned as it is.
     """
     with contextlib.suppress(Exception), parameters_on_meta():  # its own errors come again
-        if not _depends_on_numbers(net := build()):
+        net = build()
+        if not any(map(_needs_numbers, net.modules() if isinstance(net, nn.Module) else ())):
             return net
     net = build()
     for part in net.modules() if isinstance(net, nn.Module) else ():
@@ -63,14 +64,10 @@ def build_without_numbers(build: Callable[[], Any]) -> Any:
     return net
 
 
-def _depends_on_numbers(net: Any) -> bool:
+def _needs_numbers(part: nn.Module) -> bool:
     """Return whether a module with parameters on the meta device has other tensors there, or parametrizations."""
-    parts = list(net.modules()) if isinstance(net, nn.Module) else []
-    return any(
-        isinstance(part, ParametrizationList)
-        or any(isinstance(x, Tensor) and x.is_meta and not isinstance(x, nn.Parameter) for x in tree_leaves(vars(part)))
-        for part in parts
-    )
+    others = (x for x in tree_leaves(vars(part)) if isinstance(x, Tensor) and not isinstance(x, nn.Parameter))
+    return isinstance(part, ParametrizationList) or any(x.is_meta for x in others)
 
 
 def copy_instance(net: nn.Module) -> nn.Module:

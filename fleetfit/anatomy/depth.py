@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from fleetfit.layout import TensorLayout
 
@@ -15,21 +14,9 @@ Build = Callable[[tuple[int, ...]], Shapes]
 """Builds the full width with some exits; returns the shape of each tensor."""
 
 
-@dataclass(frozen=True)
-class Depth:
-    """The block or exit of each tensor.
-
-    Attributes:
-        places: The block or exit by the tensor's name.
-        by_order: Tensors of classifiers that are numbered by their order (an `nn.ModuleList`), so that a classifier has
-            the same name only in models whose exits are the first ones.
-    """
-
-    places: Mapping[str, Place]
-    by_order: frozenset[str] = field(default_factory=frozenset)
-
-
-def find_depths(whole: Shapes, exits: tuple[int, ...], positions: Sequence[int], build: Build) -> Depth:
+def find_depths(
+    whole: Shapes, exits: tuple[int, ...], positions: Sequence[int], build: Build
+) -> tuple[Mapping[str, Place], frozenset[str]]:
     """Find the block or exit of each tensor.
 
     Names tell where they are `blocks.{i}` and `heads.{block count}` and models with fewer exits have the tensors that
@@ -40,15 +27,19 @@ def find_depths(whole: Shapes, exits: tuple[int, ...], positions: Sequence[int],
         exits: Its exits.
         positions: Block counts after which a classifier may sit.
         build: Builds it with other exits.
+
+    Returns:
+        The block or exit by the tensor's name, and the tensors of classifiers that are numbered by their order (an
+        `nn.ModuleList`), so that a classifier has the same name only in models whose exits are the first ones.
     """
     by_name = {name: _parse_name(name, exits, positions) for name in whole}
     models = _Models(whole, exits, build)
     probes = {exits[:1], exits[: (len(exits) + 1) // 2], exits[-1:]} - {exits}
     tensors = {name: TensorLayout((), block, exit_, True) for name, (block, exit_) in by_name.items()}
     if all((name in models.build(few)) == one.present(few) for few in probes for name, one in tensors.items()):
-        return Depth(by_name)
+        return by_name, frozenset()
     models.read(by_name)
-    return Depth({name: models.find_place(name, positions) for name in whole}, models.by_order)
+    return {name: models.find_place(name, positions) for name in whole}, models.by_order
 
 
 def _parse_name(name: str, exits: tuple[int, ...], positions: Sequence[int]) -> Place:

@@ -8,6 +8,7 @@
 """
 
 import fnmatch
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -207,14 +208,12 @@ def _find_depth(observation: Observation, exits: str | Sequence[str], heads: str
     blocks = {name: sum(step > end for end in steps) for name, step in observation.first_use.items()}
     aliases = list_aliases(observation.net)
     blocks |= {name: blocks[first] for name, first in aliases.items() if first in blocks}
-    first_of_module: dict[str, int] = {}
+    by_module: dict[str, list[int]] = defaultdict(list)
     for name, block in blocks.items():
-        module = name.rpartition(".")[0]
-        first_of_module[module] = min(block, first_of_module.get(module, block))
+        by_module[name.rpartition(".")[0]].append(block)
     for name, _ in list_tensors(observation.net):  # what the pass did not use, such as a batch norm's counter
-        module = name.rpartition(".")[0]
-        if name not in blocks and module in first_of_module:
-            blocks[name] = first_of_module[module]
+        if others := by_module.get(name.rpartition(".")[0]):
+            blocks.setdefault(name, min(others))
     blocks |= {name: 0 for name in blocks if name.rpartition(".")[0] in tail}
     return {"exits": points, "blocks": blocks, "tail": tail}
 

@@ -33,7 +33,7 @@ from fleetfit.anatomy.masks import call_instance
 from fleetfit.anatomy.meta import Watching
 from fleetfit.anatomy.norms import STATISTICS, find_kept_norms, is_trained, iter_norms
 from fleetfit.anatomy.observe import list_aliases
-from fleetfit.anatomy.plan import DerivedPlan, ExitPoint, Segments
+from fleetfit.anatomy.plan import DerivedPlan, Segments
 from fleetfit.anatomy.proof import LayoutReport
 from fleetfit.anatomy.units import CLASSES
 from fleetfit.errors import ModelError, join_some, quote_some, truncate
@@ -147,8 +147,12 @@ class DerivedArchitecture(Architecture):
         for name, parameter in net.named_parameters():
             if name in self.plan.unused:
                 parameter.requires_grad_(False)
-        points = self.plan.exits
-        heads = {e: self._make_head(points[e - 1], axes) for e in self._list_added(exits)}
+        heads = {}
+        for e in self._list_added(exits):
+            point = self.plan.exits[e - 1]
+            channels = get_length(point.segments, {**self.plan.axes, **axes})
+            each_place = self.plan.next_tokens and point.dims == 3 and point.channels == 2
+            heads[e] = ExitHead(channels, self.plan.classes, point.channels, each_place)
         samples = self.samples if torch.get_default_device().type == "meta" else None  # no model keeps them
         return ModuleWithExits(net, exits, heads, self.plan, samples).train()
 
@@ -243,11 +247,6 @@ class DerivedArchitecture(Architecture):
         """Return the exits that have a classifier which the instance has not."""
         points = [] if self.plan.tail else self.plan.exits
         return [e for e in exits if e <= len(points) and not points[e - 1].is_own]
-
-    def _make_head(self, point: ExitPoint, axes: Mapping[str, int]) -> ExitHead:
-        channels = get_length(point.segments, {**self.plan.axes, **axes})
-        each_place = self.plan.next_tokens and point.dims == 3 and point.channels == 2
-        return ExitHead(channels, self.plan.classes, point.channels, each_place)
 
     def _list_head_dims(self, e: int) -> dict[str, tuple[Segments, ...]]:
         inner = self.plan.exits[e - 1].segments

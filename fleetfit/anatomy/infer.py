@@ -4,7 +4,7 @@ Where growth leaves several orders of places, a forward pass shows which it is (
 """
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fleetfit.anatomy.architecture import Architecture, ExitModel, validate_architecture
-from fleetfit.anatomy.depth import Depth, Shapes, find_depths
+from fleetfit.anatomy.depth import Place, Shapes, find_depths
 from fleetfit.anatomy.growth import Growing, explain_by_growth
 from fleetfit.anatomy.hints import count_groups, explain_division_error, explain_fixed_groups
 from fleetfit.anatomy.meta import on_meta
@@ -139,7 +139,7 @@ def infer_layout(
         return layout
     shape = None if input_shape is None else tuple(input_shape)
     axes = tuple(architecture.axes.items())  # which may be an attribute that its class does not compare
-    infer = _infer_once if _is_value(architecture) else _infer
+    infer: Callable[..., Layout] = _infer_once if _is_value(architecture) else _infer
     return infer(architecture, chosen, frozen, shape, axes)
 
 
@@ -192,16 +192,16 @@ def _infer(
         segments |= arrange(architecture, lambda s: build_module(architecture, s, chosen), input_shape, growing)
     dims = {name: tuple(segments[name, d] for d in range(len(shape))) for name, shape in whole.shapes.items()}
     # 4. find the block or exit of each tensor
-    depth = _find_depth(architecture, whole, chosen)
+    places, by_order = _find_depth(architecture, whole, chosen)
     # 5. put the layout together, and compare it with a model of which all axes are enlarged
     trains = getattr(architecture, "trains", lambda name: True)
     tensors: dict[str, TensorLayout] = {}
     frozen: dict[str, TensorLayout] = {}
     for name in whole.shapes:
         is_sent = name not in base and trains(name)
-        block, exit_ = depth.places[name]
+        block, exit_ = places[name]
         (tensors if is_sent else frozen)[name] = TensorLayout(dims[name], block, exit_, name in whole.parameters)
-    layout = Layout(axes, chosen, tensors, whole.aliases, frozen, depth.by_order)
+    layout = Layout(axes, chosen, tensors, whole.aliases, frozen, by_order)
     if any(len(growth) > 1 for growth in slopes.values()):
         larger = {name: axis.size + axis.granule for name, axis in axes.items()}
         _check_together(layout.complete, larger, _probe(architecture, larger, chosen).shapes)
@@ -213,7 +213,9 @@ def _infer_once(*key: Any) -> Layout:
     return _infer(*key)
 
 
-def _find_depth(architecture: Architecture, whole: "_Probe", exits: tuple[int, ...]) -> Depth:
+def _find_depth(
+    architecture: Architecture, whole: "_Probe", exits: tuple[int, ...]
+) -> tuple[Mapping[str, Place], frozenset[str]]:
     full = {name: axis.size for name, axis in architecture.axes.items()}
     positions = tuple(architecture.positions)
     return find_depths(whole.shapes, exits, positions, lambda some: _probe(architecture, full, some).shapes)
@@ -232,7 +234,7 @@ def find_classifiers(architecture: Architecture) -> frozenset[str]:
     sizes = {name: axis.size for name, axis in architecture.axes.items()}
     larger = {name: n + architecture.axes[name].granule * architecture.axes[name].scaled for name, n in sizes.items()}
     whole, wide = (_probe(architecture, some, exits) for some in (sizes, larger))
-    places = _find_depth(architecture, whole, exits).places
+    places, _ = _find_depth(architecture, whole, exits)
     classifiers = frozenset(name for name in whole.shapes if places[name][1] is not None)
     if classifiers or len(exits) > 1:
         return classifiers

@@ -1,14 +1,7 @@
 """Prove a layout before anything is trained with it.
 
-Everything is computed in float64 with every parameter redrawn, biases and norm affines too:
-1. `permutation`: permuting an axis everywhere, by whole granules, does not change the full model's outputs;
-2. `levels`: every level has the predicted shapes, its state loads strictly, and at full width its exits give what the
-   full model gives there;
-3. `masked`: a small model of all axes cut at once, in four ways, equals the full model with its other channels at zero.
-   Where the arithmetic depends on a size (a norm over channels, a scale by the head's size) the small model runs with
-   the full one's numbers (`replay`);
-4. `derived`: the state that a training forward computes from the parameters and keeps is, in a small model, its part of
-   the full one's.
+Everything is computed in float64 with every parameter redrawn, biases and norm affines too. The parts are
+`permutation`, `levels`, `masked` with `replay`, and `derived`; each module says what it compares.
 
 Each part is needed: layouts that are wrong pass the first two by luck, such as heads of a fixed number cut in granules
 of a head's size. A right layout is exact to about 1e-13; a wrong one is off by 1e-3 and more. Tensors that no output

@@ -144,11 +144,8 @@ def _count(n: int, what: str) -> str:
 
 def _find_dimensions(layout: Layout, name: str, axis: str | None) -> tuple[int, ...]:
     """Return the dimensions of a tensor that follow an axis, or no axis at all."""
-
-    def follows(dim: Sequence[Segment]) -> bool:
-        return not any(s.axes for s in dim) if axis is None else any(axis in s.axes for s in dim)
-
-    return tuple(d for d, dim in enumerate(layout.tensors[name].dims) if follows(dim))
+    followed = [{axis for segment in dim for axis in segment.axes} for dim in layout.tensors[name].dims]
+    return tuple(d for d, axes in enumerate(followed) if (axis in axes if axis is not None else not axes))
 
 
 def _list_tensors(users: Mapping[str, tuple[int, ...]], layout: Layout) -> str:

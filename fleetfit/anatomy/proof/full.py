@@ -298,13 +298,14 @@ class KeptPlaces:
             for dim, kept in self._cut_dims.items()
             if len(kept) != self.full[dim]
         }
-        return _Computed(state, lambda name: _mask(state[name], self._tensors[name].dims, masks))
 
+        def mask(name: str) -> Tensor:
+            factor: Tensor | None = None
+            dims = self._tensors[name].dims
+            for d, dim in enumerate(dims):
+                if dim in masks:
+                    shaped = masks[dim].reshape([-1 if i == d else 1 for i in range(len(dims))])
+                    factor = shaped if factor is None else torch.minimum(factor, shaped)
+            return state[name] if factor is None else state[name] * factor
 
-def _mask(tensor: Tensor, dims: Sequence[Segments], masks: Mapping[Segments, Tensor]) -> Tensor:
-    factor: Tensor | None = None
-    for d, dim in enumerate(dims):
-        if dim in masks:
-            shaped = masks[dim].reshape([-1 if i == d else 1 for i in range(len(dims))])
-            factor = shaped if factor is None else torch.minimum(factor, shaped)
-    return tensor if factor is None else tensor * factor
+        return _Computed(state, mask)

@@ -171,8 +171,7 @@ def make_cuts(layout: Layout, seed: int, only: str = "") -> Iterator[MaskedCut]:
         ("the first channels of each axis", between, True),
         ("some channels of each axis", between, False),
     ):
-        sizes = {name: counts[name] * axis.granule for name, axis in scaled.items()}
-        yield MaskedCut(how, {name: _choose(name, axis, sizes[name], is_prefix, how, seed)
+        yield MaskedCut(how, {name: _choose(name, axis, counts[name] * axis.granule, is_prefix, how, seed)
                               for name, axis in scaled.items()})  # fmt: skip
 
 
