@@ -181,7 +181,7 @@ class _Reader:
         try:
             runs = read_runs(tags, {axis: n // axes[axis].granule for axis, n in self.sizes.items()})
         except OddOrder as error:
-            raise NotRead(str(error)) from error
+            raise NotRead("channels come in another order in one place than in another") from error
         for axis, n in runs:
             granule = 1 if axis is None else axes[axis].granule
             if n % granule == 0:

@@ -27,12 +27,8 @@ _TABLES = (dict, OrderedDict, set)
 class PastExit(BaseException):
     """Ends a forward pass behind the last exit; no `except Exception` of the instance's code catches it.
 
-    Attributes:
-        inputs: What the module behind the exit would have read.
+    Its `args` are what the module behind the exit would have read.
     """
-
-    def __init__(self, *inputs: Any) -> None:
-        self.inputs = inputs
 
 
 class Absent(nn.Module):

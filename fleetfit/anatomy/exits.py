@@ -297,9 +297,9 @@ class ModuleWithExits(nn.Module):
             out = call_instance(self.net, x, self.mask, self.answers)
             add(last, get_logits(out))
         except PastExit as end:
-            if end.inputs and last not in logits:  # the block was skipped, so the next one's input is what left it
+            if end.args and last not in logits:  # the block was skipped, so the next one's input is what left it
                 with contextlib.suppress(PastExit):
-                    add(last, self._classify(last, end.inputs, x))
+                    add(last, self._classify(last, end.args, x))
         finally:
             for handle in handles:
                 handle.remove()

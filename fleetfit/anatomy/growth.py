@@ -34,15 +34,7 @@ class Growing:
 
 
 class OddOrder(Exception):
-    """Places are no segments: granules come in another order, or not all of them.
-
-    Args:
-        axes: The axes of these places.
-    """
-
-    def __init__(self, axes: set[str]) -> None:
-        super().__init__("channels come in another order in one place than in another")
-        self.axes = axes
+    """Channels come in another order in one place than in another, or not all of them; its `args` are their axes."""
 
 
 def read_runs(tags: Sequence[tuple[str, int] | None], counts: Mapping[str, int]) -> list[tuple[str | None, int]]:
@@ -65,7 +57,7 @@ def read_runs(tags: Sequence[tuple[str, int] | None], counts: Mapping[str, int])
         n = len(list(places))
         axis, end = (None, start + n) if tag is None else (tag[0], start + n * counts[tag[0]])
         if axis is not None and list(tags[start:end]) != [(axis, g) for g in range(counts[axis]) for _ in range(n)]:
-            raise OddOrder({tag[0] for tag in tags[start:end] if tag})
+            raise OddOrder(*sorted({tag[0] for tag in tags[start:end] if tag}))
         runs.append((axis, n))
         start = end
     return runs

@@ -204,7 +204,13 @@ def _infer(
     layout = Layout(axes, chosen, tensors, whole.aliases, frozen, by_order)
     if any(len(growth) > 1 for growth in slopes.values()):
         larger = {name: axis.size + axis.granule for name, axis in axes.items()}
-        _check_together(layout.complete, larger, _probe(architecture, larger, chosen).shapes)
+        built = _probe(architecture, larger, chosen).shapes
+        for name, shape in layout.complete.shapes(larger, chosen).items():  # which tells a product from a sum
+            if built[name] != shape:
+                raise ModelError(
+                    f'"{name}": with every axis larger by a granule the layout predicts {shape}, the builder makes '
+                    f"{built[name]}. Let each of its dimensions be a product or a sum of axes."
+                )
     return layout
 
 
@@ -306,13 +312,3 @@ def _check_group(axes: Mapping[str, Axis], name: str, size: int, axis: str, grou
             f'them at every size of axis "{axis}" ({whole}), so that cutting the axis moves channels from group to '
             f"group. {explain_fixed_groups(groups, axis, size=whole)}"
         )
-
-
-def _check_together(layout: Layout, sizes: Mapping[str, int], built: Shapes) -> None:
-    """Compare the shapes with all axes enlarged, which tells a product from a sum."""
-    for name, shape in layout.shapes(sizes, layout.exits).items():
-        if built[name] != shape:
-            raise ModelError(
-                f'"{name}": with every axis larger by a granule the layout predicts {shape}, the builder makes '
-                f"{built[name]}. Let each of its dimensions be a product or a sum of axes."
-            )

@@ -29,7 +29,7 @@ Labels = Tensor
 """Integers of size 1 along dimensions in which they do not vary."""
 _HIDDEN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
 _STANDARD, _PACKAGES = sysconfig.get_paths()["stdlib"], ("site-packages", "dist-packages")
-_OBSERVERS = tuple(str(Path(__file__).with_name(name)) for name in ("observe.py", "guided.py"))
+_OBSERVER = str(Path(__file__).with_name("guided.py"))
 _MANY_PAIRS = 2_000_000  # pairs that are not worth sorting
 
 
@@ -228,7 +228,7 @@ class LabeledPass(CalledOperations):
         cause = cause or self._called.name or self._operation
         frame = sys._getframe(1)
         while frame is not None and is_hidden(frame.f_code.co_filename):
-            if frame.f_code.co_filename in _OBSERVERS:  # no code but PyTorch's called it, as in an nn.Sequential
+            if frame.f_code.co_filename == _OBSERVER:  # no code but PyTorch's called it, as in an nn.Sequential
                 return Reason(cause, self.module or "")
             frame = frame.f_back  # type: ignore[assignment]
         if frame is None or self.module is None:
@@ -729,9 +729,7 @@ def vary(labels: Labels) -> frozenset[int]:
 
 def keep_along(labels: Labels, d: int) -> Labels:
     """Return the labels along one dimension [size], at the first place of all others."""
-    for other in vary(labels) - {d}:
-        labels = labels.narrow(other, 0, 1)
-    return labels.reshape(-1)
+    return labels[tuple(slice(None) if other == d else 0 for other in range(labels.dim()))]
 
 
 def list_tensors(module: nn.Module) -> list[tuple[str, Tensor]]:

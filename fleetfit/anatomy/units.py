@@ -69,7 +69,7 @@ class Units:
                 self.segments = {dim: self._parse(np.arange(labels.start, labels.stop)) for dim, labels in ranges}
                 return
             except OddOrder as odd:
-                axes = sorted(odd.axes)
+                axes = odd.args
             if len(axes) == 2 and len({len(self.axes[axis]) for axis in axes}) == 1:  # they alternate, as in a shuffle
                 self.merge(*axes)
             else:

@@ -82,25 +82,18 @@ def replay_operations(module: nn.Module, trace: Trace, statistics: bool) -> Iter
         yield
 
 
-class _Mode(Operations):
-    """Knows the module in which an operation runs: the last of a stack."""
+def _find_operation(stack: Sequence[str], func: Any) -> Operation:
+    return stack[-1], func.overloadpacket.__name__.rstrip("_")
 
-    def __init__(self, stack: list[str]) -> None:
+
+class _Recording(Operations):
+    def __init__(self, stack: Sequence[str], trace: dict[Operation, list[OperationRecord]]) -> None:
         super().__init__()
-        self.stack = stack
-
-    def operation(self, func: Any) -> Operation:
-        return self.stack[-1], func.overloadpacket.__name__.rstrip("_")
-
-
-class _Recording(_Mode):
-    def __init__(self, stack: list[str], trace: dict[Operation, list[OperationRecord]]) -> None:
-        super().__init__(stack)
-        self.trace = trace
+        self.stack, self.trace = stack, trace
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        operation = self.operation(func)
+        operation = _find_operation(self.stack, func)
         if operation[1] in _ARITHMETIC:
             numbers = _numbers(args, kwargs)
             if numbers:  # copies, since some operations work in place
@@ -114,15 +107,15 @@ class _Recording(_Mode):
         return func(*args, **kwargs)
 
 
-class _Replaying(_Mode):
-    def __init__(self, stack: list[str], trace: Trace, statistics: bool) -> None:
-        super().__init__(stack)
+class _Replaying(Operations):
+    def __init__(self, stack: Sequence[str], trace: Trace, statistics: bool) -> None:
+        super().__init__()
+        self.stack, self.statistics = stack, statistics
         self.left = {operation: deque(entries) for operation, entries in trace.items()}
-        self.statistics = statistics
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        operation = self.operation(func)
+        operation = _find_operation(self.stack, func)
         if operation[1] in _ARITHMETIC:
             numbers = _numbers(args, kwargs)
             record = self._next(operation) if numbers else None
