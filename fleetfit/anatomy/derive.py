@@ -50,8 +50,6 @@ from fleetfit.submodel import Submodel
 WHOLE = "whole"
 """In the place of an axis's name: it is not cut."""
 _MAX_CHOICES = 24  # of what numbers mean, that are proved
-_EXCLUDED = Reason("it is excluded by axes")
-_COMPUTES_ELSE = Reason("a narrower model computes something else")
 
 
 @isolate_torch_state()
@@ -122,7 +120,7 @@ def derive_architecture(
         if not failing or len(failing) == len(roles) == 1:
             raise errors[0]
         for axis in [axis for role in failing for axis in role]:
-            observation.units.fix(axis, _COMPUTES_ELSE)
+            observation.units.fix(axis, Reason("a narrower model computes something else"))
         observation.units.settle()
 
 
@@ -242,7 +240,7 @@ def _apply_axes(units: Units, axes: Mapping[str, str]) -> dict[str, str]:
             )
         for axis in members:
             if name == WHOLE:
-                units.fix(axis, _EXCLUDED)
+                units.fix(axis, Reason("it is excluded by axes"))
             elif axis != members[0]:
                 units.merge(members[0], axis)
     units.settle()

@@ -223,10 +223,7 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Any:
 
 
 def _stack(tensors: Sequence[Tensor], dim: int = 0) -> Any:
-    first, most = tensors[0], tensors[0].dim() + 1
-    if any((t.shape, t.dtype) != (first.shape, first.dtype) for t in tensors) or not -most <= dim < most:
-        return NotImplemented
-    return first.new_empty([*first.shape[: dim % most], len(tensors), *first.shape[dim % most :]])
+    return _cat([tensor.unsqueeze(dim) for tensor in tensors], dim)
 
 
 def _repeat(x: Tensor, times: Sequence[int]) -> Any:

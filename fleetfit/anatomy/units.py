@@ -18,7 +18,6 @@ from fleetfit.layout import Dimension, Segment, Segments
 
 CLASSES = "classes"
 """The axis of the logits, which is never cut."""
-_FIXED_UNIT = Reason("its places are in another order elsewhere")
 _PARAMETER = (".weight", ".bias")
 
 
@@ -74,7 +73,7 @@ class Units:
                 self.merge(*axes)
             else:
                 for axis in axes:
-                    self.fix(axis, _FIXED_UNIT)
+                    self.fix(axis, Reason("its places are in another order elsewhere"))
 
     def merge(self, one: str, other: str) -> None:
         """Make one axis of two, unit by unit, when units are settled; those of the finer one go several together."""
