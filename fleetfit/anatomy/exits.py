@@ -283,10 +283,11 @@ class ModuleWithExits(nn.Module):
             if (visit is not None and visit(i, z)) or (i == last and i < len(self.ends)):
                 raise PastExit
 
+        def make_hook(i: int) -> Callable[..., None]:
+            return lambda module, args, out: add(i, self._classify(i, out, x))
+
         handles = [
-            self.net.get_submodule(name).register_forward_hook(
-                lambda *call, i=i: add(i, self._classify(i, call[-1], x))
-            )
+            self.net.get_submodule(name).register_forward_hook(make_hook(i))
             for i, name in enumerate(self.ends)
             if i >= self._first
         ]

@@ -285,8 +285,5 @@ def _fix_orthogonal(net: nn.Module, labeled: LabeledPass) -> None:
 def list_aliases(net: nn.Module) -> dict[str, str]:
     """Return the second names of tensors, with the first."""
     first: dict[int, str] = {}
-    aliases = {}
-    for name, tensor in list_tensors(net):
-        if first.setdefault(id(tensor), name) != name:
-            aliases[name] = first[id(tensor)]
-    return aliases
+    names = {name: first.setdefault(id(tensor), name) for name, tensor in list_tensors(net)}
+    return {name: other for name, other in names.items() if other != name}
