@@ -72,8 +72,9 @@ def check_real(module: nn.Module) -> None:
     for name, parameter in module.named_parameters():
         if parameter.is_complex():
             raise ModelError(
-                f'the parameter "{name}" of {type(module).__name__} is complex, and FleetFit trains real numbers. '
-                "Keep torch.view_as_real of it as the parameter, and call torch.view_as_complex in forward.",
+                f'the parameter "{name}" of {type(module).__name__} is complex ({parameter.dtype}), and FleetFit '
+                "trains real numbers. Keep torch.view_as_real of it as the parameter, and call torch.view_as_complex "
+                "in forward.",
                 key="model",
             )
 
