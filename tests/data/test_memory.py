@@ -523,6 +523,7 @@ def test_names_beside_numbers_are_not_the_texts_of_a_table(tmp_path: Path) -> No
 MIXED = {
     "groups last": ({"name": REVIEWS[["review", "mood"]].assign(user=[1, 2, 3] * 20), "groups": "user"}, 2, True),
     "label first": (REVIEWS[["mood", "review"]], 2, True),
+    "two usual labels": (REVIEWS.assign(y=np.arange(60) * 0.7, label=REVIEWS.mood)[["y", "review", "label"]], 2, True),
     "row numbers last": (REVIEWS[["review", "mood"]].assign(id=range(60)), 2, True),
     "a price": (REVIEWS[["review", "stars"]].assign(price=np.arange(60) * 7), 1, False),
     "a price with cents": (REVIEWS[["review", "stars"]].assign(price=np.arange(60) * 0.7), 1, False),

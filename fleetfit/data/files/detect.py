@@ -278,7 +278,7 @@ def _find_label(columns: Collection[str], keys: Keys) -> str | None:
     label = keys.get("label")
     if isinstance(label, str) and label in columns:  # the reader refuses other labels
         return label
-    return next((name for name in columns if name.lower() in table.LABELS), None)
+    return table.find_usual_label(columns)
 
 
 def _has_keys(keys: Keys, reader: Callable[..., Any], other: Callable[..., Any]) -> bool:

@@ -22,7 +22,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -1212,7 +1212,12 @@ def _find_label(sheet: TableSheet, options: TableOptions) -> str:
     names = [name for name in sheet.table.column_names if name not in options.drop and name != options.groups]
     if not names:
         raise DataError(f"{sheet.path} has no columns left. Shorten drop.", path=sheet.path)
-    return next((name for label in LABELS for name in names if name.lower() == label), names[-1])
+    return find_usual_label(names) or names[-1]
+
+
+def find_usual_label(names: Iterable[str]) -> str | None:
+    """Return the column with the first usual name of a label; None without one."""
+    return min((name for name in names if name.lower() in LABELS), key=lambda n: LABELS.index(n.lower()), default=None)
 
 
 def _check_label(sheet: TableSheet, column: Column) -> None:
