@@ -169,13 +169,8 @@ def _infer(
     whole = _probe(architecture, full, chosen)
     if not whole.parameters:
         raise ModelError(f"{type(architecture).__name__}.build makes a module without parameters: nothing to train.")
-    # 2. enlarge each axis by one granule and by two
-    slopes: dict[Dimension, dict[str, int]] = {}  # (tensor, dimension) -> axis -> growth per granule
-    fixed = dict(whole.groups)
-    for name, axis in axes.items():
-        one, two = (_probe(architecture, {**full, name: axis.size + n * axis.granule}, chosen, name) for n in (1, 2))
-        _record_growth(name, whole.shapes, one.shapes, two.shapes, slopes)
-        fixed = {part: n for part, n in fixed.items() if one.groups.get(part) == n}
+    # 2. enlarge each axis by one granule, and then all
+    slopes, fixed = _measure_growth(architecture, whole, chosen)
     # 3. explain each dimension by its growth, and by a forward pass where that does not tell
     sizes = {(name, d): n for name, shape in whole.shapes.items() for d, n in enumerate(shape)}
     segments: dict[Dimension, Segments] = {}
@@ -284,13 +279,49 @@ def _probe(
     return _Probe(shapes, parameters, aliases, count_groups(module))
 
 
-def _record_growth(axis: str, whole: Shapes, one: Shapes, two: Shapes, slopes: dict[Dimension, dict[str, int]]) -> None:
-    if whole.keys() != one.keys() or whole.keys() != two.keys():
-        odd = sorted((whole.keys() ^ one.keys()) | (whole.keys() ^ two.keys()))
-        raise ModelError(
-            f'enlarging axis "{axis}" changes which tensors exist: {", ".join(odd[:4])}. A size must not decide what '
-            "is built."
-        )
+def _measure_growth(
+    architecture: Architecture, whole: "_Probe", exits: tuple[int, ...]
+) -> tuple[dict[Dimension, dict[str, int]], dict[str, int]]:
+    """Return by how much each dimension grows with a granule of each axis, and the groups that no axis changes."""
+    axes, slopes, fixed, by_axis = architecture.axes, dict[Dimension, dict[str, int]](), dict(whole.groups), {}
+    full = {name: axis.size for name, axis in axes.items()}
+    for name, axis in axes.items():
+        one = by_axis[name] = _probe(architecture, {**full, name: axis.size + axis.granule}, exits, name)
+        _check_names(name, whole.shapes, one.shapes)
+        for tensor, shape in whole.shapes.items():
+            for d, size in enumerate(shape):
+                if growth := one.shapes[tensor][d] - size:
+                    slopes.setdefault((tensor, d), {})[name] = growth
+        fixed = {part: n for part, n in fixed.items() if one.groups.get(part) == n}
+    uneven = _find_uneven(architecture, whole.shapes, exits, slopes)
+    for name in (name for name in axes if name in uneven):
+        two = _probe(architecture, {**full, name: axes[name].size + 2 * axes[name].granule}, exits, name)
+        _check_growth(name, whole.shapes, by_axis[name].shapes, two.shapes)
+    return slopes, fixed
+
+
+def _find_uneven(
+    architecture: Architecture, whole: Shapes, exits: tuple[int, ...], slopes: Mapping[Dimension, Mapping[str, int]]
+) -> set[str]:
+    """Return the axes of dimensions that are no sum of axes, as a model shows of which all are two granules larger."""
+    sizes = {name: axis.size + 2 * axis.granule for name, axis in architecture.axes.items()}
+    try:
+        shapes = _probe(architecture, sizes, exits).shapes
+    except ModelError:  # each by itself may fit
+        return set(sizes)
+    if shapes.keys() != whole.keys():
+        return set(sizes)
+    uneven: set[str] = set()
+    for name, shape in whole.items():
+        for d, size in enumerate(shape):
+            growth = slopes.get((name, d), {})
+            if shapes[name][d] != size + 2 * sum(growth.values()):
+                uneven |= growth.keys() or sizes.keys()
+    return uneven
+
+
+def _check_growth(axis: str, whole: Shapes, one: Shapes, two: Shapes) -> None:
+    _check_names(axis, whole, two)
     for name, shape in whole.items():
         for d, size in enumerate(shape):
             first, second = one[name][d] - size, two[name][d] - one[name][d]
@@ -300,8 +331,15 @@ def _record_growth(axis: str, whole: Shapes, one: Shapes, two: Shapes, slopes: d
                     "Sizes must grow evenly: make a size that is derived by rounding an axis of its own, or set the "
                     "axis's granule; of a square of one size, make the two factors axes of their own."
                 )
-            if first:
-                slopes.setdefault((name, d), {})[axis] = first
+
+
+def _check_names(axis: str, whole: Shapes, larger: Shapes) -> None:
+    if whole.keys() != larger.keys():
+        odd = sorted(whole.keys() ^ larger.keys())
+        raise ModelError(
+            f'enlarging axis "{axis}" changes which tensors exist: {", ".join(odd[:4])}. A size must not decide what '
+            "is built."
+        )
 
 
 def _check_group(axes: Mapping[str, Axis], name: str, size: int, axis: str, groups: int) -> None:
