@@ -370,7 +370,7 @@ def compute_accuracy(run: ff.Run, x: Any, y: Any) -> float:
 def test_the_server_s_own_data_are_in_memory_too(tmp_path: Path) -> None:
     samples = IRIS.data.astype("float32"), IRIS.target
     data = {"name": samples, "server": (samples[0][::2], samples[1][::2])}
-    run = ff.run(data=data, method="feddf", out=tmp_path / "run", progress=False, **QUICK)
+    run = ff.run(data=data, method={"name": "feddf", "steps": 2}, out=tmp_path / "run", progress=False, **QUICK)
     longer = ff.resume(run.folder, rounds=3, data=data, progress=False)
     assert longer.finished and len(longer.metrics) == 3
     with pytest.raises(ConfigError) as refused:  # a run file has no object

@@ -29,18 +29,18 @@ def evidence(judged: Sequence[Judged], docs: str) -> str:
     critiques = sum(one.table.paper.startswith("Critique") for one in papers)
     whose = f"{len(papers) - critiques} claims of papers" + f" and {critiques} of critiques" * bool(critiques)
     text = f"Of {whose}, in runs of a small size, {_count(papers)}: [claims and verdicts]({docs}results.md)."
-    parts = [textwrap.fill(text, WIDTH, break_long_words=False) + "\n"]
-    settings = {name: one.verdict for one in proof for name in [(one.table.title, one.claim.setting)]}
+    settings = {(one.table.title, one.claim.setting): one.verdict for one in proof}
     done = [verdict for verdict in settings.values() if verdict is not Verdict.NOT_RUN]
+    picture = ""
     if done:
+        picture = f"![FleetFit against other methods: differences with 95% intervals]({docs}results/{LEAD}.svg)\n\n"
         text = (
             "The default method `fleetfit` against the published ones, all with one recipe, on seeds that nothing "
             f"before had used: {len(done)} of {len(settings)} settings have run. Of the claims that it is above every "
-            f"other method, in `local` and in `global`, {_count(proof)}. [Which method when]({docs}which-method.md)."
+            f"other method, in `local` and in `global`, {_count(proof)} ([which method when]({docs}which-method.md)). "
+            f"{text}"
         )
-        picture = f"![FleetFit against other methods: differences with 95% intervals]({docs}results/{LEAD}.svg)\n"
-        parts = [picture, textwrap.fill(text, WIDTH, break_long_words=False) + "\n", *parts]
-    return "\n".join(parts)
+    return picture + textwrap.fill(text, WIDTH, break_long_words=False) + "\n"
 
 
 def _count(judged: Sequence[Judged]) -> str:
