@@ -1,8 +1,9 @@
 """The layout of a model: its axes, and its inference from an architecture's own builder.
 
 A layout gives the axis of each stretch of each dimension, and the block or exit of each tensor. `infer_layout` reads it
-off the builder: it builds the model on the meta device with one axis larger by a granule, and sees which dimensions grow;
-with all axes larger by two granules it sees that the growth is even. Where growth has several explanations, a forward pass shows which is right.
+off the builder: it builds the model on the meta device with one axis larger by a granule, and sees which dimensions
+grow; a build with all axes larger by two shows that they grow evenly. Where growth has several explanations, a forward
+pass shows which is right.
 """
 
 from fleetfit.anatomy.architecture import (
