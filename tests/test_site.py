@@ -83,7 +83,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 
 def test_ci_and_the_extras_have_the_site() -> None:
-    assert re.search(r"^make docs ", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert re.search(r"^for target in docs ", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     recipe = re.search(r"^docs: env ##.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert recipe and "mkdocs build --strict" in recipe[1] and "--strict --quiet" not in recipe[1], (
         "quiet: no warning counts"
