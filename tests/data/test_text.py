@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -337,6 +338,18 @@ def test_equals_transformers(folder: Path, tmp_path: Path) -> None:
     reference.save_pretrained(saved)
     assert load(folder, tokenizer=str(saved), length=6).x.tolist() == expected
     assert load(folder, tokenizer=str(saved / "tokenizer.json"), length=6).x.tolist() == expected
+
+
+def test_copies_of_a_tokenizer_share_tokens(folder: Path, tmp_path: Path) -> None:
+    """Each run on texts has a copy of its word pieces; another content has other tokens."""
+    learned = Path(load(folder).tokenizer)
+    copies = [tmp_path / name / "tokenizer.json" for name in ("one", "two", "other")]
+    for copy in copies:
+        copy.parent.mkdir()
+        shutil.copy(learned, copy)
+    copies[-1].write_text(learned.read_text().replace('"lowercase":true', '"lowercase":false').replace("lovely", "x"))
+    one, two, other = (load(folder, tokenizer=str(copy)).tokenizer for copy in copies)
+    assert one == two != other
 
 
 def test_padding_of_other_tokenizers(folder: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fleetfit.data import cache
 from fleetfit.errors import DataError, FleetFitError, MissingExtra, format_cause, import_optional
-from fleetfit.files import parse_path
+from fleetfit.files import parse_path, read_bytes
 
 PAD, UNKNOWN, START, END = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _FORMAT = 1  # raise it if the same texts would give other tokens
@@ -85,6 +85,8 @@ def encode_texts(
     key = [*texts.key]
     if tokenizer is None:
         key += [vocabulary, hashlib.sha256(train.tobytes()).hexdigest()]
+    # by content, so that runs on the same texts share the tokens of the word pieces that each has a copy of
+    key += [[file.name, hashlib.sha256(read_bytes(file, DataError)).hexdigest()] for file in tokenizer_files]
     key = [_FORMAT, _find_version(), length, *key]
 
     def build(folder: Path) -> None:
@@ -117,7 +119,7 @@ def encode_texts(
             raise ValueError(f"{folder} has {x.dtype} {x.shape}")
         return x, {name: int(facts[name]) for name in _NUMBERS} | {"tokenizer": str(folder / "tokenizer.json")}
 
-    return cache.load_folder(cache.make_key(name, [*texts.files, *tokenizer_files], key), build, load)
+    return cache.load_folder(cache.make_key(name, texts.files, key), build, load)
 
 
 def _find_version() -> str:
