@@ -35,9 +35,10 @@ def evidence(judged: Sequence[Judged], docs: str) -> str:
     if done:
         picture = f"![FleetFit against other methods: differences with 95% intervals]({docs}results/{LEAD}.svg)\n\n"
         text = (
-            "The default method `fleetfit` against the published ones, with one recipe for all and two of them also as "
-            f"published, on seeds that nothing before had used: {len(done)} of {len(settings)} settings have run. Of the claims that it is above "
-            f"every other method, in `local` and in `global`, {_count(proof)} ([which method when]({docs}which-method.md)). "
+            "The default method `fleetfit` against the published ones, with one recipe for all and two of them also "
+            f"as published, on seeds that nothing before had used: {len(done)} of {len(settings)} settings have run. Of "
+            "the claims that it is above every other method, in `local` and in `global`, "
+            f"{_count(proof)} ([which method when]({docs}which-method.md)). "
             f"{text}"
         )
     return picture + textwrap.fill(text, WIDTH, break_long_words=False) + "\n"
