@@ -36,8 +36,8 @@ def evidence(judged: Sequence[Judged], docs: str) -> str:
         picture = f"![FleetFit against other methods: differences with 95% intervals]({docs}results/{LEAD}.svg)\n\n"
         text = (
             "The default method `fleetfit` against the published ones, with one recipe for all and two of them also "
-            f"as published, on seeds that nothing before had used: {len(done)} of {len(settings)} settings have run. Of "
-            "the claims that it is above every other method, in `local` and in `global`, "
+            f"as published, on seeds that nothing before had used: {len(done)} of {len(settings)} settings have run. "
+            "Of the claims that it is above every other method, in `local` and in `global`, "
             f"{_count(proof)} ([which method when]({docs}which-method.md)). "
             f"{text}"
         )
