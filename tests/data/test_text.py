@@ -264,7 +264,12 @@ def test_wrong_parameters(folder: Path, make: Callable[[Path], object], paramete
         ("train.csv", b"text,label\nonly one\n", Expected(2, 1, path="train.csv")),
         ("train.csv", b"", Expected(path="train.csv")),
         ("train.csv", b"a text,1\n", Expected("header = false", path="train.csv")),
-        ("train.csv", b"text,label\nx,\ny,1\n", Expected(row=0, column="label", path="train.csv")),
+        ("train.csv", b"text,label\nx,\ny,\n", Expected(path="train.csv")),
+        (
+            "train.jsonl",
+            b'{"text": "x"}\n{"text": "y", "label": 1}\n{"text": 1.5, "label": 0}\n',
+            Expected("1.5", row=2, column="text", path="train.jsonl"),
+        ),
         ("train.csv", b"text,label\n\xff,1\n", Expected("0xff", row=1, column="text", path="train.csv")),
         ("train.jsonl", b'{"text": "x", "label": 1}\n{"text"\n', Expected(row=2, path="train.jsonl")),
         ("train.jsonl", b'{"text": "x", "label": 1}\n3\n', Expected(row=1, path="train.jsonl")),
@@ -280,6 +285,22 @@ def test_malformed_files(tmp_path: Path, name: str, content: bytes, expected: Ex
     (tmp_path / name).write_bytes(content)
     with raises(DataError, expected):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_rows_without_a_label_are_left_out(tmp_path: Path, suffix: str) -> None:
+    texts, labels = [*TEXTS[:7], "x", "y", *TEXTS[7:]], [*LABELS[:7], "", " ", *LABELS[7:]]
+    rows = [{"text": one, "label": label} for one, label in zip(texts, labels, strict=True)]
+    for name, some in (("with", rows), ("without", [row for row in rows if row["label"].strip()])):
+        path = tmp_path / name / f"train{suffix}"
+        if suffix == ".csv":
+            write_csv(path, [["text", "label"], *([row["text"], row["label"]] for row in some)])
+        else:
+            path.parent.mkdir()
+            path.write_text("".join(json.dumps(row) + "\n" for row in some))
+    data, expected = load(tmp_path / "with"), load(tmp_path / "without")
+    assert data.x.tolist() == expected.x.tolist() and torch.equal(data.y, expected.y)
+    assert len(data.notes) == len(expected.notes) + 1
 
 
 def test_wrong_class_folders(tmp_path: Path) -> None:

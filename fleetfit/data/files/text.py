@@ -64,7 +64,8 @@ def text(
 
     Missing splits are held out of the training texts: in proportion for each label, or for each group if `groups` is
     set. Without a test file, a validation file is the test set. A test or validation file whose labels are all -1
-    (withheld) is left out, and so are folders called "unsup", which have no label in the IMDB set.
+    (withheld) is left out, and so are folders called "unsup", which have no label in the IMDB set, and rows of CSV, TSV
+    and JSON without a label.
 
     Args:
         folder: A folder or a single file. A relative path that does not exist is looked up in the folder FLEETFIT_DATA.
@@ -132,7 +133,7 @@ def make_texts_in_memory(
     groups: str | None = None, tokenizer: str | None = None, vocabulary: int = 8000, length: int = 64,
     samples: int | None = None, validation: float = 0.1, test: float = 0.2, seed: int = 0,
 ) -> Data:  # fmt: skip
-    """Return tables with texts in memory as a data set. Rows without a label are left out.
+    """Return tables with texts in memory as a data set.
 
     `splits` has the `pyarrow.Table` of each split, "train" first. The other arguments are those of `text`.
 
@@ -140,19 +141,11 @@ def make_texts_in_memory(
         DataError: As `text`.
         MissingExtra: As `text`.
     """
-    tables: dict[str, list[dict[str, list[Any]]]] = {}
-    digest, notes = hashlib.sha256(), []
-    for split, rows in splits.items():
-        cells = {name: rows.column(name).to_pylist() for name in rows.column_names}
-        column = Cells(IN_MEMORY, cells).column(label, _LABEL, "label")
-        labeled = [i for i, value in enumerate(cells[column]) if value is not None]
-        cells = {name: [values[i] for i in labeled] for name, values in cells.items()}
-        if missing := rows.num_rows - len(labeled):
-            notes.append(f'Rows that are left out, since they have no "{truncate(column)}": {missing}.')
-        tables[split] = [cells]
-        digest.update(json.dumps(cells, default=str).encode())
-    rows = _read_tables("texts", tables, text, label, groups, digest.hexdigest())
-    rows = dataclasses.replace(rows, notes=(*rows.notes, *notes))
+    tables = {
+        split: [{name: rows.column(name).to_pylist() for name in rows.column_names}] for split, rows in splits.items()
+    }
+    digest = hashlib.sha256(json.dumps(tables, default=str).encode()).hexdigest()
+    rows = _read_tables("texts", tables, text, label, groups, digest)
     return make_data("texts", rows, tokenizer, vocabulary, length, samples, validation, test, seed)
 
 
@@ -179,6 +172,7 @@ class Cells(parquet.RowFile):
     def __init__(self, path: Path, cells: dict[str, list[Any]]) -> None:
         self.path, self._cells, self.columns = path, cells, list(cells)
         self.rows = len(next(iter(cells.values()), []))
+        self._numbers: Sequence[int] = range(self.rows)  # of the rows that are left, in the file
         self.advice = "" if path == IN_MEMORY else ", or header = false if its first line is not a header"
 
     def texts(self, column: str) -> list[str]:
@@ -200,6 +194,20 @@ class Cells(parquet.RowFile):
         if all(re.fullmatch(r"-?(?:0|[1-9]\d{0,17})", cell) for cell in cells):
             return np.array([int(cell) for cell in cells], dtype=np.int64)
         return np.array(cells, dtype=object)
+
+    def drop_rows_without(self, column: str) -> int:
+        """Leave out the rows without a value in a column. Return how many."""
+        self.column(column, (), "label")
+        left = [i for i, value in enumerate(self._cells[column]) if _format_value(value).strip()]
+        dropped = self.rows - len(left)
+        if dropped:
+            self._cells = {name: [values[i] for i in left] for name, values in self._cells.items()}
+            self.rows, self._numbers = len(left), left
+        return dropped
+
+    def error(self, reason: str, column: str, row: int | None = None) -> DataError:
+        """Return an error on a column, or on its value in a row (see `parquet.RowFile.error`)."""
+        return super().error(reason, column, None if row is None else self._numbers[row])
 
     def is_empty(self, column: str) -> bool:
         """Return whether no row has a value in a column."""
@@ -267,8 +275,11 @@ def _read_tables(
     ]:
         del tables[split]
     all_tables = [table for split_tables in tables.values() for table in split_tables]
+    notes = [_describe_columns(name, first.columns, columns, label, groups)]
+    if unlabeled := sum(table.drop_rows_without(label) for table in all_tables if isinstance(table, Cells)):
+        notes.append(f'{name}: {unlabeled} rows without "{truncate(label)}" are left out.')
     if not sum(table.rows for table in tables.get("train", ())):
-        raise DataError(f"{first.path} has no rows to train on: it is empty, or all labels are -1.", path=first.path)
+        raise DataError(f"{first.path} has no rows to train on: it is empty, or no row has a label.", path=first.path)
     y, classes, class_names = parquet.read_labels(all_tables, label)
     return Rows(
         x=Texts(
@@ -281,7 +292,7 @@ def _read_tables(
         classes=classes,
         class_names=class_names,
         groups=None if groups is None else parquet.encode_values(parquet.read_values(all_tables, groups), True)[0],
-        notes=(_describe_columns(name, first.columns, columns, label, groups),),
+        notes=tuple(notes),
     )
 
 
