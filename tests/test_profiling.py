@@ -208,7 +208,7 @@ import torch
 from fleetfit.training.profiling.memory import measure_peak
 cpu = torch.device("cpu")
 first, second = measure_peak(lambda: torch.ones(16 * 2**20), cpu), measure_peak(lambda: None, cpu)  # 64 MiB
-print(first.taken_bytes, first.process_bytes, second.taken_bytes)
+print(first["memory_bytes"], first["process_bytes"], second["memory_bytes"])
 """
 
 

@@ -289,7 +289,7 @@ def test_an_upload_looks_uniform(kept_masks: str) -> None:
         primitives.add_mask(counts, derive_own_key(client._seeds[1], 1), -1)
     if kept_masks == "own":
         for other in roster.members[1:]:
-            secret = client._secrets.masks.secret(other.mask_key)
+            secret = client._masks.secret(other.mask_key)
             primitives.add_mask(counts, derive_pair_key(secret, RUN, ROUND, 1, other.client, 1, digests), -1)
     assert looks_uniform(counts)
     assert abs(np.corrcoef(counts.astype(float), words.astype(float))[0, 1]) < 6 / LONG**0.5
@@ -297,7 +297,7 @@ def test_an_upload_looks_uniform(kept_masks: str) -> None:
     if kept_masks == "both":  # and both together are all that hides it
         primitives.add_mask(counts, derive_own_key(client._seeds[1], 1), -1)
         for other in roster.members[1:]:
-            secret = client._secrets.masks.secret(other.mask_key)
+            secret = client._masks.secret(other.mask_key)
             primitives.add_mask(counts, derive_pair_key(secret, RUN, ROUND, 1, other.client, 1, digests), -1)
         assert (counts == words).all()
 

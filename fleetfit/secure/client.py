@@ -83,13 +83,6 @@ class Journal:
         self.keep(self.last)
 
 
-@dataclass(frozen=True, eq=False)
-class _Secrets:
-    masks: keys.Agreement
-    seals: keys.Agreement
-    sent: Keys
-
-
 class SecureClient:
     """One client in one round; each of its phases happens once and in order."""
 
@@ -145,15 +138,13 @@ class SecureClient:
         """
         self._enter("keys", "shares")
         self._journal.enter(run, round)
-        masks, seals = keys.Agreement.new(), keys.Agreement.new()
-        signer = self._identity.signer
-        signature = signer.sign(encode_keys(run, round, self.number, submodel, masks.public, seals.public))
-        sent = Keys(
-            self.number, submodel, signer.public, self._identity.certificate, masks.public, seals.public, signature
-        )
-        self._secrets, self._run, self._round = _Secrets(masks, seals, sent), run, round
+        self._run, self._round = run, round
+        self._masks, self._seals, signer = keys.Agreement.new(), keys.Agreement.new(), self._identity.signer
+        public = self._masks.public, self._seals.public
+        signature = signer.sign(encode_keys(run, round, self.number, submodel, *public))
+        self._sent = Keys(self.number, submodel, signer.public, self._identity.certificate, *public, signature)
         self._leave()
-        return sent
+        return self._sent
 
     # ---- shares
 
@@ -169,7 +160,7 @@ class SecureClient:
         self._position = {member.client: number for number, member in enumerate(roster.members, 1)}
         self._blocks = roster.get_blocks(self.number)
         self._seeds = {block: secrets.token_bytes(keys.KEY) for block in self._blocks}
-        hidden = {MASK_KEY: self._secrets.masks.private, **self._seeds}
+        hidden = {MASK_KEY: self._masks.private, **self._seeds}
         shares = {kind: shamir.split(it, roster.threshold, len(self._position)) for kind, it in hidden.items()}
         sealed, marks = [], []
         for member in roster.members:
@@ -187,7 +178,7 @@ class SecureClient:
         return Shares(self.number, tuple(sealed), tuple(marks), seeds)
 
     def _derive_seal_key(self, other: Keys, dealer: int, holder: int) -> bytes:
-        return keys.derive_key(self._secrets.seals.secret(other.seal_key), "fleetfit secure seal", dealer, holder)
+        return keys.derive_key(self._seals.secret(other.seal_key), "fleetfit secure seal", dealer, holder)
 
     def _encode_binding(self, dealer: int, holder: int) -> bytes:
         return encode(self._roster.digest, dealer, holder)
@@ -210,7 +201,7 @@ class SecureClient:
                 raise RunError(
                     "two members of the roster have the same key: one client under two names.", key="roster.mask_key"
                 )
-        if self._secrets.sent not in roster.members:
+        if self._sent not in roster.members:
             raise RunError(
                 f"the roster has other keys, or another sub-model, for client {self.number} than it has sent.",
                 key="roster",
@@ -310,7 +301,7 @@ class SecureClient:
             shared = [(block, out) for block, out in masked if block in theirs]
             if not shared:
                 continue
-            secret = self._secrets.masks.secret(member.mask_key)
+            secret = self._masks.secret(member.mask_key)
             common = sent.to_both(self._roster, self.number, member.client)
             for block, out in shared:
                 key = derive_pair_key(secret, self._run, self._round, self.number, member.client, block, common)

@@ -6,7 +6,7 @@ different lists never give the same bytes.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -171,15 +171,9 @@ def unseal(key: bytes, text: bytes, bound: bytes) -> bytes | None:
 
 def add_mask(words: NDArray[np.uint32], key: bytes, sign: int) -> None:
     """Add a key's stream to words, or subtract it (sign -1), in place; the key must have no other use."""
-    for chunk, stream in _make_stream(key, len(words)):
-        part = words[chunk]
-        (np.add if sign > 0 else np.subtract)(part, stream, out=part)
-
-
-def _make_stream(key: bytes, words: int) -> Iterator[tuple[slice, NDArray[np.uint32]]]:
     cipher = _library("ciphers.algorithms").ChaCha20(key, bytes(16))
     encryptor = _library("ciphers").Cipher(cipher, mode=None).encryptor()
-    for start in range(0, words, _CHUNK):
-        count = min(_CHUNK, words - start)
-        stream = encryptor.update(memoryview(_ZEROS)[: 4 * count])
-        yield slice(start, start + count), np.frombuffer(stream, dtype="<u4")
+    for start in range(0, len(words), _CHUNK):
+        part = words[start : start + _CHUNK]
+        stream = np.frombuffer(encryptor.update(memoryview(_ZEROS)[: part.nbytes]), dtype="<u4")
+        (np.add if sign > 0 else np.subtract)(part, stream, out=part)

@@ -1,9 +1,9 @@
 """The messages between members and the server, as plain values and as bytes."""
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 from fleetfit.errors import RunError
 from fleetfit.secure.encoding import Plain, decode, encode
@@ -199,20 +199,9 @@ class OpenedShares:
 Message = Keys | Roster | Shares | SealedShares | MaskedUpdate | Survivors | Signature | Signatures | OpenedShares
 
 M = TypeVar("M", bound=Message)
-_KEYS = (int, str, *[bytes] * 5)
-_MEMBER = (int, int, *[bytes] * 5)  # of a roster, which has each sub-model once
-_FORMS: dict[type, Any] = {
-    Keys: _KEYS,
-    Roster: (str, int, int, [str], [_MEMBER], [(int, int)]),
-    Shares: (int, [(int, bytes)], [(int, bytes)], [(int, bytes)]),
-    SealedShares: ([(int, bytes)],),
-    MaskedUpdate: (int, [(int, bytes)]),
-    Survivors: ([int], [int]),
-    Signature: (int, bytes),
-    Signatures: ([(int, bytes)],),
-    OpenedShares: (int, [(int, int, bytes)]),
-}
-"""The types in each message: a list has any number of its one form, a tuple one value of each."""
+_Member = tuple[int, int, bytes, bytes, bytes, bytes, bytes]  # as `Keys`, with the number of its sub-model
+_Roster = tuple[str, int, int, tuple[str, ...], tuple[_Member, ...], tuple[tuple[int, int], ...]]
+"""The values of a roster in a message, which has each sub-model once."""
 
 
 def pack_message(message: Message) -> bytes:
@@ -232,7 +221,7 @@ def read_message(kind: type[M], text: bytes) -> M:
         RunError: They are not a message of this kind.
     """
     value = decode(text)
-    if not _fits(value, kind):
+    if not _fits(value, _Roster if kind is Roster else kind):
         raise RunError(
             f"a message of secure aggregation is not of the type {kind.__name__.lower()}.",
             key=kind.__name__.lower(),
@@ -249,13 +238,16 @@ def _as_values(message: Message) -> tuple[Plain, ...]:
     return values
 
 
-def _fits(value: Plain, form: Any) -> bool:
-    if isinstance(form, list):
-        return isinstance(value, tuple) and all(_fits(one, form[0]) for one in value)
-    parts = _FORMS.get(form, form)
-    if isinstance(parts, tuple):
-        return isinstance(value, tuple) and len(value) == len(parts) and all(map(_fits, value, parts))
-    return type(value) is form
+def _fits(value: Plain, kind: Any) -> bool:
+    """Return whether a value has the types of a message's fields, or those of a tuple."""
+    if kind in (int, str, bytes):
+        return type(value) is kind
+    parts = get_args(kind) or tuple(field.type for field in fields(kind))
+    if not isinstance(value, tuple):
+        return False
+    if parts[-1] is ...:
+        return all(_fits(one, parts[0]) for one in value)
+    return len(value) == len(parts) and all(map(_fits, value, parts))
 
 
 def _from_value(value: Any, kind: Any) -> Any:

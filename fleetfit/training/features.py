@@ -9,7 +9,8 @@ request or in a "fast" run only. Augmented samples differ each time: training on
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -163,71 +164,65 @@ def _load_filled(device: Device, indices: Tensor) -> Tensor:
     return device.put(data.stored(indices) if data.padding >= 0 else data.batch(indices)[0])
 
 
+@dataclass(eq=False)
 class Features:
-    """The cached features of one sub-model, for one device."""
+    """The cached features of one sub-model, for one device.
 
-    def __init__(
-        self,
-        cache: FeatureCache,
-        key: Key,
-        prefix: FrozenPrefix,
-        device: Device,
-        model: LocalModel,
-        exits: tuple[int, ...],
-    ) -> None:
-        """Use a cache.
+    Attributes:
+        cache: Of the problem.
+        key: Of the data and the sub-model's channels.
+        prefix: The frozen prefix of the model.
+        device: Whose samples they are.
+        model: The model.
+        exits: Of the sub-model.
+    """
 
-        Args:
-            cache: Of the problem.
-            key: Of the data and the sub-model's channels.
-            prefix: The frozen prefix of the model.
-            device: Whose samples they are.
-            model: The model.
-            exits: Of the sub-model.
-        """
-        self._cache, self._key, self._prefix = cache, key, prefix
-        self._device, self._model, self._exits = device, model, exits
-        self._ready: list[tuple[RowStore, CachedValue]] = []
+    cache: FeatureCache
+    key: Key
+    prefix: FrozenPrefix
+    device: Device
+    model: LocalModel
+    exits: tuple[int, ...]
+    _ready: Sequence[tuple[RowStore, CachedValue]] = ()
 
     @cached_property
     def _keys(self) -> list[Key]:
         """One key per part of the prefix; levels share the keys of what they have in common."""
-        prefix, exits = self._prefix, self._exits
-        kinds = [(i + 1, "carry" if part.head is None else "head") for i, part in enumerate(prefix.exits)]
-        if prefix.carry is not None:
-            kinds.append((len(prefix.exits), "carry"))
-        return [(*self._key, exits[:count], kind) for count, kind in kinds]
+        kinds = [(i + 1, "carry" if part.head is None else "head") for i, part in enumerate(self.prefix.exits)]
+        if self.prefix.carry is not None:
+            kinds.append((len(self.prefix.exits), "carry"))
+        return [(*self.key, self.exits[:count], kind) for count, kind in kinds]
 
     def prepare(self, indices: Tensor) -> bool:
         """Compute what is not cached of some samples; return whether there was room for it."""
-        stores, missing = self._cache.find_stores(self._keys), indices.unique()
+        stores, missing = self.cache.find_stores(self._keys), indices.unique()
         if stores is not None:
             missing = torch.cat([store.find_missing(indices) for store in stores]).unique()
             if len(missing) and any(store.full for store in stores):
                 return False
         for batch in missing.split(BATCH) if len(missing) else ():
             self._compute(batch)
-        stores = self._cache.find_stores(self._keys)
+        stores = self.cache.find_stores(self._keys)
         if stores is None or any(len(store.find_missing(indices)) for store in stores):
             return False
-        self._ready = list(zip(stores, self._prefix.parts, strict=True))
+        self._ready = list(zip(stores, self.prefix.parts, strict=True))
         return True
 
     @torch.no_grad()
     def _compute(self, batch: Tensor) -> None:
         """Run the prefix on samples and store its values."""
-        values = self._prefix.compute_values(self._model.module, _load_filled(self._device, batch))
+        values = self.prefix.compute_values(self.model.module, _load_filled(self.device, batch))
         for key, value in zip(self._keys, values, strict=True):
             tensors = [tensor[: len(batch)] for tensor in tree_flatten(value)[0]]
-            store = self._cache.open_store(key, len(self._device.data.x), tensors)
+            store = self.cache.open_store(key, len(self.device.data.x), tensors)
             new = torch.isin(batch, store.find_missing(batch))
             store.add(batch[new], [t[new.to(t.device)] for t in tensors])
 
     def compute_logits(self, indices: Tensor) -> list[Tensor]:
         """Return the logits of every exit, shallow to deep, from the cached values of samples."""
-        put = self._device.put
+        put = self.device.put
         values = [part.rebuild([put(tensor) for tensor in store.get(indices)]) for store, part in self._ready]
-        return self._prefix.compute_logits(self._model.module, values)
+        return self.prefix.compute_logits(self.model.module, values)
 
 
 # ---- lazy samples ----------------------------------------------------------------------------------------------------

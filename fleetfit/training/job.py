@@ -210,10 +210,10 @@ def train_locally(
         rate_sum += optimizer.param_groups[0]["lr"]
         total_loss += value.detach() * len(batch)
         samples, steps = samples + len(batch), steps + 1
-        ends = stopping.check_after_step(steps) or steps == local.max_steps
+        ends = stopping.check(stopping.cost_after_step(steps)) or steps == local.max_steps
         if ends_epoch or ends:
             late = not deadline.admits(count_work(), check_work * stopping.cost_after_epoch)
-            ends = late or stopping.check_after_epoch() or ends
+            ends = late or stopping.check(stopping.cost_after_epoch) or ends
         if ends:
             break
 
@@ -305,8 +305,8 @@ class EarlyStopping:
         self._best_loss, self._checks_since_best = math.inf, 0
         self._best_weights: Tensor | None = None
         self._stops = False
-        if self._cost and local.check_every is not None:
-            self._check()
+        if local.check_every is not None:
+            self.check(self._cost)
             self._checks_since_best, self._stops = 0, False  # also after a loss that is not finite
 
     def cost_after_step(self, steps: int) -> int:
@@ -318,30 +318,21 @@ class EarlyStopping:
         """Samples of the check after an epoch; 0 for no check."""
         return self._cost if self._local.check_every is None else 0
 
-    def check_after_step(self, steps: int) -> bool:
-        """Return whether to stop after a number of steps."""
-        if self.cost_after_step(steps):
-            self._check()
-        return self._stops
-
-    def check_after_epoch(self) -> bool:
-        """Return whether to stop after an epoch."""
-        if self.cost_after_epoch:
-            self._check()
+    def check(self, cost: int) -> bool:
+        """Check, unless it costs no samples; return whether to stop."""
+        if cost:
+            loss = self._compute_loss()
+            self.samples += cost
+            self._checks_since_best += 1
+            if loss < self._best_loss:
+                self._best_loss, self._checks_since_best, self._best_weights = loss, 0, self._model.flat.clone()
+            self._stops = self._checks_since_best >= (self._local.patience or 0)
         return self._stops
 
     def restore_best(self) -> None:
         """Load the best weights."""
         if self._best_weights is not None:
             self._model.flat.copy_(self._best_weights)
-
-    def _check(self) -> None:
-        loss = self._compute_loss()
-        self.samples += self._cost
-        self._checks_since_best += 1
-        if loss < self._best_loss:
-            self._best_loss, self._checks_since_best, self._best_weights = loss, 0, self._model.flat.clone()
-        self._stops = self._checks_since_best >= (self._local.patience or 0)
 
     @torch.no_grad()
     def _compute_loss(self) -> float:

@@ -9,7 +9,6 @@ import contextlib
 import gc
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -19,21 +18,13 @@ ENVIRONMENT: Mapping[str, str] = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 _PROCESS = Path("/proc/self")
 
 
-@dataclass(frozen=True)
-class Peak:
-    """The peak memory of some work.
+def measure_peak(work: Callable[[], None], accelerator: torch.device) -> dict[str, int]:
+    """Do some work and return its peak memory, as `Measurement` has it; empty on a platform that does not report it.
 
-    Attributes:
-        taken_bytes: Beyond what the process had before.
-        process_bytes: Of the whole process, libraries and the interpreter included; None on a GPU.
+    Returns:
+        "memory_bytes": beyond what the process had before. "process_bytes", but on a GPU: of the whole process,
+        libraries and the interpreter included.
     """
-
-    taken_bytes: int
-    process_bytes: int | None
-
-
-def measure_peak(work: Callable[[], None], accelerator: torch.device) -> Peak | None:
-    """Do some work and return its peak memory; None on a platform that does not report it."""
     gc.collect()
     if accelerator.type == "cuda":
         torch.cuda.empty_cache()
@@ -41,13 +32,13 @@ def measure_peak(work: Callable[[], None], accelerator: torch.device) -> Peak | 
         torch.cuda.reset_peak_memory_stats(accelerator)
         work()
         torch.cuda.synchronize(accelerator)
-        return Peak(torch.cuda.max_memory_allocated(accelerator) - before, None)
+        return {"memory_bytes": torch.cuda.max_memory_allocated(accelerator) - before}
     with contextlib.suppress(OSError):
         (_PROCESS / "clear_refs").write_text("5")  # resets VmHWM
     before = psutil.Process().memory_info().rss
     work()
     peak = _read_peak()
-    return None if peak is None else Peak(max(0, peak - before), peak)
+    return {} if peak is None else {"memory_bytes": max(0, peak - before), "process_bytes": peak}
 
 
 def _read_peak() -> int | None:

@@ -58,8 +58,7 @@ def measure(request: Mapping[str, Any], end: float) -> Iterator[dict[str, Any]]:
     few = make_random_data(problem, classes, min(size, 2), make_torch_rng("profile"))
     train_until(make_job(warm_up), warm_up, few, accelerator, stop_after(1))
     del warm_up
-    peak = measure_peak(lambda: train_until(make_job(problem), problem, data, accelerator, stop_after(2)), accelerator)
-    yield {} if peak is None else {"memory_bytes": peak.taken_bytes, "process_bytes": peak.process_bytes}
+    yield measure_peak(lambda: train_until(make_job(problem), problem, data, accelerator, stop_after(2)), accelerator)
 
     keep_freed_memory()  # as engines do
     now = time.perf_counter()
