@@ -146,12 +146,9 @@ class Mean:
         compiled = get_slice_plan(self._layout, submodel)
         if untrained:
             total, coverage = self._get_buffers()
-            sums, weights = self._sum.clone(), torch.full_like(self._sum, self._weight)
-            for buffer in (sums, weights):
-                for name in untrained:
-                    compiled.views(buffer)[name].zero_()
-            compiled.scatter(coverage, weights, add=True)
-            compiled.scatter(total, sums, add=True)
+            weights = torch.full_like(self._sum, self._weight)
+            compiled.scatter(coverage, compiled.zero(weights, untrained), add=True)
+            compiled.scatter(total, compiled.zero(self._sum.clone(), untrained), add=True)
         elif compiled.whole:
             if self._coverage is None:
                 self._coverage = empty_like(self._sum).fill_(self._weight)

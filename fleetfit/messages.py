@@ -191,8 +191,9 @@ def unpack(message: bytes | bytearray, bounded: bool = False) -> Any:
         RunError: The message is damaged, has another format, or exceeds the bounds.
     """
     buffer = message if isinstance(message, bytearray) else bytearray(message)
-    version = read_format(buffer)
-    if version != FORMAT:
+    if len(buffer) < _START or buffer[:4] != _MAGIC:
+        raise RunError("a message does not begin as FleetFit's do.")
+    if (version := buffer[4]) != FORMAT:
         ours, theirs = (".".join(map(str, release)) for release in (_get_release(), buffer[5:8]))
         raise RunError(
             f"a message of format {version} came from FleetFit {theirs}; this side, {ours}, reads format {FORMAT}. "
@@ -212,17 +213,6 @@ def unpack(message: bytes | bytearray, bounded: bool = False) -> Any:
         return unflatten(plain[1], _read_buffers(plain[0], buffer, _START + length), bytes_left)
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:  # also of torch, and of endless nesting
         raise RunError(f"a message is damaged: {one_line(str(error))}.") from None
-
-
-def read_format(message: bytes | bytearray) -> int:
-    """Return the format of a message.
-
-    Raises:
-        RunError: The bytes are not a message.
-    """
-    if len(message) < _START or message[:4] != _MAGIC:
-        raise RunError("a message does not begin as FleetFit's do.")
-    return message[4]
 
 
 def _compute_bytes_left(buffer: bytearray, end: int) -> int:
@@ -268,21 +258,18 @@ def _read_buffers(counts: Any, buffer: bytearray, start: int) -> dict[str, Tenso
 
 def dump_job(job: Job, layout: Layout) -> dict[str, Any]:
     """Return a job as a payload for `pack`; functions without an import path become their representation."""
+    evaluation = dict(vars(job.evaluation), metrics=list(job.evaluation.metrics))
+    for name in ("metrics", "scope", "personal"):  # which earlier versions do not know
+        if getattr(job.evaluation, name) == getattr(Evaluation, name):
+            del evaluation[name]
     fields = dict(
         vars(job), submodel=dump_submodel(job.submodel), state=dump_state(job.state, layout, job.submodel),
-        local=job.local.dump(), evaluation=dict(vars(job.evaluation), metrics=list(job.evaluation.metrics)),
+        local=job.local.dump(), evaluation=evaluation,
     )  # fmt: skip
     del fields["levels"], fields["dispatched"]  # a device has them from its problem, and from the job itself
-    if not job.evaluation.metrics:  # which earlier versions do not know
-        del fields["evaluation"]["metrics"]
-    if job.evaluation.scope == Evaluation.scope:
-        del fields["evaluation"]["scope"]
-    if not job.evaluation.personal:
-        del fields["evaluation"]["personal"]
-    if not job.prior:
-        del fields["prior"]
-    if not job.extra:
-        del fields["extra"]
+    for name in ("prior", "extra"):
+        if not fields[name]:
+            del fields[name]
     if not is_portable(job.method):
         fields["method"] = repr(job.method)
     return fields

@@ -482,10 +482,6 @@ _JOB = _make_schema(
 _EVALUATION = _make_schema(Evaluation, batch_size=Count)
 
 
-def _identity(x: Tensor) -> Tensor:
-    return x
-
-
 @lru_cache(maxsize=64)
 def _count_norm_inputs(problem: Problem, submodel: Submodel) -> dict[str, tuple[int, int | None]]:
     """Return each batch-norm layer's channels, and how many inputs of each channel a sample gives it.
@@ -506,7 +502,7 @@ def _count_norm_inputs(problem: Problem, submodel: Submodel) -> dict[str, tuple[
 
     for name, norm in norms.items():
         norm.register_forward_pre_hook(counting(name))
-        norm.forward = _identity  # type: ignore[assignment, method-assign]  # PyTorch takes long over a norm's shape
+        norm.forward = lambda x: x  # type: ignore[assignment]  # PyTorch takes long over a norm's shape
     try:
         with torch.no_grad(), on_meta():
             outputs(module.eval(), x)
@@ -515,6 +511,12 @@ def _count_norm_inputs(problem: Problem, submodel: Submodel) -> dict[str, tuple[
     each = {name: divmod(count, batch) for name, count in seen.items()}
     return {name: (norm.num_features, each[name][0] if name in each and not each[name][1] else None)
             for name, norm in norms.items()}  # fmt: skip
+
+
+def get_statistics_shapes(problem: Problem, submodel: Submodel) -> Shapes:
+    """Return the shapes of a sub-model's static batch-norm statistics: `layer.mean` and `layer.var` [C]."""
+    widths = {name: width for name, (width, _) in _count_norm_inputs(problem, submodel).items()}
+    return {f"{name}.{key}": (width,) for name, width in widths.items() for key in ("mean", "var")}
 
 
 # ---- jobs that a node gets ---------------------------------------------------------------------------------------
@@ -551,9 +553,7 @@ def _find_content_error(job: Job, problem: Problem) -> str | None:
         if tensor.dtype != torch.float32 or not bool(torch.isfinite(tensor).all()):
             return f'"{one_line(name)}" has numbers that are not finite torch.float32.'
     if job.statistics and not job.evaluation.own:  # otherwise those of all levels, for the device to choose from
-        norms = _count_norm_inputs(problem, job.submodel)
-        check_shapes(job.statistics, {f"{name}.{key}": (width,) for name, (width, _) in norms.items()
-                                      for key in ("mean", "var")})  # fmt: skip
+        check_shapes(job.statistics, get_statistics_shapes(problem, job.submodel))
         if any(bool((t < 0).any()) for name, t in job.statistics.items() if name.endswith(".var")):
             return "it has a variance below 0."
     return None

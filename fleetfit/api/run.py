@@ -530,7 +530,7 @@ def _run_with_display(target: Run, display: RunDisplay, on_round: OnRound | None
 def run_remaining_rounds(
     target: Run,
     on_round: OnRound | None = None,
-    renew: rounds.Renew = rounds.keep_federation,
+    renew: rounds.Renew = lambda federation: federation,
     on_result: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> None:
     """Run the remaining rounds, draw the plots, and write the page and the summary.

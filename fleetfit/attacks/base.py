@@ -25,7 +25,7 @@ from fleetfit.engines.base import Engine, WrappedEngine
 from fleetfit.errors import ConfigError
 from fleetfit.layout import Layout
 from fleetfit.seeds import make_numpy_rng, make_torch_rng
-from fleetfit.submodel import SlicePlan, Submodel, concat_state, full_submodel, get_slice_plan, move_flat
+from fleetfit.submodel import Submodel, concat_state, full_submodel, get_slice_plan, move_flat
 
 Parts = Sequence[Mapping[str, Tensor]]
 
@@ -112,14 +112,6 @@ class Move:
     flat: Tensor
     untrained: tuple[str, ...] = ()
 
-    def zero_untrained(self, compiled: SlicePlan, values: Tensor) -> Tensor:
-        """Return values of the sub-model's elements with 0 for untrained ones, in place unless they are `flat`."""
-        if self.untrained:
-            values = values.clone() if values is self.flat else values
-            for name in self.untrained:
-                compiled.views(values)[name].zero_()
-        return values
-
 
 @dataclass(frozen=True, eq=False)
 class Knowledge:
@@ -145,13 +137,13 @@ class Knowledge:
         total, count, squares = torch.zeros(size), torch.zeros(size), torch.zeros(size)
         for move in self.moves:
             compiled = get_slice_plan(self.layout, move.submodel)
-            compiled.scatter(total, move.zero_untrained(compiled, move.flat), add=True)
-            compiled.scatter(count, move.zero_untrained(compiled, torch.ones(compiled.size)), add=True)
+            compiled.scatter(total, compiled.zero(move.flat.clone(), move.untrained), add=True)
+            compiled.scatter(count, compiled.zero(torch.ones(compiled.size), move.untrained), add=True)
         mean = total / count.clamp_min(1)
         for move in self.moves:
             compiled = get_slice_plan(self.layout, move.submodel)
             deviations = (move.flat - compiled.gather(mean)).square_()
-            compiled.scatter(squares, move.zero_untrained(compiled, deviations), add=True)
+            compiled.scatter(squares, compiled.zero(deviations, move.untrained), add=True)
         return mean, (squares / (count - 1).clamp_min(1)).sqrt_()
 
     def get_moments(self, submodel: Submodel) -> tuple[Tensor, Tensor]:
@@ -317,7 +309,3 @@ class _ForgingEngine(WrappedEngine):
         if isinstance(reply, Failure) or job.client not in self.attackers.own:
             return reply
         return self.attackers.forge(reply, job, self.layout, knowledge)
-
-
-Factory = Callable[..., Attack]
-"""Makes an attack of its keys in `[attack]`."""

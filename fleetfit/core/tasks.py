@@ -65,17 +65,15 @@ def _probabilities(logits: Tensor) -> Tensor:
 # ---- classification: logits [B, C], y int64 [B] ------------------------------------------------------------------
 
 
-def _class_divergence(teacher: Tensor, student: Tensor, temperature: float, y: Tensor) -> Tensor:
-    return softened_kl(teacher, student, temperature)
-
-
-def _class_hits(logits: Tensor, y: Tensor) -> Tensor:
-    return logits.argmax(dim=-1) == y
-
-
 classification = Task(
-    "classification", "accuracy", F.cross_entropy, _class_divergence, _class_hits, _probabilities, has_classes=True
-)  # fmt: skip
+    "classification",
+    "accuracy",
+    loss=F.cross_entropy,
+    divergence=lambda teacher, student, temperature, y: softened_kl(teacher, student, temperature),
+    hits=lambda logits, y: logits.argmax(dim=-1) == y,
+    scores=_probabilities,
+    has_classes=True,
+)
 
 
 # ---- next token: logits [B, L, V], y int64 [B, L] ----------------------------------------------------------------
@@ -91,32 +89,28 @@ def _next_divergence(teacher: Tensor, student: Tensor, temperature: float, y: Te
     return softened_kl(teacher[scored], student[scored], temperature) if bool(scored.any()) else student.sum() * 0
 
 
-def _next_hits(logits: Tensor, y: Tensor) -> Tensor:
-    return (logits.argmax(dim=-1) == y)[y != NOT_SCORED]
-
-
 next_token = Task(
-    "next_token", "accuracy per token", _next_loss, _next_divergence, _next_hits, _probabilities, has_classes=True
+    "next_token",
+    "accuracy per token",
+    loss=_next_loss,
+    divergence=_next_divergence,
+    hits=lambda logits, y: (logits.argmax(dim=-1) == y)[y != NOT_SCORED],
+    scores=_probabilities,
+    has_classes=True,
 )
 
 
 # ---- regression: outputs and y [B, C], y with mean 0 and variance 1 over the training data -----------------------
 
 
-def _squared_divergence(teacher: Tensor, student: Tensor, temperature: float, y: Tensor) -> Tensor:
-    return F.mse_loss(student, teacher.detach())
-
-
-def _explain_variance(outputs: Tensor, y: Tensor) -> Tensor:
-    return (1 - (outputs - y).square()).flatten()
-
-
-def _keep_outputs(outputs: Tensor) -> Tensor:
-    return outputs
-
-
 regression = Task(
-    "regression", "explained variance (R2)", F.mse_loss, _squared_divergence, _explain_variance, _keep_outputs, "R2"
+    "regression",
+    "explained variance (R2)",
+    loss=F.mse_loss,
+    divergence=lambda teacher, student, temperature, y: F.mse_loss(student, teacher.detach()),
+    hits=lambda outputs, y: (1 - (outputs - y).square()).flatten(),
+    scores=lambda outputs: outputs,
+    score="R2",
 )
 
 
@@ -131,16 +125,13 @@ def _label_divergence(teacher: Tensor, student: Tensor, temperature: float, y: T
     return kl.mean() * temperature**2
 
 
-def _label_hits(logits: Tensor, y: Tensor) -> Tensor:
-    return ((logits > 0) == (y > 0.5)).flatten()
-
-
-def _center(logits: Tensor) -> Tensor:
-    return torch.sigmoid(logits) - 0.5  # above zero where the label is more likely than not, as for logits
-
-
 multi_label = Task(
-    "multi_label", "share of labels right", F.binary_cross_entropy_with_logits, _label_divergence, _label_hits, _center
+    "multi_label",
+    "share of labels right",
+    loss=F.binary_cross_entropy_with_logits,
+    divergence=_label_divergence,
+    hits=lambda logits, y: ((logits > 0) == (y > 0.5)).flatten(),
+    scores=lambda logits: torch.sigmoid(logits) - 0.5,  # above zero where the label is likely, as logits are
 )
 
 _TASKS = {task.name: task for task in (classification, next_token, regression, multi_label)}

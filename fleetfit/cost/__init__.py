@@ -28,7 +28,12 @@ from fleetfit.cost.count import (
     get_layout as get_layout,
     submodel_cost as submodel_cost,
 )
-from fleetfit.cost.grid import WIDTHS as WIDTHS, Grid as Grid, cost_grid as cost_grid
+from fleetfit.cost.grid import (
+    WIDTHS as WIDTHS,
+    Grid as Grid,
+    compute_mean_width as compute_mean_width,
+    cost_grid as cost_grid,
+)
 from fleetfit.cost.kinds import (
     COSTS as COSTS,
     compute_cost as compute_cost,

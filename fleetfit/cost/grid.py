@@ -1,6 +1,6 @@
 """Many sub-models: the costs of every depth and width of an architecture, by parts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,7 +97,8 @@ def _make_grid(architecture: Architecture, input_shape: tuple[int, ...], cost: s
         upto = np.cumsum([profile.rest, *profile.blocks])
         columns[key] = np.array([upto[list(positions)], [profile.heads[p] for p in positions]])
     if len(sampled) < len(distinct):
-        columns = _interpolate(columns, {key: _mean_width(architecture, sizes) for key, sizes in distinct.items()})
+        widths = {key: compute_mean_width(architecture, sizes) for key, sizes in distinct.items()}
+        columns = _interpolate(columns, widths)
     trunk, heads = (np.stack([columns[key][i] for key in keys], axis=1) for i in (0, 1))
     if kind.samples is None:
         return Grid(cost, architecture.blocks, positions, WIDTHS, trunk, heads)
@@ -109,10 +110,14 @@ def _make_grid(architecture: Architecture, input_shape: tuple[int, ...], cost: s
     return Grid(cost, architecture.blocks, positions, WIDTHS, trunk * scale, heads * scale, compute)
 
 
-def _mean_width(architecture: Architecture, sizes: Sizes) -> float:
-    """Return the mean fraction of channels that is kept."""
-    scaled = [name for name, axis in architecture.axes.items() if axis.scaled]
-    return float(np.mean([sizes[name] / architecture.axes[name].size for name in scaled])) if scaled else 1.0
+def compute_mean_width(architecture: Architecture, sizes: Sizes, axes: Iterable[str] | None = None) -> float:
+    """Return the mean kept fraction of the channels of axes, by default of all."""
+    fractions = [
+        sizes[name] / architecture.axes[name].size
+        for name in (architecture.axes if axes is None else axes)
+        if architecture.axes[name].scaled
+    ]
+    return float(np.mean(fractions)) if fractions else 1.0
 
 
 def _interpolate(columns: Mapping[Any, Floats], widths: Mapping[Any, float]) -> dict[Any, Floats]:

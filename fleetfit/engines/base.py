@@ -34,20 +34,6 @@ class WrappedEngine:
     """An engine that changes jobs or replies of another one, which keeps the clients' memories."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    def commit_memory(self, update: Update) -> None:
-        """See `Engine`."""
-        self.engine.commit_memory(update)
-
-    def dump_memories(self) -> dict[str, Any]:
-        """See `Engine`."""
-        return self.engine.dump_memories()
-
-    def load_memories(self, memories: Mapping[str, Any]) -> None:
-        """See `Engine`."""
-        self.engine.load_memories(memories)
-
-    def close(self) -> None:
-        """See `Engine`."""
-        self.engine.close()
+        self.engine, self.close = engine, engine.close
+        self.commit_memory = engine.commit_memory
+        self.dump_memories, self.load_memories = engine.dump_memories, engine.load_memories

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fleetfit.core import Device, Failure, Job, Simulation, Update
-from fleetfit.errors import ConfigError
+from fleetfit.errors import check_range
 from fleetfit.training import group_jobs, resolve_device, run_group, run_job
 from fleetfit.training.runtime import keep_freed_memory
 
@@ -74,8 +74,7 @@ class InProcess(ClientMemories):
     """The engine that runs jobs in this process."""
 
     def __init__(self, simulation: Simulation, accelerator: torch.device, threads: int) -> None:
-        if threads < 1:
-            raise ConfigError(f"engine.threads must be at least 1, got {threads}.", key="engine.threads")
+        check_range("engine.threads", threads, 1, closed=True)
         super().__init__()
         keep_freed_memory()
         self._simulation = move_data(simulation, accelerator)

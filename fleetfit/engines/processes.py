@@ -32,7 +32,7 @@ from fleetfit.engines.pool import (
     load_setup,
     run_message,
 )
-from fleetfit.errors import ConfigError, RunError, refuse_on_windows
+from fleetfit.errors import RunError, check_range, refuse_on_windows
 from fleetfit.layout import Layout
 from fleetfit.machine import available_cores
 from fleetfit.messages import dump_job, pack, unpack
@@ -50,10 +50,9 @@ def processes(simulation: Simulation, workers: int | None = None, device: str = 
         threads: Threads per job; other than 1 changes the last bits of results.
     """
     refuse_on_windows('engine.name = "processes"', 'engine.name = "local" gives the same bits, in one process.')
-    if workers is not None and workers < 1:
-        raise ConfigError(f"engine.workers must be at least 1, got {workers}.", key="engine.workers")
-    if threads < 1:
-        raise ConfigError(f"engine.threads must be at least 1, got {threads}.", key="engine.threads")
+    if workers is not None:
+        check_range("engine.workers", workers, 1, closed=True)
+    check_range("engine.threads", threads, 1, closed=True)
     resolve_device(device)
     check_rebuildable(simulation, "processes")
     devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if device == "cuda" else [device]

@@ -38,7 +38,7 @@ from fleetfit.engines.pool import (
     load_setup,
     run_message,
 )
-from fleetfit.errors import ConfigError, MissingExtra, RunError
+from fleetfit.errors import ConfigError, MissingExtra, RunError, check_range
 from fleetfit.layout import State
 from fleetfit.machine import available_cores
 from fleetfit.messages import dump_job, dump_state, pack, unpack
@@ -78,10 +78,9 @@ def ray(
         MissingExtra: Ray is not installed.
         ConfigError: A setting is out of range, no cluster answers, or the cluster has no room for an actor.
     """
-    if workers is not None and workers < 1:
-        raise ConfigError(f"engine.workers must be at least 1, got {workers}.", key="engine.workers")
-    if threads < 1:
-        raise ConfigError(f"engine.threads must be at least 1, got {threads}.", key="engine.threads")
+    if workers is not None:
+        check_range("engine.workers", workers, 1, closed=True)
+    check_range("engine.threads", threads, 1, closed=True)
     if device not in ("cpu", "cuda"):
         raise ConfigError(
             f'engine.device must be "cpu" or "cuda" with engine ray, which assigns GPUs; got "{device}".',

@@ -97,9 +97,9 @@ class Method:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     task_defaults: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict, hash=False)
     overridable_hooks: Mapping[str, str] = dataclasses.field(default_factory=dict, hash=False)
-    declare_extra: Callable[[Problem, Submodel], tuple[Shapes, Shapes]] = fedavg.declare_no_extra
-    check_memory: Callable[[Federation, Mapping[str, Any]], Any] = fedavg.check_nothing
-    describe: Callable[[Problem, Sequence[Level], Local], Iterable[str]] = fedavg.describe_nothing
+    declare_extra: Callable[[Problem, Submodel], tuple[Shapes, Shapes]] = lambda problem, submodel: fedavg.ExtraShapes()
+    check_memory: Callable[[Federation, Mapping[str, Any]], Any] = lambda federation, memory: None
+    describe: Callable[[Problem, Sequence[Level], Local], Iterable[str]] = lambda problem, levels, local: ()
 
     @functools.cached_property
     def own_hooks(self) -> frozenset[str]:

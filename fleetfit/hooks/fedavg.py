@@ -24,7 +24,6 @@ from fleetfit.core import (
     Federation,
     Job,
     Level,
-    Local,
     LocalResult,
     Problem,
     Server,
@@ -521,8 +520,7 @@ def take_mean(federation: Federation, server: Server, aggregate: Aggregate, repo
     """
     if aggregate.base_state is None:
         return replace(server, state=apply_mean(server.state, aggregate))
-    moved = apply_mean(aggregate.base_state, aggregate) if aggregate.base_state else {}
-    return replace(server, state={**server.state, **moved})
+    return replace(server, state={**server.state, **apply_mean(aggregate.base_state, aggregate)})
 
 
 def keep_server_memory(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports) -> Server:
@@ -544,20 +542,3 @@ def keep_server_memory(federation: Federation, server: Server, aggregate: Aggreg
         The server with its new memory; state and round as they are.
     """
     return server
-
-
-# ---- no hook of a round ------------------------------------------------------------------------------------------
-
-
-def declare_no_extra(problem: Problem, submodel: Submodel) -> ExtraShapes:
-    """Declare no tensors beside the state."""
-    return ExtraShapes()
-
-
-def check_nothing(federation: Federation, memory: Mapping[str, Any]) -> None:
-    """Check nothing: the method has no memory of its own."""
-
-
-def describe_nothing(problem: Problem, levels: Sequence[Level], local: Local) -> Iterable[str]:
-    """Return no notes."""
-    return ()

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fleetfit.core.tasks import Task
-from fleetfit.errors import ConfigError
 from fleetfit.factories import declare_unused
 
 declare_temperature = declare_unused(
@@ -68,12 +67,6 @@ def masked_cross_entropy(present: Tensor, task: Task) -> Callable[[Tensor, Tenso
         return task.loss(logits.masked_fill(~present.to(logits.device), 0.0), y)
 
     return loss
-
-
-def check_temperature(temperature: float) -> None:
-    """Refuse a temperature that is not above zero."""
-    if not temperature > 0:
-        raise ConfigError(f"the temperature must be above 0, got {temperature}.", key="temperature")
 
 
 def mutual_distillation(logits: Sequence[Tensor], y: Tensor, task: Task, share: float, temperature: float) -> Tensor:

@@ -8,7 +8,7 @@ from nine different coverages on) and the rows of one chunk. A tensor that no gr
 covered by it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -57,15 +57,30 @@ def count_trainers(federation: Federation, round: int) -> Tensor:
 
     A client may train the elements of its level or, where channels roll or are drawn, all those of the level's blocks.
     """
+
+    def get_submodel(level: int, client: int) -> Submodel:
+        submodel = federation.levels[level].submodel
+        is_fixed = get_round_submodel(federation, round + 1, client) == submodel
+        return submodel if is_fixed else Submodel({}, submodel.exits)
+
+    return count_clients(federation, get_submodel).clamp_min_(1)
+
+
+def count_clients(federation: Federation, get_submodel: Callable[[int, int], Submodel]) -> Tensor:
+    """Return the number of registered clients whose sub-model has each element of the full model, flat.
+
+    Args:
+        federation: The server's view.
+        get_submodel: From a level and its first client to the sub-model of all its clients.
+    """
     layout = federation.problem.layout
     counts = torch.zeros(get_slice_plan(layout, full_submodel(layout)).size)
     levels = federation.level_of[federation.able]
-    for index in np.unique(levels).tolist():
-        submodel, first = federation.levels[index].submodel, int(federation.able[levels == index][0])
-        if get_round_submodel(federation, round + 1, first) != submodel:
-            submodel = Submodel({}, submodel.exits)
-        get_slice_plan(layout, submodel).scatter_scalar(counts, float((levels == index).sum()))
-    return counts.clamp_min_(1)
+    for level in np.unique(levels).tolist():
+        clients = federation.able[levels == level]
+        plan = get_slice_plan(layout, get_submodel(level, int(clients[0])))
+        plan.scatter_scalar(counts, float(len(clients)))
+    return counts
 
 
 class ExtraSums(CoverageMean):
@@ -168,8 +183,7 @@ def store_client_state(job: Job, device: Device, name: str, flat: Tensor) -> dic
 def load_server_memory(server: Server, name: str, shapes: Shapes, initial: float = 0.0) -> Tensor:
     """Return tensors under a name in the server's memory, flat; those that it lacks have one number everywhere."""
     stored: State = (server.memory or {}).get(name, {})
-    tensors = {key: stored.get(key, torch.full(shape, initial)) for key, shape in shapes.items()}
-    return concat_state(tensors) if tensors else torch.zeros(0)
+    return concat_state({key: stored.get(key, torch.full(shape, initial)) for key, shape in shapes.items()})
 
 
 class ServerStep:
@@ -185,17 +199,13 @@ class ServerStep:
     """
 
     def __init__(self, server: Server, aggregate: Aggregate) -> None:
-        self._server = server
+        self._server, self._is_partial = server, aggregate.base_state is not None
         before = server.state if aggregate.base_state is None else aggregate.base_state
-        self._partly = aggregate.base_state is not None
-        self._shapes = get_shapes(before)
-        self.old = concat_state(before) if before else torch.zeros(0)
-        mean = {name: aggregate.mean[name] for name in self._shapes} if self._partly else aggregate.mean
-        coverage = {name: aggregate.coverage[name] for name in self._shapes} if self._partly else aggregate.coverage
-        self.weight = (concat_state(coverage) if before else self.old).to(self.old.device)
+        self._shapes, self.old = get_shapes(before), concat_state(before)
+        self.weight = concat_state(aggregate.coverage).to(self.old.device)
         self.covered = self.weight > 0
-        flat = (concat_state(mean) if before else self.old).to(self.old.device)
-        self.mean = torch.where(self.covered, flat, self.old)  # 0 / 0 if no client trained the element
+        mean = concat_state(aggregate.mean).to(self.old.device)
+        self.mean = torch.where(self.covered, mean, self.old)  # 0 / 0 if no client trained the element
 
     def load_memory(self, name: str, initial: float = 0.0) -> Tensor:
         """Return the tensors under a name in the server's memory, in the state's order; at first a constant."""
@@ -209,7 +219,7 @@ class ServerStep:
             **memory: By name the new values for covered elements, and the old values.
         """
         state: State = FlatState(torch.where(self.covered, new, self.old), self._shapes)
-        if self._partly:
+        if self._is_partial:
             state = {**self._server.state, **state}
         stored = self._server.memory or {}
         tensors = {
@@ -304,7 +314,9 @@ class Movements:
             untrained = frozenset(() if whole_pieces else update.untrained)
             key = (update.submodel, untrained)
             if key not in groups:
-                groups[key] = _Group([], _mask_trained(layout, *key), get_slice_plan(layout, update.submodel))
+                compiled = get_slice_plan(layout, update.submodel)
+                trained = compiled.zero(torch.ones(compiled.size, dtype=torch.bool), untrained) if untrained else None
+                groups[key] = _Group([], trained, compiled)
             groups[key].members.append(index)
         self._groups = list(groups.values())
         self.full_block = (1 << len(self._groups)) - 1
@@ -376,16 +388,6 @@ def _renumber(codes: Tensor, blocks: list[int]) -> tuple[Tensor, list[int]]:
         chunk = codes[start : start + _CHUNK]
         chunk.copy_(new_codes[chunk])
     return codes, [blocks[code] for code in distinct.tolist()]
-
-
-def _mask_trained(layout: Layout, submodel: Submodel, untrained: frozenset[str]) -> Tensor | None:
-    if not untrained:
-        return None
-    compiled = get_slice_plan(layout, submodel)
-    mask = torch.ones(compiled.size, dtype=torch.bool)
-    for name in untrained:
-        compiled.views(mask)[name].zero_()
-    return mask
 
 
 def _mask_covered(codes: Tensor, covers: Mapping[int, bool]) -> Tensor | None:

@@ -21,7 +21,7 @@ from fleetfit.errors import check_range
 from fleetfit.factories import declare_unused
 from fleetfit.hooks import Loss, Method, weigh_equally
 from fleetfit.hooks.levels import split_levels
-from fleetfit.hooks.losses import check_temperature, declare_temperature, mutual_distillation
+from fleetfit.hooks.losses import declare_temperature, mutual_distillation
 from fleetfit.options.feddyn import feddyn
 
 
@@ -38,7 +38,7 @@ def depthfl(alpha: float = 0.1, ramp: int = 300, weight: float = 1.0, temperatur
         weight: Full weight of the distillation; 0 switches it off.
         temperature: Softens the distributions that are compared.
     """
-    check_temperature(temperature)
+    check_range("temperature", temperature, 0)
     check_range("ramp", ramp, 0, closed=True)
     check_range("weight", weight, 0, closed=True)
     base = feddyn(alpha) if alpha else Method(weigh=weigh_equally)

@@ -31,7 +31,7 @@ from fleetfit.errors import ConfigError, check_range
 from fleetfit.factories import declare_unused
 from fleetfit.hooks import CoverageMean, Method, weigh_equally
 from fleetfit.hooks.levels import split_levels
-from fleetfit.hooks.losses import check_temperature, declare_temperature
+from fleetfit.hooks.losses import declare_temperature
 from fleetfit.seeds import derive_seed
 from fleetfit.submodel import FlatState, Submodel, concat_state, full_submodel, get_shapes
 from fleetfit.training import SharedSubmodel, get_local_model, iter_batches, run_on_server
@@ -63,7 +63,7 @@ def feddf(
         check_every: Steps between two looks at the held-out part of the server's data.
         patience: Looks without a lower divergence after which it stops; 10 are the paper's 1,000 steps.
     """
-    check_temperature(temperature)
+    check_range("temperature", temperature, 0)
     check_range("steps", steps, 0, closed=True)
     check_range("lr", lr, 0)
     for name, number in (("batch_size", batch_size), ("check_every", check_every), ("patience", patience)):

@@ -35,7 +35,7 @@ from fleetfit.errors import check_range
 from fleetfit.factories import declare_unused
 from fleetfit.hooks import Loss, Method, keep_task, take_mean, weigh_equally
 from fleetfit.hooks.levels import split_levels
-from fleetfit.hooks.losses import check_temperature, declare_temperature, self_distillation
+from fleetfit.hooks.losses import declare_temperature, self_distillation
 from fleetfit.options.class_prior import class_prior
 from fleetfit.options.fedavgm import fedavgm
 
@@ -56,7 +56,7 @@ def fleetfit(tau: float = 1.0, beta: float = 0.5, temperature: float = 3.0, mome
     """
     check_range("momentum", momentum, 0, 1, closed=True)
     check_range("beta", beta, 0, closed=True)
-    check_temperature(temperature)
+    check_range("temperature", temperature, 0)
     prior = class_prior(tau)
     return Method(
         make_levels=partial(split_levels, default="auto"),

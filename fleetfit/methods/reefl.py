@@ -25,7 +25,7 @@ from fleetfit.errors import check_range
 from fleetfit.factories import declare_unused
 from fleetfit.hooks import Loss, Method
 from fleetfit.hooks.levels import split_levels
-from fleetfit.hooks.losses import best_exit_distillation, check_temperature, declare_temperature
+from fleetfit.hooks.losses import best_exit_distillation, declare_temperature
 from fleetfit.methods.depthfl import ramp_up
 from fleetfit.models.ree import POSITION_AXIS, recurrent
 from fleetfit.submodel import Submodel
@@ -74,7 +74,7 @@ def reefl(
         bottleneck: Features of Ree's attention.
         mlp: Features inside Ree's MLP, as a multiple of the token's width.
     """
-    check_temperature(temperature)
+    check_range("temperature", temperature, 0)
     check_range("zeta", zeta, 0, 1)
     check_range("ramp", ramp, 0, closed=True)
     check_range("weight", weight, 0, closed=True)

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from fleetfit.anatomy import outputs
 from fleetfit.core import Device, Job
-from fleetfit.errors import ConfigError
+from fleetfit.errors import ConfigError, check_range
 from fleetfit.factories import declare_unused
 from fleetfit.hooks import Loss, Method, weigh_equally
 from fleetfit.hooks.levels import split_levels
-from fleetfit.hooks.losses import check_temperature, declare_temperature, exit_weights, self_distillation
+from fleetfit.hooks.losses import declare_temperature, exit_weights, self_distillation
 
 
 @declare_temperature
@@ -41,9 +41,8 @@ def scalefl(
         warmup: Fraction of the rounds, from the first, without distillation.
         printed: Weigh the exits as Eq. 5 is printed: half of the default.
     """
-    check_temperature(temperature)
-    if not 0 <= beta < 1:
-        raise ConfigError(f"beta must be in [0, 1), got {beta}.", key="beta")
+    check_range("temperature", temperature, 0)
+    check_range("beta", beta, 0, 1, closed=True)
     if not 0 <= warmup <= 1:
         raise ConfigError(f"warmup must be in [0, 1], got {warmup}.", key="warmup")
     loss = partial(exits_loss, beta=beta, temperature=temperature, warmup=warmup, printed=printed)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit.core import Device, Job
-from fleetfit.errors import ConfigError
+from fleetfit.errors import check_range
 from fleetfit.hooks import Method
 
 
@@ -17,8 +17,7 @@ def fedprox(mu: float = 0.01) -> Method:
     Args:
         mu: Strength; adds mu / 2 * ||w - w_received||^2 to the loss.
     """
-    if mu < 0:
-        raise ConfigError(f"mu must be at least 0, got {mu}.", key="mu")
+    check_range("mu", mu, 0, closed=True)
     return Method(make_penalty=partial(make_penalty, mu=mu))
 
 

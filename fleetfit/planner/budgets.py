@@ -234,12 +234,9 @@ def parse_amount(text: str, cost: str) -> float:
         PlanError: The text is no such amount.
     """
     units = next(table for ending, table in _UNITS.items() if cost.endswith(ending))
-    matched = re.fullmatch(r"\s*([0-9.]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]+)\s*", text)
-    try:
-        if matched is not None and matched[2] in units:
-            return float(matched[1]) * units[matched[2]]
-    except ValueError:
-        pass
+    matched = re.fullmatch(r"\s*((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]+)\s*", text)
+    if matched is not None and matched[2] in units:
+        return float(matched[1]) * units[matched[2]]
     example = f"20 {list(units)[1]}"
     raise PlanError(f'a budget of {cost} is a number, or text with a unit ({", ".join(units)}) such as "{example}"; '
                     f'got "{text}".', key="budget")  # fmt: skip

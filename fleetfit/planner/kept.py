@@ -136,7 +136,8 @@ def _find_shape(
         share = grid.compute(width, own) / grid.full
         others = {cost: one.compute(width, own) / one.full for cost, one in further.items()}
         fits = all(share <= targets.ceilings[cost][index] * (1 + tolerance) + TINY for cost, share in others.items())
-        if fits and _is_near(share, ratio, tolerance) and between[0] + TINY < share < between[1] - TINY:
+        is_near = abs(share / ratio - 1) <= tolerance + TINY
+        if fits and is_near and between[0] + TINY < share < between[1] - TINY:
             return LevelShape(depth, width, own, share, others)
     raise PlanError(
         f"no new level that ends at an exit of the model ({', '.join(map(str, exits))}) costs {ratio:.3g} of the "
@@ -165,7 +166,3 @@ def _iter_pairs(
         keys.sort(key=lambda key: key[1])
         keys = sorted(keys[:_COUNTED])
     return [(depth, width) for *_, depth, width in sorted(keys)]
-
-
-def _is_near(share: float, ratio: float, tolerance: float) -> bool:
-    return abs(share / ratio - 1) <= tolerance + TINY

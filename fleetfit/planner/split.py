@@ -25,7 +25,7 @@ from dataclasses import replace
 import numpy as np
 
 from fleetfit.anatomy import Architecture, default_sizes
-from fleetfit.cost import COSTS, WIDTHS, compute_cost, get_layout
+from fleetfit.cost import COSTS, WIDTHS, compute_cost, compute_mean_width, get_layout
 from fleetfit.errors import PlanError, did_you_mean
 from fleetfit.planner.budgets import KEPT, LevelShape, Scaling, Targets
 from fleetfit.planner.receptive_field import find_first_seeing_exit
@@ -195,11 +195,13 @@ class _Costs:
             cost: 1.0 if is_full else self.compute_share(sizes, shape.exits, cost)
             for cost in (self._targets.cost, *self._targets.ceilings)
         }
+        width = shape.width
+        if shape.widths:
+            axes = sorted(list_axes(self._architecture, self._shape, shape.exits))
+            width = compute_mean_width(self._architecture, sizes, axes)
         return replace(
             shape,
-            width=compute_mean_width(self._architecture, self._shape, sizes, shape.exits)
-            if shape.widths
-            else shape.width,
+            width=width,
             share=shares[self._targets.cost],
             further={cost: shares[cost] for cost in self._targets.ceilings},
         )
@@ -233,19 +235,6 @@ def list_axes(architecture: Architecture, input_shape: Sequence[int], exits: tup
     tensors = get_layout(architecture, input_shape).complete.tensors.values()
     segments = (segment for t in tensors if t.present(exits) for dim in t.dims for segment in dim)
     return {axis for segment in segments for axis in segment.axes}
-
-
-def compute_mean_width(
-    architecture: Architecture, input_shape: Sequence[int], sizes: Sizes, exits: tuple[int, ...]
-) -> float:
-    """Return the mean kept fraction of the channels of the axes that a sub-model with these exits has."""
-    axes = architecture.axes
-    fractions = [
-        sizes[name] / axes[name].size
-        for name in sorted(list_axes(architecture, input_shape, exits))
-        if axes[name].scaled
-    ]
-    return float(np.mean(fractions)) if fractions else 1.0
 
 
 # ---- depth first -----------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from fleetfit.aggregate import Aggregate
 from fleetfit.core import Federation, RoundSums, Server, Update
 from fleetfit.errors import RunError
 from fleetfit.hooks.fedavg import get_round_submodel
-from fleetfit.hooks.movements import get_movement
+from fleetfit.hooks.movements import count_clients, get_movement
 from fleetfit.machine import one_thread
 from fleetfit.privacy.accountant import compute_epsilon, max_rounds
 from fleetfit.privacy.ledger import Ledger
@@ -260,12 +260,4 @@ COUNTS = "its sums count other clients than are in them: some were sent other st
 
 def count_registered(federation: Federation, round: int) -> Tensor:
     """Return the number of registered clients that cover each element of the full model, flat: N_j."""
-    layout = federation.problem.layout
-    counts = torch.zeros(get_slice_plan(layout, full_submodel(layout)).size)
-    levels = federation.level_of[federation.able]
-    for level in np.unique(levels).tolist():
-        clients = federation.able[levels == level]
-        get_slice_plan(layout, get_round_submodel(federation, round, int(clients[0]))).scatter_scalar(
-            counts, float(len(clients))
-        )
-    return counts
+    return count_clients(federation, lambda level, client: get_round_submodel(federation, round, client))

@@ -4,7 +4,6 @@ from fleetfit.rounds.loop import (
     PlateauDetector as PlateauDetector,
     Renew as Renew,
     Round as Round,
-    keep_federation as keep_federation,
     run as run,
     start as start,
 )

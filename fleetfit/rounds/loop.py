@@ -48,14 +48,9 @@ Renew = Callable[[Federation], Federation]
 """Returns the federation as it is now: on a real fleet, clients come, change and leave."""
 
 
-def keep_federation(federation: Federation) -> Federation:
-    """Return the federation: its clients stay the same."""
-    return federation
-
-
 def run(
-    federation: Federation, engine: Engine, settings: Settings, server: Server, renew: Renew = keep_federation,
-    past_reports: Sequence[Mapping[str, Any]] = (),
+    federation: Federation, engine: Engine, settings: Settings, server: Server,
+    renew: Renew = lambda federation: federation, past_reports: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[Round]:  # fmt: skip
     """Run the remaining rounds, and yield after each.
 

@@ -13,15 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleetfit.anatomy import Layout, State, batch_norms, build_module
-from fleetfit.anatomy.meta import on_meta
-from fleetfit.core import ClientMemory, Federation, Level, Problem
+from fleetfit.anatomy import Layout, State
+from fleetfit.core import ClientMemory, Federation, Problem
 from fleetfit.errors import ModelError, RunError, format_exception
 from fleetfit.hooks import build
 from fleetfit.hooks.level_tensors import get_select
 from fleetfit.runs.checkpoints import CheckpointError, validate_checkpoint
 from fleetfit.submodel import Submodel, find_mismatch, parse_submodel
-from fleetfit.validation import find_prior_error
+from fleetfit.validation import find_prior_error, get_statistics_shapes
 
 _LEVEL, _HEAD = re.compile(r"level(\d{1,4})"), re.compile(r"heads\.\d{1,4}\.")
 _MAX_LEVELS = 10_000
@@ -190,18 +189,10 @@ def _check_statistics(statistics: Mapping[int, State], federation: Federation) -
             raise CheckpointError(f"statistics/{index} is not one of the {len(federation.levels)} levels")
         if state:  # empty for a level without samples
             where = f"statistics/{index}/"
-            _check(state, _get_norm_shapes(federation.problem, federation.levels[index]), where)
+            _check(state, get_statistics_shapes(federation.problem, federation.levels[index].submodel), where)
             for name, tensor in state.items():
                 if name.endswith(".var") and bool((tensor < 0).any()):
                     raise CheckpointError(f'"{where}{name}" has variances below 0')
-
-
-def _get_norm_shapes(problem: Problem, level: Level) -> Shapes:
-    """Return the shapes of a level's batch-norm statistics."""
-    sizes, exits = {**problem.layout.full_sizes, **level.submodel.sizes}, level.submodel.exits
-    with on_meta():
-        norms = batch_norms(build_module(problem.architecture, sizes, exits))
-    return {f"{name}.{key}": (norm.num_features,) for name, norm in norms.items() for key in ("mean", "var")}
 
 
 # ---- memories ------------------------------------------------------------------------------------------------------

@@ -357,21 +357,16 @@ def step_server(federation: Federation, server: Server, collection: Collection) 
     after, replies = server, tuple(collection.replies)
     for hook in ("step", "update_server_memory"):
         try:
-            after = _call_step(hook, federation, after, collection.aggregate, replies)
+            after = getattr(federation.method, hook)(federation, after, collection.aggregate, replies)
+            if not isinstance(after, Server):
+                raise ConfigError(
+                    f"the method's {hook} must return the server after the round, got {type(after).__name__}.", key=hook
+                )
         except Exception as error:
             return server, {}, explain_hook_error(f"the method's {hook}", error)
         after = replace(after, round=server.round + 1)
     trained = find_trained_levels(federation, server, replies)
     return replace(after, trained=trained), dict(collection.aggregate.metrics), ""
-
-
-def _call_step(hook: str, federation: Federation, *arguments: Any) -> Server:
-    after = getattr(federation.method, hook)(federation, *arguments)
-    if not isinstance(after, Server):
-        raise ConfigError(
-            f"the method's {hook} must return the server after the round, got {type(after).__name__}.", key=hook
-        )
-    return after
 
 
 def commit_memories(

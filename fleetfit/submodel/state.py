@@ -67,9 +67,7 @@ def concat_state(state: State) -> Tensor:
     """Return a state as one flat fp32 tensor, in its own order; without a copy where its tensors are adjacent."""
     if isinstance(state, FlatState):
         return state.flat
-    tensors = list(state.values())
-    flat = _join_adjacent(tensors) if tensors[0].dtype == torch.float32 else None
-    return torch.cat([t.detach().reshape(-1).float() for t in tensors]) if flat is None else flat
+    return concat_tensors(list(state.values())).float() if state else torch.zeros(0)
 
 
 def concat_tensors(tensors: Sequence[Tensor]) -> Tensor:

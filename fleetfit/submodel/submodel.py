@@ -310,8 +310,8 @@ class SlicePlan:
         self.names = list(self.shapes)
         self.size = sum(_numel(shape) for shape in self.shapes.values())
         full_shapes = layout.shapes(layout.full_sizes, layout.exits)
-        self._full_size = sum(_numel(shape) for shape in full_shapes.values())
-        self.whole = self.size == self._full_size and all(isinstance(c, range) for c in submodel.channels.values())
+        full_size = sum(_numel(shape) for shape in full_shapes.values())
+        self.whole = self.size == full_size and all(isinstance(c, range) for c in submodel.channels.values())
         self._source = (layout.axes, layout.full_sizes, layout.tensors, submodel.channels, full_shapes)
 
     @cached_property
@@ -396,6 +396,13 @@ class SlicePlan:
         """Return a flat buffer as named tensors that share its memory."""
         return FlatState(flat, self.shapes)
 
+    def zero(self, flat: Tensor, names: Iterable[str]) -> Tensor:
+        """Set some tensors of a flat buffer to 0, in place; return the buffer."""
+        tensors = self.views(flat)
+        for name in names:
+            tensors[name].zero_()
+        return flat
+
 
 def _on(index: Tensor, full: Tensor) -> Tensor:
     return index if full.device == index.device else index.to(full.device)
@@ -477,8 +484,6 @@ def get_slice_plan(layout: Layout, submodel: Submodel) -> SlicePlan:
 
 def compute_norm(state: State) -> float:
     """Return the Euclidean norm of a state; infinite or NaN where its square overflows float32."""
-    if not state:
-        return 0.0
     flat = concat_state(state)
     return math.sqrt(flat.dot(flat))
 
@@ -502,9 +507,9 @@ def extract(layout: Layout, state: State, submodel: Submodel) -> State:
     Raises:
         ModelError: The sub-model or the state does not fit the layout.
     """
-    _check_names(layout, state)
+    full = make_flat_state(layout, full_submodel(layout), state)
     compiled = get_slice_plan(layout, submodel)
-    return compiled.views(compiled.gather(concat_state(_ordered(layout, state))))
+    return compiled.views(compiled.gather(concat_state(full)))
 
 
 def make_flat_state(layout: Layout, submodel: Submodel, state: State) -> State:
@@ -576,13 +581,3 @@ def check_shapes(state: State, shapes: Mapping[str, tuple[int, ...]]) -> None:
                 f'a state does not fit its sub-model: "{name}" is {tuple(state[name].shape)}, expected {shape}.',
                 key="state",
             )
-
-
-def _check_names(layout: Layout, state: State) -> None:
-    if state.keys() != layout.tensors.keys():
-        odd = sorted(state.keys() ^ layout.tensors.keys())
-        raise ModelError(f"a full state must have the layout's tensors; these differ: {odd[:4]}.", key="state")
-
-
-def _ordered(layout: Layout, state: State) -> State:
-    return state if list(state) == list(layout.tensors) else {name: state[name] for name in layout.tensors}
