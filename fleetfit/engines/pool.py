@@ -9,7 +9,7 @@ specs.
 
 import traceback
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -85,7 +85,7 @@ class Pool(ClientMemories, ABC):
         self._drain()
         numbered, made, yielded, has_more = enumerate(jobs), 0, 0, True
         retries: deque[NumberedJob] = deque()
-        tries: dict[int, int] = {}
+        tries = Counter[int]()
         replies: dict[int, Update | Failure] = {}
         while True:
             for worker in sorted(self._workers, key=lambda worker: len(worker.jobs)):
@@ -120,17 +120,23 @@ class Pool(ClientMemories, ABC):
         worker.jobs.append((position, job))
         worker.send(job, memory)
 
-    def _collect(
-        self, replies: dict[int, Update | Failure], retries: deque[NumberedJob], tries: dict[int, int]
-    ) -> None:
-        """Wait for workers; store their replies. Replace a dead worker and queue its jobs for others."""
+    def _collect(self, replies: dict[int, Update | Failure], retries: deque[NumberedJob], tries: Counter[int]) -> None:
+        """Wait for workers; store their replies. Replace a dead worker and queue its jobs for others.
+
+        The job that a worker had when it died fails after the last try.
+        """
         for worker in self._wait():
             message = worker.receive()
             one = worker.jobs.popleft() if worker.jobs else None
             if message is None:
                 self._replace(worker)
                 if one is not None:
-                    self._retry(*one, replies, retries, tries)
+                    position, job = one
+                    tries[position] += 1
+                    if tries[position] < _TRIES:
+                        retries.append(one)
+                    else:
+                        replies[position] = Failure.of(job, f"{_TRIES} workers died while running it")
                     retries.extend(worker.jobs)
                     continue
                 self._failed_starts += 1
@@ -148,17 +154,6 @@ class Pool(ClientMemories, ABC):
                     replies[position] = load_reply(message["reply"], self._layout)
                 except Exception as error:
                     replies[position] = Failure.of(job, format_exception(error))
-
-    def _retry(
-        self, position: int, job: Job, replies: dict[int, Update | Failure], retries: deque[NumberedJob],
-        tries: dict[int, int],
-    ) -> None:  # fmt: skip
-        """Queue a job whose worker died for another one, or make it fail after the last try."""
-        tries[position] = tries.get(position, 0) + 1
-        if tries[position] < _TRIES:
-            retries.append((position, job))
-        else:
-            replies[position] = Failure.of(job, f"{_TRIES} workers died while running it")
 
     def _replace(self, worker: Worker) -> None:
         position = self._workers.index(worker)

@@ -1,12 +1,14 @@
 """A plan: the levels of a fleet with their sizes and costs, and who gets which; made, saved as TOML, used by a run."""
 
+import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
-from typing import Any, get_origin
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pydantic
 import tomli_w
 
 from fleetfit.anatomy import Architecture
@@ -78,6 +80,7 @@ class PlannedLevel:
         widths: Fraction kept of each axis, where they differ; axes not named are whole.
     """
 
+    __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
     name: str
     depth: int
     width: float
@@ -195,43 +198,16 @@ class Plan:
         for key in values:
             if key not in keys:
                 raise ConfigError(f"a plan has no key {truncate(key)}.{did_you_mean(key, keys)}", key=key)
-        try:
-            entries = [{**entry, "exits": tuple(int(e) for e in entry["exits"])} for entry in values["level"]]
-            levels = tuple(PlannedLevel(**_check_fields(PlannedLevel, entry)) for entry in entries)
-            heads = Cost(**_check_fields(Cost, values["early_heads"]))
-            left_out = tuple(str(name) for name in values["left_out"])
-            measured = {str(what): [float(n) for n in numbers] for what, numbers in values.get("measured", {}).items()}
-            changes = tuple(
-                LevelChange(int(one["round"]), tuple(map(str, one["added"])), tuple(map(str, one["dropped"])))
-                for one in values.get("change", ())
-            )
-            return Plan(str(values["cost"]), str(values["scaling"]), int(values["blocks"]), levels, heads, left_out,
-                        int(values["batch_size"]), measured, changes)  # fmt: skip
-        except ConfigError:
-            raise
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise ConfigError(
-                f"this is not a plan saved by `fleetfit plan` ({type(error).__name__}: {truncate(error, 200)}).",
-                key="plan",
-            ) from error
-
-
-def _check_fields(record: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Check names and types of a record's fields; whole numbers stand for floats."""
-    all_fields = {f.name: f for f in fields(record)}
-    required = {name for name, f in all_fields.items() if f.default_factory is MISSING}
-    unknown = [key for key in values if key not in all_fields]
-    if unknown:
-        raise ValueError(f'unknown key "{truncate(unknown[0])}"; the keys are {", ".join(all_fields)}')
-    if not required <= values.keys():
-        raise ValueError(f"expected {', '.join(all_fields)}; got {', '.join(values)}")
-    kinds = {name: get_origin(all_fields[name].type) or all_fields[name].type for name in values}
-    checked = {name: float(v) if kinds[name] is float else v for name, v in values.items()}
-    for name, value in checked.items():
-        kind = kinds[name]
-        if isinstance(kind, type) and (not isinstance(value, kind) or isinstance(value, bool)):
-            raise TypeError(f'"{name}" must be {kind.__name__}, got {value!r}')
-    return checked
+        entries = {key: value for key, value in values.items() if key not in ("format", "level", "change")}
+        entries |= {"levels": values.get("level"), "changes": values.get("change", [])}
+        try:  # as JSON, whose lists stand for tuples, and whole numbers for floats
+            return pydantic.TypeAdapter(Plan).validate_json(json.dumps(entries), strict=True)
+        except pydantic.ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        except (TypeError, RecursionError) as error:
+            reason = str(error)
+        raise ConfigError(f"this is not a plan saved by `fleetfit plan` ({truncate(reason, 200)}).", key="plan")
 
 
 @dataclass(frozen=True)

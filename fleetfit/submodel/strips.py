@@ -10,7 +10,8 @@ index.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import accumulate, groupby, product
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -83,39 +84,22 @@ def find_strips(
     strips = []
     for chosen in product(*runs):
         start, own_start, dims = full_offset, offset, list[tuple[int, int, int]]()
-        for run, full_stride, stride in zip(chosen, full_strides, strides, strict=True):
-            start, own_start = start + run.start * full_stride, own_start + run.own_start * stride
-            dims += [
-                (run.count, run.distance * full_stride, run.length * stride),
-                (run.length, full_stride, stride),
-            ]
+        for (length, count, step, first), full_stride, stride in zip(chosen, full_strides, strides, strict=True):
+            start, own_start = start + first[0] * full_stride, own_start + first[1] * stride
+            dims += [(count, step[0] * full_stride, step[1] * stride), (length, full_stride, stride)]
         strips.append(_make_strip(dims, start, own_start))
     return strips
 
 
-@dataclass(frozen=True)
-class _Run:
-    """Spans of one length at one distance, in one dimension; `own_start`: their start in the sub-model's."""
-
-    start: int
-    length: int
-    count: int
-    distance: int
-    own_start: int
-
-
-def _find_runs(spans: Iterable[Span]) -> list[_Run]:
-    runs: list[_Run] = []
-    own_start = 0
-    for start, length in spans:
-        last = runs[-1] if runs else None
-        step = start - (last.start + (last.count - 1) * last.distance) if last else 0
-        if last and length == last.length and step > 0 and (last.count == 1 or step == last.distance):
-            runs[-1] = _Run(last.start, length, last.count + 1, step, last.own_start)
-        else:
-            runs.append(_Run(start, length, 1, 0, own_start))
-        own_start += length
-    return runs
+def _find_runs(spans: Sequence[Span]) -> list[tuple[int, int, tuple[int, int], tuple[int, int]]]:
+    """Return (length, count, step, first offsets) of spans of one length at one distance, in one dimension."""
+    own_starts = accumulate((length for _, length in spans), initial=0)
+    offsets = [(length, (start, own)) for (start, length), own in zip(spans, own_starts, strict=False)]
+    return [
+        (length, *run)
+        for length, group in groupby(offsets, key=itemgetter(0))
+        for run in _find_regular([offset for _, offset in group])
+    ]
 
 
 def _contiguous_strides(shape: Sequence[int]) -> list[int]:

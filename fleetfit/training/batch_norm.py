@@ -98,7 +98,6 @@ _sums: WeakKeyDictionary[nn.Module, BatchNormSums] = WeakKeyDictionary()
 
 def get_batch_norm_sums(module: nn.Module) -> BatchNormSums:
     """Return the sums of a module, made once."""
-    sums = _sums.get(module)
-    if sums is None:
-        sums = _sums[module] = BatchNormSums(module)
-    return sums
+    if module not in _sums:
+        _sums[module] = BatchNormSums(module)
+    return _sums[module]
