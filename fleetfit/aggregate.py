@@ -125,7 +125,6 @@ class Mean:
         return get_slice_plan(self._layout, submodel).whole and not untrained
 
     def _get_sum_buffer(self, flat: Tensor) -> Tensor:
-        """Return a buffer for the group's sum."""
         if self._is_full_model():
             self._total = empty_like(flat)
             return self._total

@@ -216,11 +216,7 @@ def unpack(message: bytes | bytearray, bounded: bool = False) -> Any:
 
 
 def _compute_bytes_left(buffer: bytearray, end: int) -> int:
-    """Return the bytes that tensors may take; the header's values take bytes by its characters.
-
-    Raises:
-        RunError: The values alone take too many.
-    """
+    """Return the bytes that tensors may take; the header's values take bytes by its characters."""
     most = _MULTIPLE * len(buffer) + _FREE
     left = most - sum(weight * buffer.count(character, _START, end) for character, weight in _WEIGHTS)
     if left < 0:

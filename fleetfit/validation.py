@@ -429,13 +429,7 @@ def _find_statistics_error(update: Update, job: Job, federation: Federation) -> 
 def _find_implausible_sum(
     sums: Mapping[str, Tensor], positions: Mapping[str, tuple[int, int | None]], n: int
 ) -> str | None:
-    """Return why n samples cannot give these sums over the inputs of batch-norm layers, or None.
-
-    Args:
-        sums: `.sum` and `.squares` [C] and `.count` [1], by name of the layer.
-        positions: As `_count_norm_inputs` returns them.
-        n: Samples.
-    """
+    """Return why n samples cannot give these sums of batch norms, `.sum` and `.squares` [C], `.count` [1]; or None."""
     counts = torch.cat([sums[f"{name}.count"] for name in positions])
     for (name, (_, each)), counted in zip(positions.items(), counts.tolist(), strict=True):
         right = counted == n * each if each is not None else counted >= n and counted == int(counted)

@@ -151,10 +151,6 @@ class Knowledge:
         compiled, (mean, deviation) = get_slice_plan(self.layout, submodel), self.moments
         return compiled.gather(mean), compiled.gather(deviation)
 
-    def get_movements(self, submodel: Submodel) -> list[Tensor]:
-        """Return the movements of exactly this sub-model."""
-        return [move.flat for move in self.moves if move.submodel == submodel]
-
 
 # ---- the attackers ---------------------------------------------------------------------------------------------------
 

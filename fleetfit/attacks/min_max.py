@@ -24,7 +24,8 @@ def min_max() -> Attack:
 
 def move_to_limit(update: Update, scene: Scene, rng: torch.Generator) -> Update:
     """Return sent + m - gamma * s."""
-    movements, cache = scene.round.get_movements(update.submodel), scene.round.cache
+    movements = [move.flat for move in scene.round.moves if move.submodel == update.submodel]
+    cache = scene.round.cache
     if len(movements) < 2:
         return update
     if update.submodel not in cache:  # it is the same for all hostile clients

@@ -247,7 +247,6 @@ def _time_passes(
 
 
 def _pass_s(module: nn.Module, x: Tensor) -> float:
-    """Return the seconds of one pass."""
     start = time.perf_counter()
     module(x)
     if x.is_cuda:  # kernels run behind the host's back

@@ -106,7 +106,6 @@ class Processes(Pool):
     """The engine that runs jobs in worker processes."""
 
     def __init__(self, simulation: Simulation, devices: list[str], threads: int) -> None:
-        """Write the data for the workers and start them."""
         super().__init__("processes", len(devices), simulation.problem.layout)
         keep_freed_memory()
         try:

@@ -117,7 +117,6 @@ class Actors(Pool):
         self, library: ModuleType, simulation: Simulation, workers: int | None, device: str, threads: int,
         each: Mapping[str, float], address: str | None,
     ) -> None:  # fmt: skip
-        """Connect to a cluster or start one, put the data set into its store, and start the actors."""
         super().__init__("ray", workers or 0, simulation.problem.layout)
         self._ray, self._each, self._owns_cluster = library, each, False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -205,10 +204,6 @@ class Actors(Pool):
         """Numbers of the states in the store."""
         return {entry.number for entry in self._shared.values()}
 
-    def dump_job(self, job: Job) -> dict[str, Any]:
-        """Return a job as a table."""
-        return dump_job(job, self._layout)
-
     def _start(self, position: int) -> "_ActorWorker":
         return _ActorWorker(self, self._actor.remote(), self._setup)
 
@@ -265,7 +260,7 @@ class _ActorWorker:
                 if entry.number not in self.state_numbers:
                     new[entry.number] = entry.reference
         self.state_numbers = {*shared.values(), *(self.state_numbers & self.engine.shared_numbers)}
-        table = self.engine.dump_job(replace(job, state={}, statistics={}))
+        table = dump_job(replace(job, state={}, statistics={}), self.engine._layout)
         task = {"job": table, "memory": memory, "shared": shared, "new": list(new), "holds": sorted(self.state_numbers)}
         self.replies.append(self.actor.run.remote(np.frombuffer(pack(task), dtype=np.uint8), *new.values()))
 

@@ -429,13 +429,7 @@ class _SecureRound:
         self._server.enrol(message)
 
     def _ask(self, phase: str, messages: Mapping[int, Any], take: Callable[..., None]) -> list[int]:
-        """Ask clients in a phase; return those with a valid answer.
-
-        Args:
-            phase: Name of the phase.
-            messages: To each client, by index of its job.
-            take: The server's function for an answer.
-        """
+        """Ask clients in a phase, by index of their jobs; return those whose answer the server takes."""
         sizes: dict[int, int] = {}  # a message to several clients is measured once
         requests = {index: (self._members[index].job, message) for index, message in messages.items()}
         for index, (job, message) in requests.items():

@@ -76,12 +76,8 @@ def _tabulate(
 ) -> dict[str, Any]:
     """Return the columns that accuracy and each of the user's metrics have; means are over clients that have a value.
 
-    Args:
-        federation: The server's view.
-        full: Metrics of the largest level, by client.
-        own: Level and metrics of each client's own level.
-        on_server: Metrics on the server's own test set, by level.
-        get_values: Returns accuracy, or a user's metric, from metrics.
+    `full` has the metrics of the largest level and `own` those of each client's own level, by client; `on_server` has
+    those on the server's own test set, by level.
     """
     top = find_top_level(federation)
     full_rows = [get_values(m) for m in full.values()]

@@ -262,12 +262,7 @@ def _add_option(
 ) -> Method:
     """Add an option to a method: some hooks chain, penalties add up, any other may be set once.
 
-    Args:
-        method: The method.
-        option: A method, too; hooks that it does not set are FedAvg's.
-        name: Of the option, for messages.
-        own_hooks: Hooks that the spec sets one by one; they win.
-        own_values: Hyperparameters that the spec sets; their hooks do not give way.
+    Hooks that the spec sets one by one (`own_hooks`) win. Hooks of hyperparameters that it sets do not give way.
     """
     changes: Any = {}
     overridable, needs_prior = dict(method.overridable_hooks), method.needs_prior  # where its own task stays

@@ -72,11 +72,7 @@ def split_levels(
 def _find_under(
     problem: Problem, targets: Targets, splits: Sequence[Scaling], reason: PlanError
 ) -> Sequence[LevelShape]:
-    """Return the largest levels that the budgets allow, by the first split whose levels differ.
-
-    Raises:
-        PlanError: A budget is below all sub-models; the message says what stays whole.
-    """
+    """Return the largest levels that the budgets allow, by the first split whose levels differ."""
     under = replace(targets, tolerances=(_ANY,) * len(targets.ratios), strict=True)
     plans: list[Sequence[LevelShape]] = []
     for split in splits:

@@ -100,11 +100,7 @@ class Tuned(ArchitectureWrapper):
 
     @cached_property
     def _classifiers(self) -> frozenset[str]:
-        """The tensors of classifiers with other names than heads.{n}, as in users' own models.
-
-        Raises:
-            ModelError: No classifier is found, so that it would not be trained.
-        """
+        """The tensors of classifiers with other names than heads.{n}, as in users' own models."""
         if not self._is_derived and any(_HEAD.match(name) for name, _ in self._plain.named_parameters()):
             return frozenset()
         if self._is_derived:
@@ -155,15 +151,7 @@ class Tuned(ArchitectureWrapper):
         raise AttributeError(f"{type(self).__name__} has no {name!r}")
 
     def _extend_layout(self, exits: tuple[int, ...], base: frozenset[str]) -> Layout:
-        """Return the inner family's layout with the added tensors: their dimensions follow those that shrink alike.
-
-        Args:
-            exits: Block counts.
-            base: Names of tensors that are never trained and are not sent.
-
-        Raises:
-            ModelError: A dimension of an added tensor shrinks like none of the inner family's.
-        """
+        """Return the inner family's layout with the added tensors: their dimensions follow those that shrink alike."""
         inner = self.inner.find_layout(exits, frozenset()).complete  # type: ignore[attr-defined]
         layouts: dict[str, TensorLayout] = dict(self.rename_tensors(inner.tensors))  # type: ignore[arg-type]
         full = inner.full_sizes

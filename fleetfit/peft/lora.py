@@ -119,11 +119,7 @@ def _find_targets(architecture: Architecture) -> list[str]:
 
 
 def _import_peft() -> tuple[Any, Any, Mapping[str, Any]]:
-    """Return peft's configuration, the function that puts the matrices in, and its table of targets.
-
-    Raises:
-        MissingExtra: It is not installed.
-    """
+    """Return peft's configuration, the function that puts the matrices in, and its table of targets."""
     try:
         with _silence_loggers("torchao", "torch.utils._pytree"):
             from peft import LoraConfig, inject_adapter_in_model

@@ -8,7 +8,6 @@ around that. A classifier is trained as it is, so nothing is put into it.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +45,7 @@ class Ssf(Tuned):
 
     def make_module(self, part: nn.Module) -> nn.Module:
         """Return the vectors of a layer, whose output they change from now on."""
-        part.register_forward_hook(_apply_vectors)
+        part.register_forward_hook(lambda part, _, output: part.get_submodule(ADDED)(output))
         weight = next(iter(part.parameters()))  # its first dimension is that of the output, for every kind
         return ScaleShift(len(weight), isinstance(part, _MAPS))
 
@@ -66,11 +65,6 @@ class Ssf(Tuned):
             merged[f"{layer}.weight"] = weight * scale.view(-1, *[1] * (weight.dim() - 1))
             merged[f"{layer}.bias"] = state[f"{layer}.bias"] * scale + state[f"{layer}.{ADDED}.shift"]
         return merged
-
-
-def _apply_vectors(part: nn.Module, _: Any, output: Tensor) -> Tensor:
-    changed: Tensor = part.get_submodule(ADDED)(output)
-    return changed
 
 
 def ssf(architecture: Architecture, targets: tuple[str, ...] = ("*",)) -> Architecture:

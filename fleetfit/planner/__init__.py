@@ -23,7 +23,6 @@ Differs from the paper:
 """
 
 from fleetfit.planner.budgets import (
-    KEPT as KEPT,
     Amount as Amount,
     Budget as Budget,
     LevelShape as LevelShape,

@@ -116,19 +116,7 @@ def _find_shape(
     split: Scaling,
     between: tuple[float, float],
 ) -> LevelShape:
-    """Return the shape of a new level.
-
-    Args:
-        index: Of its target.
-        targets: Those of all levels.
-        grids: Costs in the targets' cost, and in each further cost.
-        exits: That the model has.
-        split: How the method splits levels.
-        between: The costs of the next smaller and the next larger level.
-
-    Raises:
-        PlanError: None costs its target.
-    """
+    """Return the shape of a new level, whose cost is between those of the next smaller and the next larger one."""
     grid, further = grids
     ratio, tolerance = targets.ratios[index], targets.tolerances[index]
     for depth, width in list(_iter_pairs(grid, ratio, tolerance, exits, split))[:_COUNTED]:

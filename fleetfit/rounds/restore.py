@@ -199,14 +199,7 @@ def _check_statistics(statistics: Mapping[int, State], federation: Federation) -
 
 
 def _check_memory(memory: Any, where: str, federation: Federation, shapes: Shapes) -> None:
-    """Check the states in a memory, and what the method declares of its own entries.
-
-    Args:
-        memory: The server's, or a client's.
-        where: Its place in the checkpoint.
-        federation: The federation of the run.
-        shapes: Of the server's state: tensors of these names are as large.
-    """
+    """Check the states in a memory, tensors that are named as those of `shapes`, and what the method declares."""
     _check_states(memory, where, federation.problem.layout, shapes)
     own = ClientMemory.from_payload(memory).method
     if isinstance(own, Mapping):

@@ -269,11 +269,7 @@ class RoundUpdates:
             return None
 
     def _admit(self, update: Any) -> None:
-        """Average an update with the method's notes and weight; an error of these hooks makes it a failure.
-
-        Raises:
-            ConfigError: It is not an update of this round, or was admitted before.
-        """
+        """Average an update with the method's notes and weight; an error of these hooks makes it a failure."""
         if self.error:
             return
         if not isinstance(update, Update):

@@ -107,11 +107,7 @@ class SecureClient:
         self._held: dict[tuple[int, int], bytes] = {}
 
     def _enter(self, phase: str, following: str) -> None:
-        """Enter a phase; after a refusal no other follows.
-
-        Raises:
-            RunError: The phase is out of order.
-        """
+        """Enter a phase; after a refusal no other follows."""
         if self._phase != phase:
             raise RunError(
                 f"client {self.number} was asked for its {phase} when it was not their turn: each phase of a secure "
@@ -184,11 +180,6 @@ class SecureClient:
         return encode(self._roster.digest, dealer, holder)
 
     def _check(self, roster: Roster) -> None:
-        """Check a roster.
-
-        Raises:
-            RunError: It is wrong, or has too few members.
-        """
         if (roster.run, roster.round) != (self._run, self._round):
             raise RunError(
                 "the roster is one of another run or round than the keys that were asked for.", key="roster.round"

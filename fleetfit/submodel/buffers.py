@@ -39,21 +39,12 @@ def empty_like(flat: Tensor, size: int | None = None) -> Tensor:
         except OSError:  # no memory: torch's own error says so
             return flat.new_empty(count)
         view = memoryview(memory)
-        _buffers.append((memory, weakref.ref(view, _on_freed)))
+        _buffers.append((memory, weakref.ref(view, lambda _: release(_RESERVE))))
     return torch.frombuffer(view, dtype=flat.dtype, count=count)
 
 
-def release() -> None:
-    """Return unused buffers to the system."""
-    _release_all_but(0)
-
-
-def _on_freed(view: object) -> None:
-    _release_all_but(_RESERVE)
-
-
-def _release_all_but(reserve: int) -> None:
-    """Release the oldest unused buffers until `reserve` of them are left."""
+def release(reserve: int = 0) -> None:
+    """Return unused buffers to the system, the oldest first, until `reserve` of them are left."""
     with _lock:
         unused = [buffer for buffer in list(_buffers) if buffer[1]() is None]
         for buffer in unused[: max(0, len(unused) - reserve)]:

@@ -172,7 +172,6 @@ def _find_heads(module: Any, trained: set[int], x: Tensor) -> FrozenPrefix:
 
 @contextmanager
 def _record_parts(module: nn.Module) -> Iterator[list[nn.Module]]:
-    """Record which parts of a module run."""
     ran: list[nn.Module] = []
     with ExitStack() as hooks:
         for part in module.modules():
@@ -205,7 +204,6 @@ Call = tuple[nn.Module, Any, Any, torch.dtype | None]
 
 @contextmanager
 def _record_calls(heads: Sequence[nn.Module]) -> Iterator[list[Call]]:
-    """Record which heads run."""
     calls: list[Call] = []
 
     def record(head: nn.Module, inputs: Any, output: Any) -> None:

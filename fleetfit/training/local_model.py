@@ -101,11 +101,7 @@ class LocalModel:
 def _check_built(
     tensors: Mapping[str, tuple[torch.Tensor, bool]], layout: Layout, sizes: Mapping[str, int], exits: tuple[int, ...]
 ) -> None:
-    """Refuse a layout that is not that of a built module: a node has it from a server that it does not trust.
-
-    Raises:
-        RunError: They disagree on a tensor.
-    """
+    """Refuse a layout that is not that of a built module: a node has it from a server that it does not trust."""
 
     def is_alias(name: str, tensor: torch.Tensor) -> bool:
         other = layout.aliases.get(name)

@@ -105,17 +105,7 @@ def _score(
     shared: SampleScores | None,
     offset: Tensor | None,
 ) -> dict[str, Any]:
-    """Return the metrics of an evaluation in batches.
-
-    Args:
-        model: The model, loaded.
-        device: Its device.
-        loader: Loads the batches.
-        batches: Indices of samples.
-        job: The job.
-        shared: The scores of its samples in a shared pass; None without one.
-        offset: What personal predictions add to logits [C]; None if these are not scored.
-    """
+    """Return the metrics of an evaluation in batches; personal predictions add the offset [C] to the logits."""
     task, exits = device.problem.task, len(job.submodel.exits)
     functions = {name: names.resolve("metrics", name) for name in job.evaluation.metrics}
     answers: list[list[Tensor]] = []  # by batch: labels and outputs, for metrics that are not means over samples
@@ -152,11 +142,7 @@ def _score(
 
 
 def _convert_to_number(metric: str, value: Any) -> float | None:
-    """Return a user's metric, or None if it is not finite.
-
-    Raises:
-        RunError: It is not a number.
-    """
+    """Return a user's metric, or None if it is not finite."""
     try:
         number = float(value)
     except (TypeError, ValueError, RuntimeError):
