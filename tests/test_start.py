@@ -22,7 +22,7 @@ from fleetfit.core.tasks import classification
 from fleetfit.errors import ModelError, RunError
 from fleetfit.runs.folder import RunFolder
 from fleetfit.training import initial_state
-from fleetfit.training.start import Start, load_start
+from fleetfit.training.start import load_start
 
 HERE = Path(__file__).parent
 TINY: dict[str, Any] = {
@@ -154,11 +154,11 @@ class Pretrained(Tiny):
 def test_checkpoint_of_a_model_is_validated() -> None:
     """The last words of the note: the checkpoint, or what is drawn anew in its place."""
 
-    def begin(**model: Any) -> Start:
+    def begin(**model: Any) -> tuple[dict[str, torch.Tensor], tuple[str, ...]]:
         return load_start(Problem(Pretrained(**model), (1, 4, 4), classification, (1, 2, 3)))
 
-    assert len(begin().state) == len(infer_layout(Tiny(), (1, 2, 3)).tensors)
-    assert begin().notes[0].endswith("mine.") and begin(lacking="heads.2").notes[0].endswith(" heads.2.")
+    assert len(begin()[0]) == len(infer_layout(Tiny(), (1, 2, 3)).tensors)
+    assert begin()[1][0].endswith("mine.") and begin(lacking="heads.2")[1][0].endswith(" heads.2.")
     for model, names in (
         ({"value": torch.nan}, []),
         ({"value": torch.inf}, []),

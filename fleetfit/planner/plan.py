@@ -276,7 +276,12 @@ def make_plan(
     conditions = conditions or Conditions()
     names = list(budgets) if isinstance(budgets, Mapping) else None
     grid = cost_grid(architecture, input_shape, cost, conditions)
-    by_cost = _convert_budgets(architecture, input_shape, budgets, cost, grid.full, conditions)
+    values = list(budgets.values()) if isinstance(budgets, Mapping) else budgets
+    whole: Piece = ({}, (architecture.blocks,))
+    if isinstance(values, np.ndarray) or not any(isinstance(budget, Mapping | str) for budget in values):
+        by_cost = {cost: as_fractions(values, grid.full)}  # type: ignore[arg-type]
+    else:
+        by_cost = convert_budgets(values, cost, lambda c: compute_cost(architecture, whole, input_shape, c, conditions))
     further = {name: values for name, values in by_cost.items() if name != cost}
     if depths is not None and widths is not None and isinstance(how, str):
         how = [grid.compute(w, tuple(depths[: i + 1])) / grid.full for i, w in enumerate(widths)]
@@ -295,8 +300,8 @@ def make_plan(
         _plan_level(architecture, input_shape, i, split, targets, int(counts[i]), shown)
         for i, split in enumerate(splits)
     )
-    whole, bare = submodel_cost(architecture, ({}, splits[-1].exits), input_shape), full_cost(architecture, input_shape)
-    heads = Cost(whole.parameters - bare.parameters, whole.multiply_adds - bare.multiply_adds)
+    last, bare = submodel_cost(architecture, ({}, splits[-1].exits), input_shape), full_cost(architecture, input_shape)
+    heads = Cost(last.parameters - bare.parameters, last.multiply_adds - bare.multiply_adds)
     scaling = find_scaling(levels, architecture.blocks) if scaling in ("auto", "depth_first") else scaling
     smallest = {cost: splits[0].share, **splits[0].further}
     left_out = [
@@ -314,22 +319,6 @@ def find_scaling(levels: Sequence[PlannedLevel], blocks: int) -> Scaling:
     if any(level.widths for level in levels):
         return "depth_first"
     return "depth" if all(level.width == 1 for level in levels) else "both"
-
-
-def _convert_budgets(
-    architecture: Architecture,
-    input_shape: Sequence[int],
-    budgets: Mapping[str, Budget] | Sequence[Budget] | Floats,
-    cost: str,
-    full: float,
-    conditions: Conditions,
-) -> dict[str, Floats]:
-    """Return the budget of each client in each cost, as a fraction of the full model's."""
-    values = list(budgets.values()) if isinstance(budgets, Mapping) else budgets
-    if isinstance(values, np.ndarray) or not any(isinstance(budget, Mapping | str) for budget in values):
-        return {cost: as_fractions(values, full)}  # type: ignore[arg-type]
-    whole: Piece = ({}, (architecture.blocks,))
-    return convert_budgets(values, cost, lambda name: compute_cost(architecture, whole, input_shape, name, conditions))
 
 
 def _name_failed_costs(

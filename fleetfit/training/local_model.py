@@ -183,4 +183,4 @@ def _initialize(problem: Problem, seed: int) -> State:
     with isolate_rng(torch.device("cpu"), derive_seed(seed, "initial")):
         module = build_module(problem.architecture, problem.layout.full_sizes, problem.exits)
     drawn = {name: tensor.detach().float() for name, tensor, _ in named_tensors(module)}
-    return drawn | load_start(problem).state
+    return drawn | load_start(problem)[0]

@@ -1,6 +1,5 @@
 """The start of a model that is not drawn at random: a checkpoint of its architecture, or the end of another run."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,23 +13,14 @@ from fleetfit.runs.checkpoints import validate_checkpoint
 from fleetfit.runs.folder import RunFolder
 
 
-@dataclass(frozen=True)
-class Start:
-    """The part of a model that is not drawn at random.
+def load_start(problem: Problem) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Return the part of a model that is not drawn at random.
 
-    Attributes:
-        state: Tensors of the full model.
-        notes: Sentences that say where they come from, and what is drawn anew.
-    """
+    It is the architecture's checkpoint, replaced where the run that this one starts from has tensors. A classifier that
+    they lack, or that is for another number of classes, keeps its drawn values.
 
-    state: dict[str, Tensor]
-    notes: tuple[str, ...]
-
-
-def load_start(problem: Problem) -> Start:
-    """Return the architecture's checkpoint, replaced where the run that this one starts from has tensors.
-
-    A classifier that they lack, or that is for another number of classes, keeps its drawn values.
+    Returns:
+        Tensors of the full model, and notes that say where they come from, and what is drawn anew.
 
     Raises:
         FleetFitError: A checkpoint cannot be read, or does not fit the model.
@@ -48,14 +38,14 @@ def load_start(problem: Problem) -> Start:
         state |= _select_fitting(problem, checkpoint if rename is None else rename(checkpoint), source, notes)
     if problem.layout.base and not state:
         notes.append("What is never trained begins drawn: give the model a checkpoint, or the run init_from.")
-    return Start(state, tuple(notes))
+    return state, tuple(notes)
 
 
 def describe_start(problem: Problem) -> tuple[str, ...]:
     """Return the notes of `load_start`, or a note that the run is gone: it is needed only once."""
     if problem.init_from and not Path(problem.init_from).expanduser().exists():
         return (f"The model began as {problem.init_from}, which is not there any more.",)
-    return load_start(problem).notes
+    return load_start(problem)[1]
 
 
 def _load_last_state(folder: str) -> tuple[State, str]:
