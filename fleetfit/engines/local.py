@@ -50,10 +50,6 @@ class ClientMemories:
         if memory is not None:
             self._pending[(round, index)] = memory
 
-    def drop_pending(self) -> None:
-        """Drop the memories that were not accepted."""
-        self._pending.clear()
-
     def commit_memory(self, update: Update) -> None:
         """Make the pending memory of an accepted update the client's."""
         memory = self._pending.pop((update.round, update.index), None)

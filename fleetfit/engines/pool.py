@@ -168,7 +168,7 @@ class Pool(ClientMemories, ABC):
                 if worker.receive() is None:
                     worker.jobs.clear()
                     self._replace(worker)
-        self.drop_pending()
+        self._pending.clear()
 
     def close(self) -> None:
         """End the workers."""

@@ -15,7 +15,7 @@ labeled data: there are no labels. Batch norm uses each batch's own statistics, 
 running statistics are kept.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -99,23 +99,17 @@ class DistilledMean:
             return aggregate
         layout = federation.problem.layout
         students = [level.submodel for level in federation.levels if level.submodel != full_submodel(layout)]
+        loss = partial(Distillation, teachers=self._teachers, students=students, temperature=self._temperature)
+        method = Method(make_loss=loss, report=lambda job, device, result: result.loss.get_metrics())
         job = Job(
             "train", server.round, server.round + 1, 0, None, full_submodel(layout),
-            apply_mean(server.state, aggregate), make_distillation_spec(self._teachers, students, self._temperature),
+            apply_mean(server.state, aggregate), {"name": method},
             derive_seed(federation.seed, server.round, "distil"), local=self._local,
         )  # fmt: skip
         update = run_on_server(job, get_server_device(federation))
         coverage = concat_state(aggregate.coverage)
         covered = FlatState(torch.where(coverage > 0, coverage, 1.0), get_shapes(aggregate.coverage))
         return Aggregate(update.state, covered, metrics=update.metrics)
-
-
-def make_distillation_spec(
-    teachers: Sequence[Update], students: Sequence[Submodel], temperature: float
-) -> Mapping[str, Method]:
-    """Return the spec of the server's own job: FedAvg with the distillation as its loss."""
-    loss = partial(Distillation, teachers=teachers, students=students, temperature=temperature)
-    return {"name": Method(make_loss=loss, report=lambda job, device, result: result.loss.get_metrics())}
 
 
 def get_server_device(federation: Federation) -> Device:

@@ -6,7 +6,6 @@ since a gradient follows one place of a maximum only. Global operations inside a
 norms over places, see the image but do not tell where something is, so they are left out.
 """
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from fleetfit.anatomy import Architecture, build_module, explain_errors
 from fleetfit.cost import call_once
@@ -70,7 +70,7 @@ def iter_receptive_fields(
     with explained, _keep_head_inputs(module, positions, inputs), _LocalOperations():
         module(image)
     for exit in positions:
-        tensors = list(_iter_tensors(inputs.get(exit)))
+        tensors = [leaf for leaf in tree_leaves(inputs.get(exit)) if isinstance(leaf, Tensor)]
         centers = [  # the sum over the channels at the center of a map [1, C, H, W]; over all of another tensor
             (t[:, :, t.shape[2] // 2, t.shape[3] // 2] if t.dim() == 4 else t).sum() for t in tensors if t.requires_grad
         ]
@@ -134,15 +134,6 @@ def _pool_by_mean(
     **_: Any,
 ) -> Tensor:  # fmt: skip
     return F.avg_pool2d(x, kernel_size, stride or None, padding, ceil_mode)
-
-
-def _iter_tensors(nest: Any) -> Iterator[Tensor]:
-    if isinstance(nest, Tensor):
-        yield nest
-    elif isinstance(nest, Mapping):
-        yield from itertools.chain.from_iterable(map(_iter_tensors, nest.values()))
-    elif isinstance(nest, list | tuple):
-        yield from itertools.chain.from_iterable(map(_iter_tensors, nest))
 
 
 def _measure_extent(touched: Tensor) -> int:

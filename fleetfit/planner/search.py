@@ -203,11 +203,9 @@ def make_grids(
     architecture: Architecture, input_shape: Sequence[int], targets: Targets
 ) -> tuple[Grid, dict[str, Grid]]:
     """Return the costs of all depths and widths in the targets' cost, and in each cost with ceilings."""
-
-    def grid(cost: str) -> Grid:
-        return cost_grid(architecture, input_shape, cost, targets.conditions)
-
-    return grid(targets.cost), {cost: grid(cost) for cost in targets.ceilings}
+    costs = (targets.cost, *targets.ceilings)
+    grid, *others = (cost_grid(architecture, input_shape, cost, targets.conditions) for cost in costs)
+    return grid, dict(zip(targets.ceilings, others, strict=True))
 
 
 def search(

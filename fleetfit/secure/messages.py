@@ -84,15 +84,7 @@ class Roster:
 
     def get_blocks(self, client: int) -> list[int]:
         """Return the announced blocks that a member covers."""
-        return self._covered.get(client, [])
-
-    @cached_property
-    def _covered(self) -> dict[int, list[int]]:
-        blocks: dict[int, list[int]] = {}
-        for block, _ in self.blocks:
-            for client in self.find_covering(block):
-                blocks.setdefault(client, []).append(block)
-        return blocks
+        return [block for block, _ in self.blocks if client in self._bit and self.covers(client, block)]
 
     @cached_property
     def digest(self) -> bytes:
