@@ -9,6 +9,7 @@ from benchmarks.measuring import Figure, Options, amount, ratio
 from benchmarks.random_fleet import KINDS, fleet
 from fleetfit.aggregate import Mean, average_sums
 from fleetfit.core import Job, Update
+from fleetfit.engines.local import ClientMemories
 from fleetfit.engines.secure import SecureEngine
 from fleetfit.messages import job_size, reply_size
 from fleetfit.rounds import start
@@ -18,15 +19,19 @@ from fleetfit.submodel import concat_state, get_slice_plan
 CLIENTS = (10, 20, 60)
 
 
-class _Trained:
+class _Trained(ClientMemories):
     """An engine whose clients have trained."""
 
     def __init__(self, updates: list[Update]) -> None:
+        super().__init__()
         self.updates = updates
 
     def run(self, jobs: Iterator[Job]) -> Iterator[Update]:
         """Yield the updates."""
         return (self.updates[job.index] for job in jobs)
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 def figures(options: Options) -> Iterator[Figure]:

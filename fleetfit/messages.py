@@ -350,15 +350,12 @@ def dump_state(state: State, layout: Layout, submodel: Submodel) -> Tensor | dic
 
 
 def _join_state(state: State, expected: Shapes) -> Tensor | dict[str, Tensor]:
-    shapes = get_shapes(state)
-    if not shapes or shapes != expected:
+    if not state or get_shapes(state) != expected:
         return dict(state)
-    if isinstance(state, FlatState) and list(shapes) == list(expected):
+    if isinstance(state, FlatState) and list(state) == list(expected):
         return state.flat
     tensors = [state[name] for name in expected]
-    if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
-        return dict(state)
-    return concat_tensors(tensors)
+    return concat_tensors(tensors) if len({tensor.dtype for tensor in tensors}) == 1 else dict(state)
 
 
 def _load_state(state: Any, layout: Layout, submodel: Submodel) -> Any:

@@ -88,9 +88,8 @@ class Scene:
 
     def mask(self, update: Update, submodel: Submodel) -> Tensor:
         """Return the elements of an update that belong to another sub-model, bool, flat."""
-        full = torch.zeros(get_slice_plan(self.layout, full_submodel(self.layout)).size)
-        get_slice_plan(self.layout, submodel).scatter_scalar(full, 1.0)
-        return get_slice_plan(self.layout, update.submodel).gather(full) > 0
+        ones = torch.ones(get_slice_plan(self.layout, submodel).size)
+        return move_flat(self.layout, ones, submodel, update.submodel) > 0
 
 
 def get_sent_state(layout: Layout, job: Job, update: Update) -> Tensor:

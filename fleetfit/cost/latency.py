@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fleetfit.anatomy import Architecture, batch_norms, build_module, explain_errors, make_input, place_module
 from fleetfit.cost.count import Conditions, get_layout, submodel_cost
-from fleetfit.cost.parts import PART, Measure, Profile
+from fleetfit.cost.parts import Measure, Place, Profile, iter_parts
 from fleetfit.machine import use_threads
 from fleetfit.seeds import isolate_rng
 
@@ -172,19 +172,15 @@ def _summarize(times: Sequence[float]) -> Latency:
 def latency_s(architecture: Architecture, input_shape: tuple[int, ...], conditions: Conditions) -> Measure:
     """Estimate by parts: the median time of each block and classifier of the model with all exits."""
     layout = get_layout(architecture, input_shape)
-    places = [("blocks", i) for i in range(architecture.blocks)] + [("heads", e) for e in layout.exits]
+    places: list[Place] = [(i, None) for i in range(architecture.blocks)]
+    places += [(None, e) for e in layout.exits]
 
     def measure(sizes: Mapping[str, int]) -> Profile:
         key = f"latency_s by part {_make_key(architecture, sizes, layout.exits, input_shape)}"
         if key not in conditions.measured:
             module, x = _build_for_inference(architecture, sizes, layout.exits, input_shape)
-            parts = {}
-            for name, part in module.named_modules():
-                matched = PART.fullmatch(name)
-                if matched is not None:
-                    parts[part] = matched["kind"], int(matched["number"])
             with explain_errors(architecture, input_shape):
-                rows = _time_passes(module, x, parts)
+                rows = _time_passes(module, x, dict(iter_parts(module)))
             medians = [float(np.median([row.get(place, 0.0) for row in rows])) for place in (None, *places)]
             conditions.measured[key] = [round(m, _DIGITS) for m in medians]
         rest, *others = conditions.measured[key]
@@ -214,18 +210,15 @@ def _build_for_inference(
     return module, make_input(architecture, input_shape, 1, torch.Generator().manual_seed(0))
 
 
-Part = tuple[str, int] | None
-
-
 def _time_passes(
-    module: nn.Module, x: Tensor, parts: Mapping[nn.Module, Part], threads: int = 1, patience_s: float = _PATIENCE_S
-) -> list[dict[Part, float]]:
+    module: nn.Module, x: Tensor, parts: Mapping[nn.Module, Place], threads: int = 1, patience_s: float = _PATIENCE_S
+) -> list[dict[Place | None, float]]:
     """Run a module repeatedly; return the seconds of each part by pass, under None those outside of all parts."""
-    row: dict[Part, float] = {}
+    row: dict[Place | None, float] = {}
     began: list[float] = []
-    rows: list[dict[Part, float]] = []
+    rows: list[dict[Place | None, float]] = []
 
-    def leave(name: Part, *_: object) -> None:
+    def leave(name: Place, *_: object) -> None:
         row[name] = row.get(name, 0.0) + time.perf_counter() - began.pop()
 
     with contextlib.ExitStack() as hooks, torch.no_grad(), use_threads(threads):

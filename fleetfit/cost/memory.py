@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from fleetfit.anatomy import Architecture, explain_errors, outputs
 from fleetfit.anatomy.meta import Operations, run
 from fleetfit.cost.count import Conditions, call_once, get_layout, on_meta
-from fleetfit.cost.parts import PART, Measure, Place, Profile, get_place, numel, sum_by_place
+from fleetfit.cost.parts import Measure, Place, Profile, get_place, iter_parts, numel, sum_by_place
 
 _NUMBER = 4  # bytes
 
@@ -139,12 +139,8 @@ def memory_bytes(architecture: Architecture, input_shape: tuple[int, ...], condi
         batch_size, moments = conditions.batch_size, conditions.moments
         memory, module, x = _prepare_step(architecture, sizes, layout.exits, input_shape, batch_size, moments)
         before = memory.now
-        for name, part in module.named_modules():
-            matched = PART.fullmatch(name)
-            if matched is not None:
-                number = int(matched["number"])
-                place = (number, None) if matched["kind"] == "blocks" else (None, number)
-                _record_growth(part, place, memory, parts)
+        for part, place in iter_parts(module):
+            _record_growth(part, place, memory, parts)
         with explain_errors(architecture, input_shape, "meta"), memory:
             logits = outputs(module, x)  # noqa: F841  their storages are alive until here
         stem = x.numel() * x.element_size() + memory.now - before - sum(n for _, n in parts)

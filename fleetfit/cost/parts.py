@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,8 +12,7 @@ from torch import nn
 from fleetfit.anatomy import Architecture, Layout, build_module, meta
 from fleetfit.cost.count import Conditions, call_once, count, get_layout
 
-PART = re.compile(r"(?:.*\.)?(?P<kind>blocks|heads)\.(?P<number>\d+)")
-"""The name of a block or of a classifier."""
+_PART = re.compile(r"(?:.*\.)?(?P<kind>blocks|heads)\.(?P<number>\d+)")
 _PROBES = (0.37, 0.53, 0.71)
 _PROBED_EXITS = 4  # at most
 _FRAME = 72  # bytes of a message before its numbers, where these are a million or more; up to 16 less for fewer
@@ -242,6 +241,14 @@ def _find_place(layout: Layout, prefix: str) -> Place:
     if not places and prefix:
         return _find_place(layout, prefix[: prefix.rstrip(".").rfind(".") + 1])
     return places.pop() if len(places) == 1 else (None, None)
+
+
+def iter_parts(module: nn.Module) -> Iterator[tuple[nn.Module, Place]]:
+    """Yield the blocks and classifiers of a module, by their names, each with its place."""
+    for name, part in module.named_modules():
+        if (matched := _PART.fullmatch(name)) is not None:
+            number = int(matched["number"])
+            yield part, (number, None) if matched["kind"] == "blocks" else (None, number)
 
 
 def sum_by_place(architecture: Architecture, parts: Iterable[tuple[Place, float]]) -> Profile:
