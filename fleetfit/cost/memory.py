@@ -9,6 +9,7 @@ kernels keep more.
 The loss is a cross-entropy over the last dimension of each exit's outputs; those of other tasks hold as much.
 """
 
+import math
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from fleetfit.anatomy import Architecture, explain_errors, outputs
 from fleetfit.anatomy.meta import Operations, run
 from fleetfit.cost.count import Conditions, call_once, get_layout, on_meta
-from fleetfit.cost.parts import Measure, Place, Profile, get_place, iter_parts, numel, sum_by_place
+from fleetfit.cost.parts import Measure, Place, Profile, get_place, iter_parts, sum_by_place
 
 _NUMBER = 4  # bytes
 
@@ -148,7 +149,7 @@ def memory_bytes(architecture: Architecture, input_shape: tuple[int, ...], condi
         for name, shape in layout.complete.shapes(sizes, layout.exits).items():
             trained = name in layout.tensors and layout.tensors[name].trainable
             numbers = 2 + conditions.moments if trained else 1  # the parameter, its gradient, what its optimizer keeps
-            parts.append((get_place(layout.complete, name), _NUMBER * numbers * numel(shape)))
+            parts.append((get_place(layout.complete, name), _NUMBER * numbers * math.prod(shape)))
         return sum_by_place(architecture, parts)
 
     return measure

@@ -1,6 +1,7 @@
 """Costs that add up exactly, by parts: what is outside the blocks, each block, each classifier."""
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ def _measure_tensors(
 
     def measure(sizes: Mapping[str, int]) -> Profile:
         shapes = layout.shapes(sizes, layout.exits)
-        tensors = [(get_place(layout, name), bytes_each * numel(shapes[name])) for name in names]
+        tensors = [(get_place(layout, name), bytes_each * math.prod(shapes[name])) for name in names]
         return sum_by_place(architecture, [((None, None), rest), *tensors])
 
     return measure
@@ -90,7 +91,7 @@ def message_size(shapes: Mapping[str, tuple[int, ...]]) -> int:
 
     Four bytes a number, and a header whose length is taken to be the same for all, so that the parts of a model add up.
     """
-    return _FRAME + sum(4 * numel(shape) for shape in shapes.values())
+    return _FRAME + sum(4 * math.prod(shape) for shape in shapes.values())
 
 
 def multiply_adds(architecture: Architecture, input_shape: tuple[int, ...], conditions: Conditions) -> Measure:
@@ -183,7 +184,7 @@ class _Scaling:
 
     def _count_weights(self, sizes: Mapping[str, int]) -> dict[str, int]:
         shapes = self.layout.shapes(sizes, self.layout.exits)
-        return {name: sum(numel(shapes[k]) for k in kernels) for name, kernels in self._kernels.items()}
+        return {name: sum(math.prod(shapes[k]) for k in kernels) for name, kernels in self._kernels.items()}
 
     def fit(self, probes: Sequence[tuple[Mapping[str, int], Mapping[str, int]]]) -> bool:
         """Find a rule for each module that gives the exact counts at some sizes; return whether all have one."""
@@ -263,8 +264,3 @@ def sum_by_place(architecture: Architecture, parts: Iterable[tuple[Place, float]
         else:
             rest += n
     return Profile(rest, blocks, heads)
-
-
-def numel(shape: Sequence[int]) -> int:
-    """Return how many numbers a shape holds."""
-    return int(np.prod(shape, dtype=np.int64))

@@ -166,14 +166,9 @@ class Tables:
     resources: Floats
 
     @staticmethod
-    def new(p: int, clients: int) -> "Tables":
-        """Return the tables before the first round: ones (lines 1 and 2)."""
-        return Tables(np.ones((3, clients)), np.ones((2 * p + 1, clients)))
-
-    @staticmethod
     def load(memory: Mapping[str, Any] | None, p: int, clients: int) -> "Tables":
-        """Return the tables in a server's memory, with ones for clients that are new, or new tables."""
-        stored, new = (memory or {}).get(_NAME), Tables.new(p, clients)
+        """Return the tables in a server's memory; a new client has ones, as all before the first round (lines 1, 2)."""
+        stored, new = (memory or {}).get(_NAME), Tables(np.ones((3, clients)), np.ones((2 * p + 1, clients)))
         if not stored:
             return new
         count = stored["curiosity"].shape[1]

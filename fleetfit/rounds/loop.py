@@ -72,7 +72,7 @@ def run(
         began = time.perf_counter()
         with timer.on("training"):
             server, frequencies = learn_prior(federation, engine, settings, server)
-        if settings.secure is not None and settings.secure.has_begun(server.round):
+        if (secure := settings.secure) is not None and secure.journal.has_begun(secure.run, server.round):
             server, report = _skip_round(federation, settings, server)
         else:
             if settings.privacy is not None:

@@ -1,10 +1,9 @@
 """Make the report of a round: plain values, as a line of `metrics.jsonl` has them."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
-
-import numpy as np
 
 from fleetfit.core import Failure, Federation, Local, Server, Update
 from fleetfit.errors import one_line
@@ -82,7 +81,7 @@ class ElementCounter:
         key = (tuple(submodel.sizes.items()), submodel.exits)
         if key not in self._counts:
             shapes = self._layout.shapes(submodel.sizes, submodel.exits).values()
-            self._counts[key] = sum(int(np.prod(shape)) for shape in shapes)
+            self._counts[key] = sum(map(math.prod, shapes))
         return self._counts[key]
 
 
@@ -244,12 +243,7 @@ def explain_empty_rounds(reports: Sequence[Mapping[str, Any]], in_a_row: bool) -
     )
     others = f"; and {len(reasons) - _MAX_NAMED} other reasons" if len(reasons) > _MAX_NAMED else ""
     last = f". The last round was rolled back: {records[-1]['reason'].removesuffix('.')}" if records else ""
+    start = "no client returned a usable update in any round, so nothing was learned"
     if in_a_row:
-        return (
-            f"for {count} rounds in a row no client returned a usable update. Reasons: {listed or 'none given'}"
-            f"{others}{last}."
-        )
-    return (
-        "no client returned a usable update in any round, so nothing was learned. Reasons: "
-        f"{listed or 'none given'}{others}{last}."
-    )
+        start = f"for {count} rounds in a row no client returned a usable update"
+    return f"{start}. Reasons: {listed or 'none given'}{others}{last}."

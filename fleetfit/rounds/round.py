@@ -394,7 +394,7 @@ def collect_sums(
     assert isinstance(engine, SecureEngine)
     if privacy is not None and clients < secure.rules.minimum:
         return Collection([], None, TOO_FEW)
-    secure.begin(server.round)
+    secure.journal.enter(secure.run, server.round)  # before any message of it is sent
     with timer.on("training"):
         summed = engine.sums(jobs, server.state)
     entry = {"secure": {"hidden": summed.hidden, "clipped": summed.clipped}}

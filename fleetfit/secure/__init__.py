@@ -63,11 +63,3 @@ class SecureRun:
     grid: Quantizer
     run: str = field(default_factory=lambda: token_hex(16))
     journal: Journal = field(default_factory=Journal)
-
-    def has_begun(self, round: int) -> bool:
-        """Return whether a round was begun before."""
-        return self.journal.has_begun(self.run, round)
-
-    def begin(self, round: int) -> None:
-        """Note that a round begins, before any message of it is sent."""
-        self.journal.enter(self.run, round)

@@ -308,9 +308,9 @@ class SlicePlan:
         _check_fits(layout, submodel)
         self.shapes = layout.shapes(submodel.sizes, submodel.exits)
         self.names = list(self.shapes)
-        self.size = sum(_numel(shape) for shape in self.shapes.values())
+        self.size = sum(math.prod(shape) for shape in self.shapes.values())
         full_shapes = layout.shapes(layout.full_sizes, layout.exits)
-        full_size = sum(_numel(shape) for shape in full_shapes.values())
+        full_size = sum(math.prod(shape) for shape in full_shapes.values())
         self.whole = self.size == full_size and all(isinstance(c, range) for c in submodel.channels.values())
         self._source = (layout.axes, layout.full_sizes, layout.tensors, submodel.channels, full_shapes)
 
@@ -318,22 +318,23 @@ class SlicePlan:
     def _moves(self) -> tuple[list[Strip], tuple[Tensor, Tensor] | None, list["_Slices"]]:
         """The elements as strips; what is small or scattered by index; scattered parts of large tensors by slices."""
         full_shapes = self._source[-1]
-        offsets = dict(zip(full_shapes, accumulate(map(_numel, full_shapes.values()), initial=0), strict=False))
+        offsets = dict(zip(full_shapes, accumulate(map(math.prod, full_shapes.values()), initial=0), strict=False))
         strips: list[Strip] = []
         places: list[tuple[Tensor, Tensor]] = []
         slices: list[_Slices] = []
         here = 0
         for name, spans in self._stretches.items():
             shape, kept, there = full_shapes[name], self.shapes[name], offsets[name]
+            size, count = math.prod(shape), math.prod(kept)
             own_strips = find_strips(spans, shape, kept, there, here)
             if own_strips is not None:
                 strips += own_strips
-            elif _numel(shape) <= LARGE:
-                far = _take(torch.arange(there, there + _numel(shape)).view(shape), spans).reshape(-1)
-                places.append((far, torch.arange(here, here + _numel(kept))))
+            elif size <= LARGE:
+                far = _take(torch.arange(there, there + size).view(shape), spans).reshape(-1)
+                places.append((far, torch.arange(here, here + count)))
             else:
-                slices.append((slice(here, here + _numel(kept)), spans, slice(there, there + _numel(shape)), shape))
-            here += _numel(kept)
+                slices.append((slice(here, here + count), spans, slice(there, there + size), shape))
+            here += count
         joined = merge_strips(strips)
         places += [strip.compute_indices() for strip in joined if strip.count < FEW]
         index = (torch.cat([far for far, _ in places]), torch.cat([near for _, near in places])) if places else None
@@ -439,10 +440,6 @@ def _write(target: Tensor, spans: Sequence[Sequence[Span]], flat: Tensor, add: b
             at += n
 
     visit(target, source, 0)
-
-
-def _numel(shape: Sequence[int]) -> int:
-    return int(np.prod(shape, dtype=np.int64))
 
 
 def _check_fits(layout: Layout, submodel: Submodel) -> None:
