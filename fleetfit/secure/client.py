@@ -306,12 +306,7 @@ class SecureClient:
         if len(set(dealers)) < len(dealers) or not set(dealers) <= members.keys() - {self.number}:
             raise RunError("shares came twice from one member, or from one that is not on the roster.", key="shares")
         self._dealers = {self.number, *dealers}
-        if len(self._dealers) < max(self._roster.threshold, self._minimum):
-            raise RunError(
-                f"{len(self._dealers)} members have dealt their shares, and at least "
-                f"{max(self._roster.threshold, self._minimum)} are asked for.",
-                key="shares",
-            )
+        self._check_count(len(self._dealers), "have dealt their shares", "shares")
         for dealer, text in shares.sealed:
             key = self._derive_seal_key(members[dealer], dealer, self.number)
             opened = keys.unseal(key, text, self._encode_binding(dealer, self.number))
@@ -324,6 +319,11 @@ class SecureClient:
                 )
             for number, kind in enumerate(kinds):
                 self._held[dealer, kind] = opened[number * shamir.SIZE : (number + 1) * shamir.SIZE]
+
+    def _check_count(self, members: int, action: str, key: str) -> None:
+        needed = max(self._roster.threshold, self._minimum)
+        if members < needed:
+            raise RunError(f"{members} members {action}, and at least {needed} are asked for.", key=key)
 
     # ---- agree and unmask
 
@@ -346,11 +346,7 @@ class SecureClient:
             raise RunError(
                 "the clients listed as living and dead are not the members that have dealt their shares.", key="living"
             )
-        if len(living) < max(self._roster.threshold, self._minimum):
-            raise RunError(
-                f"{len(living)} members live, and at least {max(self._roster.threshold, self._minimum)} are asked for.",
-                key="living",
-            )
+        self._check_count(len(living), "live", "living")
         self._survivors = survivors
         signature = self._identity.signer.sign(encode_survivors(self._roster.digest, survivors))
         self._leave()

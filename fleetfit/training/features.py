@@ -139,8 +139,7 @@ class FeatureCache:
 
     def find_stores(self, keys: list[Key]) -> list[RowStore] | None:
         """Return the stores of some keys, or None if one is missing."""
-        stores = [self._stores.get(key) for key in keys]
-        return None if None in stores else [store for store in stores if store is not None]
+        return [self._stores[key] for key in keys] if self._stores.keys() >= set(keys) else None
 
 
 _caches: WeakKeyDictionary[Problem, FeatureCache] = WeakKeyDictionary()
