@@ -151,15 +151,11 @@ def on_meta(
 
 
 class _Flops(meta.Operations):
-    """Counts the FLOPs that torch has formulas for.
-
-    Attributes:
-        by_module: FLOPs by the name of a module, children included, as the tracker names it: `Class.child`. "Global" is
-            all of them.
-    """
+    """Counts the FLOPs that torch has formulas for."""
 
     def __init__(self, running: ModuleTracker) -> None:
         super().__init__()
+        # children included, by the names of the tracker: `Class.child`; "Global" is all of them
         self.by_module: dict[str, int] = defaultdict(int)
         self._running = running
 

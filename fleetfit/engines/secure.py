@@ -83,21 +83,12 @@ def format_submodel(submodel: Submodel) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """The elements of a block.
-
-    Attributes:
-        positions: Of its elements in the full model's flat buffer, ascending.
-        tensors: Names of the tensors that have elements in it.
-        tensor_of: For each element the number of its tensor among these.
-    """
-
-    positions: Tensor
-    tensors: tuple[str, ...]
-    tensor_of: Tensor
+    positions: Tensor  # of its elements in the full model's flat buffer, ascending
+    tensors: tuple[str, ...]  # names of those that have elements in it
+    tensor_of: Tensor  # for each element the number of its tensor among these
 
     @property
     def words(self) -> int:
-        """Numbers in its message."""
         return len(self.positions) + len(self.tensors) + 1
 
 

@@ -265,16 +265,10 @@ class BlockRows:
 
 @dataclass(eq=False)
 class _Group:
-    """Updates of the same sub-model, in which the same tensors were trained.
+    """Updates of the same sub-model, in which the same tensors were trained."""
 
-    Attributes:
-        members: Their indices in the list of updates.
-        trained: The elements that count, bool, flat; None for all of them.
-        compiled: Where the sub-model's elements are in the full model.
-    """
-
-    members: list[int]
-    trained: Tensor | None
+    members: list[int]  # indices in the list of updates
+    trained: Tensor | None  # the elements that count, bool, flat; None for all of them
     compiled: SlicePlan
 
     def mark(self, codes: Tensor, number: int) -> None:

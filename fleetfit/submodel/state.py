@@ -187,15 +187,11 @@ def unflatten(plain: Any, buffers: Buffers, most_bytes: int | None = None) -> An
 
 
 class _Unflattener:
-    """Rebuilds a payload; takes its tensors from the buffers in their order.
-
-    Attributes:
-        ends: The number of elements taken from each buffer.
-    """
+    """Rebuilds a payload; takes its tensors from the buffers in their order."""
 
     def __init__(self, buffers: Buffers, most_bytes: int | None) -> None:
         self._buffers, self._bytes_left, self._is_bounded = buffers, most_bytes, most_bytes is not None
-        self.ends = dict.fromkeys(buffers, 0)
+        self.ends = dict.fromkeys(buffers, 0)  # elements taken from each buffer
 
     def read(self, value: Any, depth: int) -> Any:
         if not isinstance(value, list | dict):
