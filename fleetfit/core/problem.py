@@ -198,8 +198,7 @@ def apply_peft(architecture: Architecture, spec: Mapping[str, Any]) -> Architect
     settings = {key: value for key, value in spec.items() if key != "name"}
     name = spec.get("name", "full")
     function = name if callable(name) else names.resolve("peft", name)
-    changed: Architecture = call_factory(function, str(name), "[peft]", settings, architecture=architecture)
-    return changed
+    return call_factory(function, str(name), "[peft]", settings, architecture=architecture)
 
 
 @dataclass(frozen=True, eq=False)

@@ -86,8 +86,7 @@ class _WorkerProcess:
 
     def receive(self) -> Mapping[str, Any] | None:
         try:
-            message: Mapping[str, Any] = unpack(self.connection.recv_bytes())
-            return message
+            return unpack(self.connection.recv_bytes())
         except (EOFError, OSError):
             return None
 

@@ -271,8 +271,7 @@ class _ActorWorker:
         except (library.exceptions.RayActorError, library.exceptions.ObjectLostError):
             return None
         self.most = 1 + min(_MAX_WAITING, int(_WAITING_S / seconds))
-        reply: Mapping[str, Any] = unpack(bytearray(message))
-        return reply
+        return unpack(bytearray(message))
 
     def end(self) -> None:
         with contextlib.suppress(Exception):  # Ray has ended already

@@ -405,8 +405,7 @@ class _SecureRound:
         signatures = self._call_server(server.collect_signatures)
         self._ask("unmask", dict.fromkeys(present, signatures), server.add_opened)
         sent = self.engine.blocks.digest_sent(self._roster.submodels, self.jobs[0], self.state, self.engine.secure.grid)
-        sums: list[BlockSum] = self._call_server(lambda: server.compute_sums(sent))
-        return sums
+        return self._call_server(lambda: server.compute_sums(sent))
 
     def _call_server(self, step: Callable[[], Any]) -> Any:
         try:

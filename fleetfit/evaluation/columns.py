@@ -135,8 +135,7 @@ def get_accuracy(metrics: Metrics) -> float:
 
 
 def _get_own_metric(name: str, metrics: Metrics) -> Values:
-    values: Values = metrics["own"][name]
-    return values
+    return metrics["own"][name]
 
 
 def _average_levels(federation: Federation, metrics: Mapping[int, Metrics]) -> float | None:

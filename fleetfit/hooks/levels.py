@@ -90,8 +90,7 @@ def find_split(levels: Any, targets: Targets) -> Scaling | None:
     function, keywords = (levels.func, levels.keywords) if isinstance(levels, partial) else (levels, {})
     if function is not split_levels:
         return None
-    split: Scaling = keywords.get("scaling") or targets.scaling or keywords.get("default", "both")
-    return split
+    return keywords.get("scaling") or targets.scaling or keywords.get("default", "both")
 
 
 def may_split(levels: Any) -> bool:

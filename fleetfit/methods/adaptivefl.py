@@ -211,8 +211,7 @@ def compute_resource_reward(tables: Tables, model: int) -> Floats:
 
 def compute_curiosity_reward(tables: Tables, model: int) -> Floats:
     """Return R_c(m_i, c) = 1 / sqrt(T_c[type(m_i)][c]) of every client [K]."""
-    reward: Floats = 1 / np.sqrt(tables.curiosity[get_type(model, tables.p)])
-    return reward
+    return 1 / np.sqrt(tables.curiosity[get_type(model, tables.p)])
 
 
 def compute_reward(tables: Tables, model: int, rule: Rewards = "CS") -> Floats:

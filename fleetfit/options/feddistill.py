@@ -70,8 +70,7 @@ def _report_prototypes(job: Job, device: Device, result: LocalResult) -> State:
 
 def _load_prototypes(federation: Federation, server: Server) -> Tensor:
     size = federation.problem.output_size
-    stored: Tensor = (server.memory or {}).get("prototypes", torch.zeros(size, size + 1))
-    return stored
+    return (server.memory or {}).get("prototypes", torch.zeros(size, size + 1))
 
 
 def _store_prototypes(federation: Federation, server: Server, aggregate: Aggregate, reports: Reports) -> Server:

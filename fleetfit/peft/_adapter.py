@@ -25,8 +25,7 @@ class Adapter(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output [..., after] for x [..., before]."""
-        output: Tensor = self.up(F.gelu(self.down(x)))
-        return output
+        return self.up(F.gelu(self.down(x)))
 
 
 @dataclass(frozen=True)

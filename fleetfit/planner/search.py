@@ -150,16 +150,14 @@ class Search:
     @staticmethod
     def _own(grid: Grid) -> Floats:
         """Return the cost of trunk and own classifier as a fraction of cost(M) [P, W]."""
-        own: Floats = (grid.trunk + grid.heads) / grid.full
-        return own
+        return (grid.trunk + grid.heads) / grid.full
 
     @cached_property
     def _gap(self) -> Floats:
         """What Eq. 1 minimizes [P, W]; nothing where only one dimension is free."""
         if self.scaling != "both":
             return np.zeros_like(self._own(self.grid))
-        gap: Floats = np.abs(np.array(self.grid.positions)[:, None] / self.grid.blocks - np.array(self.grid.widths))
-        return gap
+        return np.abs(np.array(self.grid.positions)[:, None] / self.grid.blocks - np.array(self.grid.widths))
 
     @cached_property
     def _ahead(self) -> list[Floats]:
@@ -314,8 +312,7 @@ def _corrections(grid: Grid, primary: bool, seen: Sequence[LevelShape]) -> Float
         for split in seen
     ]
     distances = [np.abs(depths - split.depth / grid.blocks) + np.abs(widths - split.width) for split in reversed(seen)]
-    nearest: Floats = np.array(ratios)[::-1][np.argmin(distances, axis=0)]
-    return nearest
+    return np.array(ratios)[::-1][np.argmin(distances, axis=0)]
 
 
 # ---- when nothing fits ---------------------------------------------------------------------------------------------

@@ -139,8 +139,7 @@ class PlateauDetector:
         return 0 if accuracy > self._best else self._since + 1
 
     def _find_accuracy(self, report: Mapping[str, Any]) -> float | None:
-        accuracy: float | None = report.get("evaluate", {}).get(self._norm, {}).get("local")
-        return accuracy
+        return report.get("evaluate", {}).get(self._norm, {}).get("local")
 
 
 class StallDetector:

@@ -140,33 +140,29 @@ class Agreement:
         library = _library("asymmetric.x25519")
         try:
             mine = library.X25519PrivateKey.from_private_bytes(self.private)
-            secret: bytes = mine.exchange(library.X25519PublicKey.from_public_bytes(other))
+            return mine.exchange(library.X25519PublicKey.from_public_bytes(other))
         except ValueError:
             raise RunError("a public key is malformed: no secret can be derived from it.", key="public_key") from None
-        return secret
 
 
 def derive_key(secret: bytes, *purpose: Plain) -> bytes:
     """Return a key for one purpose."""
     hkdf = _library("kdf.hkdf").HKDF(_library("hashes").SHA256(), KEY, None, encode(*purpose))
-    key: bytes = hkdf.derive(secret)
-    return key
+    return hkdf.derive(secret)
 
 
 def seal(key: bytes, text: bytes, bound: bytes) -> bytes:
     """Encrypt a text, bound to other bytes; the key must be used once."""
-    sealed: bytes = _library("ciphers.aead").ChaCha20Poly1305(key).encrypt(bytes(12), text, bound)
-    return sealed
+    return _library("ciphers.aead").ChaCha20Poly1305(key).encrypt(bytes(12), text, bound)
 
 
 def unseal(key: bytes, text: bytes, bound: bytes) -> bytes | None:
     """Decrypt a text; return None where it, or the bytes that it was bound to, were changed."""
     invalid = import_optional("cryptography.exceptions", "secure", "Secure aggregation").InvalidTag
     try:
-        opened: bytes = _library("ciphers.aead").ChaCha20Poly1305(key).decrypt(bytes(12), text, bound)
+        return _library("ciphers.aead").ChaCha20Poly1305(key).decrypt(bytes(12), text, bound)
     except (invalid, ValueError):
         return None
-    return opened
 
 
 def add_mask(words: NDArray[np.uint32], key: bytes, sign: int) -> None:

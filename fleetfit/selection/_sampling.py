@@ -50,8 +50,7 @@ _NAME = "choice"  # in the server's memory
 
 def load_memory(server: Server) -> Mapping[str, Any]:
     """Return the selection's values in the server's memory, by name."""
-    memory: Mapping[str, Any] = (server.memory or {}).get(_NAME, {})
-    return memory
+    return (server.memory or {}).get(_NAME, {})
 
 
 def store_memory(server: Server, **values: Any) -> Server:

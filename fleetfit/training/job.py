@@ -253,8 +253,7 @@ def make_optimizer(model: LocalModel, local: Local) -> torch.optim.Optimizer:
     parameter = nn.Parameter(model.trained)
     parameter.grad = model.grad
     make = _OPTIMIZERS[local.optimizer]
-    optimizer: torch.optim.Optimizer = make([parameter], fused=True, **local.optimizer_settings)
-    return optimizer
+    return make([parameter], fused=True, **local.optimizer_settings)
 
 
 class GradientTracker:
