@@ -211,8 +211,7 @@ def build_anew(spec: Mapping[str, Any]) -> Method:
     own_hooks, selection = spec.get("hooks", {}), dict(spec.get("cohort", {}))
     if selection:
         name = selection.pop("name")
-        option = _make_method("selection", name, selection)
-        method = _add_option(method, option, str(name), own_hooks, values)
+        method = _add_option(method, _make_method("selection", name, selection), str(name), own_hooks, values)
     for name, settings in spec.get("options", {}).items():
         method = _add_option(method, _make_method("options", name, settings), name, own_hooks, values)
     functions = {hook: _resolve_hook(hook, value) for hook, value in own_hooks.items()}

@@ -106,8 +106,7 @@ def make_full_level(problem: Problem, targets: Targets) -> list[Level]:
     Returns:
         The levels, smallest first.
     """
-    exits = (problem.architecture.blocks,)
-    return [Level("1", problem.submodel(1.0, exits), 1.0, 1.0)]
+    return [Level("1", problem.submodel(1.0, (problem.architecture.blocks,)), width=1.0, needs=1.0)]
 
 
 # ---- the server, before the jobs ---------------------------------------------------------------------------------

@@ -79,8 +79,7 @@ def _find_under(
         with contextlib.suppress(PlanError):
             plans.append(find_shapes(problem.architecture, problem.input_shape, under, split))
     if not plans:
-        derived = unwrap(problem.architecture)
-        whole: list[str] = getattr(derived, "describe_whole", list)()
+        whole: list[str] = getattr(unwrap(problem.architecture), "describe_whole", list)()
         raise PlanError(" ".join([str(reason), *whole[:_MAX_WHOLE]]), reason.tolerance, reason.scaling, reason.ceilings)
     return max(plans, key=lambda shapes: len({(shape.depth, shape.share) for shape in shapes}))
 

@@ -15,5 +15,4 @@ def all_large() -> Method:
 
 def make_level(problem: Problem, targets: Targets) -> list[Level]:
     """Return the full model as the only level, which every client affords."""
-    exits = (problem.architecture.blocks,)
-    return [Level("1", problem.submodel(1.0, exits), 1.0, needs=0.0)]
+    return [Level("1", problem.submodel(1.0, (problem.architecture.blocks,)), width=1.0, needs=0.0)]

@@ -179,8 +179,7 @@ def _compute_max_work(job: Job, device: Device) -> float:
     assert deadline_s is not None
     extra = build(job.method).declare_extra(device.problem, job.dispatched or job.submodel)[1]
     sent = messages.update_size(job, device.problem.layout, extra) + _METRICS
-    left_s = deadline_s - speed.seconds(clock.received, 0, sent)
-    return left_s * speed.multiply_adds_per_s
+    return (deadline_s - speed.seconds(clock.received, 0, sent)) * speed.multiply_adds_per_s
 
 
 def fits_deadline(job: Job, device: Device) -> bool:

@@ -252,8 +252,7 @@ def make_optimizer(model: LocalModel, local: Local) -> torch.optim.Optimizer:
     """Return a new optimizer of all trained parameters as one tensor, for which the fused kernel needs one pass."""
     parameter = nn.Parameter(model.trained)
     parameter.grad = model.grad
-    make = _OPTIMIZERS[local.optimizer]
-    return make([parameter], fused=True, **local.optimizer_settings)
+    return _OPTIMIZERS[local.optimizer]([parameter], fused=True, **local.optimizer_settings)
 
 
 class GradientTracker:
