@@ -133,7 +133,6 @@ class Mean:
         return self._room[: flat.numel()]
 
     def _flush_group(self) -> None:
-        """Add the current group's sum to the total."""
         if self._group is None:
             return
         if self._first is not None:

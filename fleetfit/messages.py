@@ -174,7 +174,6 @@ def _make_header(payload: Any) -> tuple[bytes, dict[str, list[Tensor]]]:
 
 @functools.cache
 def _get_release() -> tuple[int, ...]:
-    """Return the three numbers of this FleetFit's version."""
     numbers = [int(number) for number in re.findall(r"\d+", importlib.metadata.version("fleetfit"))[:3]]
     return tuple(min(number, 255) for number in (*numbers, 0, 0, 0)[:3])
 

@@ -59,7 +59,6 @@ def non_embedding_parameters(
 
 
 def _list_non_embedding(architecture: Architecture, input_shape: tuple[int, ...]) -> tuple[str, ...]:
-    """Return the names of the parameters that are in no `nn.Embedding`."""
     layout = get_layout(architecture, input_shape).complete
     with meta.on_meta():
         module = build_module(architecture, layout.full_sizes, layout.exits)

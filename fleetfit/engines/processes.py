@@ -147,7 +147,6 @@ def _format_disk_error(place: str, error: OSError) -> str:
 
 
 def _run_jobs(connection: Connection, setup: Path, device: str) -> None:
-    """Run jobs until the other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     try:
         table = unpack(setup.read_bytes())

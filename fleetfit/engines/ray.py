@@ -168,7 +168,6 @@ class Actors(Pool):
         self._owns_cluster = True
 
     def _count_capacity(self) -> int:
-        """Return how many actors fit on the machines of the cluster."""
         return sum(
             min(int(node["Resources"].get(kind, 0) / share + 1e-6) for kind, share in self._each.items() if share)
             for node in self._ray.nodes()
@@ -236,8 +235,6 @@ def _check_port(address: str) -> None:
 
 
 class _SharedState(NamedTuple):
-    """A state in the object store."""
-
     number: int
     reference: Any
     state: State  # held so that its id stays its own

@@ -209,7 +209,6 @@ class Features:
 
     @torch.no_grad()
     def _compute(self, batch: Tensor) -> None:
-        """Run the prefix on samples and store its values."""
         values = self.prefix.compute_values(self.model.module, _load_filled(self.device, batch))
         for key, value in zip(self._keys, values, strict=True):
             tensors = [tensor[: len(batch)] for tensor in tree_flatten(value)[0]]

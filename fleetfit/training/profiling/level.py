@@ -131,7 +131,6 @@ def profile_level(request: ProfileRequest, share_s: float, limit_s: float) -> Me
 
 
 def _describe_exit(code: int) -> str:
-    """Return the reason of a process that ended without one."""
     if code == -9:
         return "its process was killed, probably for lack of memory"
     return f"its process ended by signal {-code}" if code < 0 else f"its process ended with exit code {code}"
