@@ -2,7 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import cache
 from typing import Any
 
 from fleetfit.core import Failure, Federation, Local, Server, Update
@@ -69,27 +70,21 @@ def make_rollback_report(
     return {key: value for key, value in report.items() if key != "counts"} | {"train": nothing, "undone": record}
 
 
-class ElementCounter:
-    """Counts the elements of sub-models, of each shape once."""
+def make_element_counter(layout: Layout) -> Callable[[Submodel], int]:
+    """Return a function that counts the elements of sub-models, of each shape once."""
 
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        self._counts: dict[Any, int] = {}
+    @cache
+    def count(sizes: tuple[tuple[str, int], ...], exits: tuple[int, ...]) -> int:
+        return sum(map(math.prod, layout.shapes(dict(sizes), exits).values()))
 
-    def count(self, submodel: Submodel) -> int:
-        """Return the elements of a sub-model."""
-        key = (tuple(submodel.sizes.items()), submodel.exits)
-        if key not in self._counts:
-            shapes = self._layout.shapes(submodel.sizes, submodel.exits).values()
-            self._counts[key] = sum(map(math.prod, shapes))
-        return self._counts[key]
+    return lambda submodel: count(tuple(submodel.sizes.items()), submodel.exits)
 
 
 def compute_waste(layout: Layout, replies: Sequence[Update | Failure]) -> float:
     """Return a round's communication waste rate, 1 - elements that came back / elements sent (AdaptiveFL, 4.4)."""
-    counter = ElementCounter(layout)
-    sent = sum(counter.count(reply.dispatched) for reply in replies)
-    returned = sum(counter.count(reply.submodel) for reply in replies if isinstance(reply, Update))
+    count = make_element_counter(layout)
+    sent = sum(count(reply.dispatched) for reply in replies)
+    returned = sum(count(reply.submodel) for reply in replies if isinstance(reply, Update))
     return 1 - returned / sent if sent else 0.0
 
 

@@ -31,8 +31,8 @@ from fleetfit.privacy import Privacy
 from fleetfit.rounds.links import LinkFaults, LossyLinks
 from fleetfit.rounds.report import (
     LEFT_OUT,
-    ElementCounter,
     count_by_honesty,
+    make_element_counter,
     make_rollback_record,
     make_rollback_report,
     make_round_report,
@@ -146,10 +146,10 @@ def run_round(
 
 def sort_by_cost(federation: Federation, slots: Iterable[tuple[int, int, Submodel]]) -> list[Slot]:
     """Sort slots, also a plug-in's plain tuples, by predicted cost (elements), largest first, then by client."""
-    counter = ElementCounter(federation.problem.layout)
+    count = make_element_counter(federation.problem.layout)
     return sorted(
         (Slot(*slot) for slot in slots),
-        key=lambda slot: (-counter.count(slot.submodel), slot.submodel.exits, slot.client, slot.level),
+        key=lambda slot: (-count(slot.submodel), slot.submodel.exits, slot.client, slot.level),
     )
 
 
