@@ -83,7 +83,8 @@ def training_memory(
     Raises:
         ModelError: The model cannot be built, does not accept the input, or looks at values (meta tensors have none).
     """
-    key = tuple(sorted(sizes.items())), tuple(exits), tuple(input_shape), batch_size, moments
+    conditions = Conditions(batch_size, moments=moments)
+    key = tuple(sorted(sizes.items())), tuple(exits), tuple(input_shape), conditions
     return call_once(_training_memory, architecture, *key)
 
 
@@ -92,10 +93,9 @@ def _training_memory(
     key: tuple[tuple[str, int], ...],
     exits: tuple[int, ...],
     input_shape: tuple[int, ...],
-    batch_size: int,
-    moments: int,
+    conditions: Conditions,
 ) -> int:
-    memory, module, x = _prepare_step(architecture, dict(key), exits, input_shape, batch_size, moments)
+    memory, module, x = _prepare_step(architecture, dict(key), exits, input_shape, conditions)
     with explain_errors(architecture, input_shape, "meta"), memory:
         sum((_loss(logits) for logits in outputs(module, x)), torch.zeros((), device="meta")).backward()
     return memory.peak
@@ -106,18 +106,17 @@ def _prepare_step(
     sizes: Mapping[str, int],
     exits: tuple[int, ...],
     input_shape: Sequence[int],
-    batch_size: int,
-    moments: int,
+    conditions: Conditions,
 ) -> tuple[LiveBytes, nn.Module, Tensor]:
     """Return the memory before a step, the module and the batch."""
-    module, x = on_meta(architecture, sizes, exits, input_shape, batch_size)
+    module, x = on_meta(architecture, sizes, exits, input_shape, conditions.batch_size)
     memory = LiveBytes()
     for parameter in module.train().parameters():
         memory.add(parameter)
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
             memory.add(parameter.grad)
-            memory.now += moments * parameter.numel() * parameter.element_size()
+            memory.now += conditions.moments * parameter.numel() * parameter.element_size()
     memory.now += sum(b.numel() * b.element_size() for b in module.buffers())
     memory.add(x)
     return memory, module, x
@@ -137,8 +136,7 @@ def memory_bytes(architecture: Architecture, input_shape: tuple[int, ...], condi
 
     def measure(sizes: Mapping[str, int]) -> Profile:
         parts: list[tuple[Place, float]] = []
-        batch_size, moments = conditions.batch_size, conditions.moments
-        memory, module, x = _prepare_step(architecture, sizes, layout.exits, input_shape, batch_size, moments)
+        memory, module, x = _prepare_step(architecture, sizes, layout.exits, input_shape, conditions)
         before = memory.now
         for part, place in iter_parts(module):
             _record_growth(part, place, memory, parts)
