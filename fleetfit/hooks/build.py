@@ -278,8 +278,7 @@ def _add_option(
         elif hook == "choose_clients" and "choose_clients" in method.unused_hooks:
             raise ConfigError(
                 f'[cohort] selection: "{truncate(name)}" has no effect: the method chooses its clients itself. '
-                "Leave it "
-                "out.",
+                "Leave it out.",
                 key="cohort.selection",
             )
         elif hook not in own_hooks and key is not None:

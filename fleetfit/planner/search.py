@@ -339,8 +339,7 @@ def _explain(query: Search) -> PlanError:
     )
     otherwise = (
         ' Levels that differ in width alone fit: --scaling width of fleetfit plan, fleet.scaling = "width" in a run '
-        "file, "
-        "or a method that cuts width, such as heterofl."
+        "file, or a method that cuts width, such as heterofl."
     )
     depths = sum(p < grid.blocks for p in grid.positions)
     if scaling != "width" and smaller > depths:

@@ -162,10 +162,8 @@ class Privacy:
     def release(self, federation: Federation, server: Server, total: Tensor) -> Aggregate:
         """Return the state after the round, from the sum of clipped movements, which is written over."""
         layout, state = federation.problem.layout, concat_state(server.state)
-        full, counts = (
-            get_slice_plan(layout, full_submodel(layout)),
-            count_registered(federation, server.round).to(state.device),
-        )
+        full = get_slice_plan(layout, full_submodel(layout))
+        counts = count_registered(federation, server.round).to(state.device)
         self._add_noise(total, server.round)
         mean = total.div_((counts * self.rate).clamp_min_(self.rate)).add_(state)
         return Aggregate(full.views(mean), full.views(counts))

@@ -9,8 +9,7 @@ PARTS = ("training", "evaluation", "averaging", "validation", "checkpoints")
 """The parts of a round.
 
 Training: the server makes the jobs and waits for updates. Averaging: the method handles updates (`filter_updates`,
-    `annotate`,
-`weigh`, `make_aggregator`) and the server steps. Validation: each update is checked, and the state after the round.
+`annotate`, `weigh`, `make_aggregator`) and the server steps. Validation: each update is checked, and the state after.
 """
 
 T = TypeVar("T")

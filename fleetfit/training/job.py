@@ -139,9 +139,8 @@ def _train(job: Job, device: Device, method: Method) -> tuple[Update | Failure, 
     if not is_finite(state) or not math.isfinite(result.loss):
         return Failure.of(job, DIVERGED, multiply_adds=work), device.memory
 
-    local_result, dispatched = (
-        LocalResult(state, loss, task, result.steps, result.rate_sum, untrained), job.dispatched or job.submodel,
-    )  # fmt: skip
+    local_result = LocalResult(state, loss, task, result.steps, result.rate_sum, untrained)
+    dispatched = job.dispatched or job.submodel
     memory = method.update_client_memory(job, device, local_result)
     submodel, state = method.reply(job, device, local_result)
     report = method.report(job, device, local_result)

@@ -84,9 +84,8 @@ def has_bf16(accelerator: torch.device) -> bool:
     limit = os.environ.get(_ISA_LIMIT, "ALL").upper()
     if not any(isa in limit for isa in _ISAS_WITH_BF16):
         return False
-    capabilities: Mapping[str, Any] = getattr(
-        torch.cpu, "get_capabilities", dict
-    )()  # PyTorch 2.11; an older one keeps to fp32
+    # of PyTorch 2.11; an older one keeps to fp32
+    capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(capabilities.get(name, False) for name in _BF16)
 
 
