@@ -18,6 +18,7 @@ from fleetfit.config import Experiment, load, load_experiment, to_table, to_toml
 from fleetfit.config.assemble.fleet import compute_group_sizes
 from fleetfit.config.assemble.run import assemble
 from fleetfit.config.dump import find_object_sections
+from fleetfit.config.keys import get_value, replace_key
 from fleetfit.config.load import parse_override, resolve_tables
 from fleetfit.config.merge import merge_tables
 from fleetfit.config.parse import find_keys, parse_experiment
@@ -425,6 +426,19 @@ def test_options_without_settings_are_dumped(option: str, values: dict[str, Any]
         "fedprox": {"mu": 0.01},
     }
     assert again.method.options == {option: settings[option]}
+
+
+def test_own_options_get_their_defaults(tmp_path: Path) -> None:
+    (tmp_path / "own.part.py").write_text(
+        "from fleetfit.method import Method\n\n\ndef option(mu: float = 0.5, keep: int = 2) -> Method:\n"
+        "    return Method()\n"
+    )
+    name = f"{tmp_path}/own.part.py:option"
+    experiment = load_experiment({"method": {"name": "fedavg", "options": {name: {"keep": 3}}}})
+    assert experiment.method.options == {name: {"keep": 3, "mu": 0.5}}
+    table = replace_key({}, f"method.options.{name}.mu", 1.0)
+    assert table == {"method": {"options": {name: {"mu": 1.0}}}}
+    assert get_value(table, f"method.options.{name}.mu") == 1.0
 
 
 def test_keys_may_have_names_of_methods() -> None:

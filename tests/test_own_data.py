@@ -24,7 +24,7 @@ from fleetfit.api.inference import load_samples, prepare_export
 from fleetfit.cli import main
 from fleetfit.cli.listing import make_key_table
 from fleetfit.config import load_experiment
-from fleetfit.config.assemble.data import build_data
+from fleetfit.config.assemble.data import build_data, build_partition
 from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.table import table
 from fleetfit.data.files.text import text as read_text_table
@@ -376,6 +376,39 @@ def test_the_server_s_own_data_are_in_memory_too(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:  # a run file has no object
         load_experiment(run.folder / "config.toml")
     assert refused.value.key == "data.name"
+
+
+@pytest.mark.parametrize("form", ["file", "table", "arrays", "key", "texts"])
+def test_groups_that_are_named_become_the_clients(form: str, tmp_path: Path) -> None:
+    users = np.repeat([f"user {i}" for i in (4, 2, 9)], 50)
+    x, y = IRIS.data.astype(np.float32), IRIS.target
+    frame = pandas.DataFrame({**{f"n{i}": x[:, i] for i in range(4)}, "user": users, "kind": y})
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    texts = [f"a text of {value}" for value in y]
+    data: Any = {
+        "file": {"path": str(tmp_path / "table.csv"), "groups": "user", "label": "kind"},
+        "table": {"name": frame, "groups": "user", "label": "kind"},
+        "arrays": {"x": x, "y": y, "groups": users},
+        "key": {"name": (x, y), "groups": users},
+        "texts": {"name": (texts, y), "groups": users, "length": 8},
+    }[form]
+    experiment = load_experiment({"data": data})
+    assembled = build_data(experiment.data)
+    parts = build_partition(experiment, assembled)
+    rows = {tuple(sorted(torch.cat([*part.values()]).tolist())) for part in parts}
+    assert rows == {tuple(range(100)[50:]), tuple(range(50)), tuple(range(100, 150))}
+    nested = {**data, "partition": {"alpha": 0.5}} if "name" in data or "path" in data else {}
+    if nested:
+        assert load_experiment({"data": nested}).data.partition.kind == "dirichlet"
+
+
+def test_groups_in_memory_fit_their_samples() -> None:
+    x, y = IRIS.data.astype(np.float32), IRIS.target
+    for data in ({"x": x, "y": y, "groups": y[:5]}, {"name": ((x, y), (x, y)), "groups": y}):
+        with raises(DataError, key="groups"):
+            load_experiment({"data": data})
+    with raises(DataError, key="groups"):
+        load_experiment({"data": {"name": (["a good text", "a bad text"] * 5, [0, 1] * 5), "groups": [1, 2]}})
 
 
 def test_tokens_in_memory_have_a_vocabulary(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import tomli_w
 
 from fleetfit.api.results import Run, find_last_round, load_ledger, load_usable_checkpoint, open_run
 from fleetfit.config.dump import make_plain
-from fleetfit.config.keys import format_key, replace_key
+from fleetfit.config.keys import format_key, get_value, replace_key
 from fleetfit.config.load import resolve_tables
 from fleetfit.config.merge import Table, flatten
 from fleetfit.config.toml import check_values
@@ -51,7 +51,9 @@ def prepare_change(
     table = make_plain(table)
     is_rule = change.get("fleet.levels") in ("cluster", "halving") and files.has(NODES)
     is_rule = is_rule and files.read_nodes("members") != files.read_nodes()  # it plans for those of now
-    changed = [key for key in change if _get(table, key) != _get(before, key) or (is_rule and key == "fleet.levels")]
+    changed = [
+        key for key in change if get_value(table, key) != get_value(before, key) or (is_rule and key == "fleet.levels")
+    ]
     run = open_run(files, objects, table)
     if not changed:
         return run, lambda: None
@@ -100,13 +102,7 @@ def _list_changes(files: RunFolder, sections: Table) -> dict[str, Any]:
                 f'value, start a new run; with init_from = "{files.path}" it begins with this model.',
                 key=key,
             )
-    return {key: value for key in keys if (value := _get(sections, key)) is not None}
-
-
-def _get(table: Any, key: str) -> Any:
-    for part in key.split("."):
-        table = table.get(part) if isinstance(table, Mapping) else None
-    return table
+    return {key: value for key in keys if (value := get_value(sections, key)) is not None}
 
 
 def _write_change(run: Run, table: Table, nodes: Any) -> None:

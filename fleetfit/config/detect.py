@@ -1,6 +1,7 @@
 """Find the data of a short run file: the data set at a path or in memory, and a model and an optimizer for the data."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -75,6 +76,8 @@ def detect_data(section: Mapping[str, Any], key: str = "data") -> Table:
     hints = table if transform is None else {**transform.settings, **table}
     detected = _detect_path(table, hints, key)
     keys = {k: v for k, v in table.items() if k not in ("name", "path")} if detected else table
+    if "groups" in table or (isinstance(table.get("name"), DataInMemory) and "groups" in table["name"].values):
+        detected = {**detected, **_divide_by_groups(table.get("partition", {}))}
     partition = table.get("partition")
     if isinstance(partition, Mapping):  # the section's kind wins over the detected one
         keys["partition"] = {**detected.get("partition", {}), **partition}
@@ -82,6 +85,12 @@ def detect_data(section: Mapping[str, Any], key: str = "data") -> Table:
     if transform is None or not isinstance(kind, str):
         return {**detected, **keys}
     return {**detected, **transform.select_keys(kind, keys)}
+
+
+def _divide_by_groups(partition: Any) -> Table:
+    """Return the partition of data whose groups a user names: one client each, unless another kind's key is set."""
+    own = {"clients", "seed", *list_parameters(names.resolve("partitions", "natural"))}
+    return {"partition": {"kind": "natural"}} if isinstance(partition, Mapping) and partition.keys() <= own else {}
 
 
 def _load_transform(table: Table) -> Transform | None:
@@ -161,12 +170,15 @@ def wrap_in_memory_data(
         return section
     keys = {key: value for key, value in section.items() if key != "name"} if is_named else {}
     if isinstance(memory, Samples):
+        if "groups" in keys and not isinstance(keys["groups"], str):
+            memory = replace(memory, groups=keys.pop("groups"))
         table = memory.make_text_table()
         if table is None:
             return {**keys, "name": memory.wrap(begun_with)}
         if "label" not in table.splits["train"].column_names:
             raise DataError("data: the texts have no labels. Pass (texts, labels).", key="y")
-        memory, keys = table, {"text": "text", "label": "label", **keys}
+        own = {"text": "text", "label": "label"} | ({} if memory.groups is None else {"groups": "groups"})
+        memory, keys = table, {**own, **keys}
     from fleetfit.data.files.detect import choose_reader
     from fleetfit.data.files.table import guess_column_kinds
 

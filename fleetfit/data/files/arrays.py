@@ -145,16 +145,16 @@ def arrays(
 
 def wrap_arrays(
     x: Any, y: Any, test_set: tuple[Any, Any] | None = None, begun_with: Sequence[int] = (),
-    notes: Sequence[str] = (), task: Task | None = None,
-    vocabulary: int = 0, padding: int = -1,
+    notes: Sequence[str] = (), groups: Any = None, task: Task | None = None, vocabulary: int = 0, padding: int = -1,
     channels_last: ChannelsLast = None, standardize: bool | None = None, validation: float = 0.1, test: float = 0.2,
     seed: int = 0, augment: str | None = None,
 ) -> Data:  # fmt: skip
     """Wrap samples and labels in memory (arrays, tensors or lists of numbers) as a data set.
 
     Samples are x [N, ...], labels y [N], or targets [N, targets]. `test_set` has test samples and labels (None: a share
-    of x), `begun_with` the shape of a sample in the resumed run (if x has that shape, its channels come first), and
-    `notes` are sentences on how they were read. The other arguments are those of `arrays`, except:
+    of x), `begun_with` the shape of a sample in the resumed run (if x has that shape, its channels come first), `notes`
+    are sentences on how they were read, and `groups` has the group of each sample of x [N]. The other arguments are
+    those of `arrays`, except:
 
     - task, None: text and whole numbers as labels are classes; a matrix of the whole numbers 0 and 1 has several labels
       per sample; other labels are a regression.
@@ -185,7 +185,11 @@ def wrap_arrays(
     if standardize is None:
         standardize = not tokens and whole.dtype != np.uint8 and whole.ndim in (2, 3)
     target, count, names = _convert_labels(answers, task, (vocabulary or None) if task == "next_token" else None, True)
-    rows = Rows(whole, target, {split: len(array) for split, array in samples.items()}, count, names)
+    group = None if groups is None else _encode_values(as_array(groups, "groups"), "groups", "groups")[0]
+    if group is not None and len(group) != len(whole):
+        split = ", and a test set has none: pass all samples as one x and y" if test_set else ""
+        raise _error(f"groups must have one value for each sample, got {len(group)} for {len(whole)}{split}.", "groups")
+    rows = Rows(whole, target, {split: len(array) for split, array in samples.items()}, count, names, group)
     return _make_data(
         "own-data", "data=(x, y): x", rows, answers, notes, "", task=task, vocabulary=vocabulary, padding=padding,
         channels_last=channels_last, standardize=standardize, validation=validation, test=test, seed=seed,

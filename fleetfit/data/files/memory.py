@@ -16,14 +16,14 @@ from fleetfit.errors import DataError, format_cause, quote_some, truncate
 from fleetfit.seeds import isolate_global_rngs
 
 ACCEPTED = (
-    "(x, y) or ((x, y), (x_test, y_test)) of arrays, tensors, texts or lists; a dict of arrays with x and y, or "
-    "x_train, y_train, x_test and y_test; a table (a DataFrame, a pyarrow.Table, a dict of columns or a "
-    "datasets.Dataset), with the label among its columns; a torch Dataset of pairs (sample, label); a fleetfit.Data; "
-    "or a path"
+    "(x, y) or ((x, y), (x_test, y_test)) of arrays, tensors, texts or lists; a dict of arrays with x and y, and with "
+    "groups (the user of each sample) if there are any, or with x_train, y_train, x_test and y_test; a table (a "
+    "DataFrame, a pyarrow.Table, a dict of columns or a datasets.Dataset), with the label among its columns; a torch "
+    "Dataset of pairs (sample, label); a fleetfit.Data; or a path"
 )
 
 
-_SAMPLES = ({"x", "y"}, {"x_train", "y_train"}, {"x_train", "y_train", "x_test", "y_test"})
+_SAMPLES = ({"x", "y"}, {"x", "y", "groups"}, {"x_train", "y_train"}, {"x_train", "y_train", "x_test", "y_test"})
 _READ_TWICE = 32  # samples of a Dataset
 _FEWEST_ROWS = 10  # of a table of lists; shorter lists may be keys of [data], such as mean
 
@@ -36,11 +36,13 @@ class Samples:
         train: Samples [N, ...] and labels [N] or None.
         test: The same for testing; None: they are held out.
         notes: Sentences on how they were read.
+        groups: The natural group (user, device) of each sample, whole numbers or text [N]; None: no groups.
     """
 
     train: tuple[Any, Any]
     test: tuple[Any, Any] | None = None
     notes: tuple[str, ...] = ()
+    groups: Any = None
 
     def __post_init__(self) -> None:
         """Check that samples and labels with indexes have the same one: they are paired by place.
@@ -60,6 +62,7 @@ class Samples:
     def wrap(self, begun_with: Sequence[int] = ()) -> DataInMemory:
         """Return them for `[data]`; `begun_with` is the shape of a sample in the resumed run."""
         values = {"x": self.train[0], "y": self.train[1], "test_set": self.test, "notes": self.notes}
+        values |= {} if self.groups is None else {"groups": self.groups}
         return DataInMemory("arrays in memory", wrap_arrays, {**values, "begun_with": tuple(begun_with)})
 
     def make_text_table(self) -> "TableSplits | None":
@@ -75,10 +78,11 @@ class Samples:
             if texts is None:
                 return None
             columns: dict[str, list[Any]] = {"text": texts}
-            if y is not None:
-                columns["label"] = as_array(y, "y").tolist()
-                if len(columns["label"]) != len(texts):
-                    raise DataError(f"data: {len(texts)} texts have {len(columns['label'])} labels.", key="y")
+            for name, values, key in (("label", y, "y"), ("groups", self.groups, "groups")):
+                if values is not None:
+                    columns[name] = as_array(values, key).tolist()
+                    if len(columns[name]) != len(texts):
+                        raise DataError(f"data: {len(texts)} texts have {len(columns[name])} {key}.", key=key)
             tables[split] = _make_table(list(columns), list(columns.values()))
         return TableSplits(tables)
 
@@ -172,8 +176,8 @@ def _read_mapping(value: Mapping[Any, Any], labeled: bool) -> Samples | TableSpl
     columns = [isinstance(column, list) and len(column) >= fewest for column in value.values()]
     if keys not in _SAMPLES and (is_section or not (any(map(_is_array, value.values())) or (columns and all(columns)))):
         return None
-    if keys == {"x", "y"}:
-        return Samples((value["x"], value["y"]))
+    if keys in _SAMPLES[:2]:
+        return Samples((value["x"], value["y"]), groups=value.get("groups"))
     if keys in _SAMPLES:
         train, test = ((value.get(f"x_{split}"), value.get(f"y_{split}")) for split in ("train", "test"))
         return Samples(train, None if test[0] is None else test)
