@@ -74,8 +74,8 @@ def test_a_part_is_a_tenth_of_the_work(cohort: int, clients: int, client_samples
 
 
 def test_small_clients_reduce_the_evaluation() -> None:
-    """359 test samples: of 60 clients each has 6, of 6 each has 60; a part has 100 of them."""
-    for clients, part in ((60, (17, 6)), (6, (6, 17))):
+    """359 test samples: of 60 clients each has 6 in the mean, of 6 each has 60; a part has 100 of them."""
+    for clients, part in ((60, (17, None)), (6, (6, 17))):
         data = {**TABLE["data"], "partition": {"kind": "iid", "clients": clients}}
         between = choose(cohort={"count": 1}, local={"max_steps": 1}, data=data).between
         assert between == EvaluationPartSection(clients=part[0], client_samples=part[1])

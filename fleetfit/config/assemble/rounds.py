@@ -150,7 +150,7 @@ def _reduce_sizes(sizes: _Sizes, share: float, scope: EvaluationScope, has_norms
     has_statistics = has_norms and "static" in scope.norms
     return EvaluationPart(
         clients=max(1, round(total / each)) if every else None,
-        client_samples=each or None,
+        client_samples=each if each < sizes.client_samples else None,  # the mean: clients may have more
         samples=max(round(share * sizes.samples), _FEWEST_SAMPLES) if scope.always else None,
         statistics_samples=max(round(share * sizes.statistics_samples), _FEWEST_SAMPLES) if has_statistics else None,
     )
