@@ -200,6 +200,9 @@ def _call(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> Ten
             )
         elif example.dim() == 3 and any(isinstance(part, nn.Conv2d) for part in net.modules()):
             hint = " Its images have channels: add their axis to the data, such as x[:, None]."
+        elif example.dim() == 2 and example.is_floating_point():
+            n = example.shape[1]
+            hint = f" A sample has {n} features: let the first layer take {n}, or any number with nn.LazyLinear."
         raise ModelError(
             f"{type(net).__name__} does not accept samples of shape {tuple(example.shape[1:])} ({example.dtype}): "
             f"{format_cause(error)}.{hint} Give it samples of its own shape (`--input-shape` of plan and "

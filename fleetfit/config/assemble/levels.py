@@ -348,7 +348,8 @@ def describe_absent_clients(federation: Federation, budgets: DeviceBudgets) -> l
                 required = ", ".join(f"{cost} {least:.3g}" for cost, _, least in failed)
             notes.append(
                 f'{_count_clients(len(ids))} of group "{name}" (budget {afforded} of the full model) cannot take part: '
-                f"the smallest level costs {required}. Give the group a larger budget or tolerance. Clients "
+                f"the smallest level costs {required}. Give the group a larger budget or tolerance"
+                f"{', or take a method with several levels' * (len(federation.levels) == 1)}. Clients "
                 f"{format_ranges(ids)}."
             )
         if not (budgets.group == index).any():
