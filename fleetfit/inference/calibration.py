@@ -60,11 +60,12 @@ class Calibration:
     file: Path | None = None
 
     def __repr__(self) -> str:
-        """Return level, budget and the outcome on test samples."""
+        """Return level, budget and the outcome on test samples, with that of the last exit alone."""
         outcome = self.test.numbers()
         return (
             f"Calibration(level {self.level}, {self.mode}, budget {self.budget:.4g} {self.cost}: accuracy "
-            f"{outcome['accuracy']:.1%} at {outcome['cost']:.4g} a sample)"
+            f"{outcome['accuracy']:.1%} at {outcome['cost']:.4g} a sample; the last exit has {self.accuracies[-1]:.1%} at "
+            f"{self.costs[-1]:.4g})"
         )
 
     def numbers(self) -> dict[str, Any]:
