@@ -64,8 +64,8 @@ class Calibration:
         outcome = self.test.numbers()
         return (
             f"Calibration(level {self.level}, {self.mode}, budget {self.budget:.4g} {self.cost}: accuracy "
-            f"{outcome['accuracy']:.1%} at {outcome['cost']:.4g} a sample; the last exit has {self.accuracies[-1]:.1%} at "
-            f"{self.costs[-1]:.4g})"
+            f"{outcome['accuracy']:.1%} at {outcome['cost']:.4g} a sample; the last exit has "
+            f"{self.accuracies[-1]:.1%} at {self.costs[-1]:.4g})"
         )
 
     def numbers(self) -> dict[str, Any]:
