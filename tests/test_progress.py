@@ -29,6 +29,7 @@ from fleetfit.api.comparison.plan import is_running
 from fleetfit.cli import run as verbs
 from fleetfit.errors import RunError
 from fleetfit.markup import html_table
+from fleetfit.methods.scalefl import scalefl
 from fleetfit.runs.comparison import list_planned_runs
 from fleetfit.runs.folder import RunFolder
 
@@ -401,6 +402,18 @@ def test_a_run_that_is_finished_or_was_stopped_is_said_to_be(tmp_path: Path) -> 
     run = ff.resume(tmp_path / "run")
     output = watch(tmp_path / "run")
     assert output.startswith(f"{run.folder} is finished.") and "local accuracy %" in output
+
+
+def test_a_run_on_objects_is_followed_without_them(tmp_path: Path) -> None:
+    """Its files are enough; the advice is the call that passes the object again."""
+    folder = tmp_path / "run"
+    stopped_run({**QUICK, "method": scalefl()}, folder, 2)
+    with raises(RunError, key="method"):
+        ff.load(folder)
+    output = watch(folder, "--once")
+    assert output.startswith("round 2/3") and f'ff.resume("{folder}", method=...)' in output
+    ff.resume(folder, method=scalefl(), progress=False)
+    assert watch(folder).startswith(f"{folder} is finished.")
 
 
 def test_a_run_that_is_at_work_is_followed_to_its_end(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit import files
-from fleetfit.api.results import Run, load
+from fleetfit.api.results import Run, open_run
+from fleetfit.runs.folder import RunFolder
 
 
 class FollowedRun:
@@ -33,7 +34,8 @@ class FollowedRun:
             RunError: A file of the run is damaged.
         """
         if self.run is None and files.is_file(self.folder / "config.toml"):
-            self.run = load(self.folder)
+            run_folder = RunFolder.open(self.folder)
+            self.run = open_run(run_folder, {}, run_folder.read_config(), needs_objects=False)
         if self.run is None or self.finished:
             return ()
         is_finished = self.run.finished  # before the rounds are read: none is written after it

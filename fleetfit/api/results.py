@@ -705,8 +705,14 @@ def load(folder: str | Path, checkpoint: CheckpointName = "last", **objects: Unp
     return run
 
 
-def open_run(files: RunFolder, objects: Mapping[str, Any], table: Table) -> Run:
-    """Return the run of a folder with the tables of its `config.toml`, or changed ones.
+def open_run(files: RunFolder, objects: Mapping[str, Any], table: Table, needs_objects: bool = True) -> Run:
+    """Return the run of a folder.
+
+    Args:
+        files: The run folder.
+        objects: The objects in place of names.
+        table: The tables of its `config.toml`, or changed ones.
+        needs_objects: Whether a missing object is refused; its files can be read without.
 
     Raises:
         ConfigError: A key is unknown, or a value has a wrong type or is out of range.
@@ -737,7 +743,7 @@ def open_run(files: RunFolder, objects: Mapping[str, Any], table: Table) -> Run:
         reason = "This run was started from Python with data in memory."
         sections["data"] = {**table["data"], "name": load_transform(files).describe(reason)}
         sections["data"] = {key: value for key, value in sections["data"].items() if key in ("name", "partition")}
-    elif missing:
+    elif missing and needs_objects:
         arguments = ", ".join(f"{section}=..." for section in missing)
         raise RunError(
             "this run was started from Python with objects. Open it there, to predict, evaluate, calibrate and export, "

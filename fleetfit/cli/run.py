@@ -184,6 +184,8 @@ class _FollowDisplay:
 
 
 def _print_run_state(run: "FollowedRun", is_running: bool) -> None:
+    from fleetfit.api.commands import format_resume
+
     folder, rounds = run.folder, run.run.experiment.rounds if run.run is not None else 0
     if run.finished and run.run is not None:
         output.print_line(f"{folder} is finished.")
@@ -194,7 +196,7 @@ def _print_run_state(run: "FollowedRun", is_running: bool) -> None:
     if is_running:
         output.print_line(f"{folder} is running, {state}.")
     else:
-        output.print_line(f"{folder} was stopped {state}. Continue it: fleetfit resume {folder}")
+        output.print_line(f"{folder} was stopped {state}. Continue it: {format_resume(folder)}")
 
 
 def _print_comparison_state(folder: Path, finished: int, total: int, is_running: bool) -> None:

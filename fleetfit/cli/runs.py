@@ -217,6 +217,7 @@ def pictures(
 
     Both draw them at their end; a run of a comparison has none. It writes images only.
     """
+    from fleetfit.api.commands import format_resume
     from fleetfit.report.drawing import make_plots_folder, save_figures
     from fleetfit.report.figures import draw_comparison, draw_run
     from fleetfit.runs.comparison import is_comparison, read_comparison
@@ -232,9 +233,7 @@ def pictures(
     else:
         run = RunFolder.open(folder)
         if not run.rounds:
-            raise RunError(
-                f"{folder} has no finished round to draw. Continue it: fleetfit resume {folder}", path=folder
-            )
+            raise RunError(f"{folder} has no finished round to draw. Continue it: {format_resume(folder)}", path=folder)
         figures, problems = draw_run(run), run.find_problems()
     target = make_plots_folder(folder) if out is None else out
     output.print_figure_paths(save_figures(figures, target, ending), problems)
