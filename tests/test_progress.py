@@ -68,6 +68,25 @@ def test_each_round_has_a_line_and_each_evaluation_one_of_levels(capsys: pytest.
     ]
 
 
+def test_each_reason_of_failures_is_noted_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also in a notebook; of many reasons, such as those with a number in them, the first."""
+    shown = progress.RoundProgress("", make_description())
+    failed = [
+        {"client": 3, "reason": "IndexError: 7 (mine.py:4)"},
+        {"client": 5, "reason": "IndexError: 7 (mine.py:4)"},
+    ]
+    shown(report(1, failures=failed))
+    first = capsys.readouterr().out.splitlines()
+    assert len(first) == 2 and "client 3" in first[0] and "IndexError: 7 (mine.py:4)" in first[0]
+    shown(report(2, failures=[*failed, {"client": None, "reason": "<late>"}]))
+    second = capsys.readouterr().out.splitlines()
+    assert len(second) == 2 and "<late>" in second[0] and "3 failed" in second[1]
+    html = progress.format_html("a", shown.facts)
+    assert html.count("IndexError: 7") == 1 and "&lt;late&gt;" in html
+    shown(report(3, failures=[{"client": 1, "reason": f"step {number}"} for number in range(99)]))
+    assert len(capsys.readouterr().out.splitlines()) < 9
+
+
 def test_measured_and_trained_clients_are_distinguished(capsys: pytest.CaptureFixture[str]) -> None:
     """Also in a notebook; the last evaluation is of all clients."""
     shown = progress.RoundProgress("", make_description())

@@ -28,6 +28,7 @@ ProgressOption = Literal["auto"] | bool
 OnReport = Callable[[Mapping[str, Any]], None]
 """Called with the report of each round."""
 _LEVELS = 8  # whose accuracies are shown
+_REASONS = 5  # of failures, each shown once
 _TITLE_WIDTH = 36  # characters of a title next to a bar
 _REDRAW_S = 0.2  # between two updates of a bar of counted work
 
@@ -41,9 +42,13 @@ class RoundFacts:
     Args:
         rounds: Number of rounds of the run.
         norm: The batch-norm policy of the accuracies.
+
+    Attributes:
+        failures: A sentence on the first job that failed by each reason.
     """
 
     def __init__(self, rounds: int, norm: str) -> None:
+        self.failures: dict[str, str] = {}
         self.rounds, self.done = rounds, 0
         self._norm, self._seconds, self._count = norm, 0.0, 0
         self._bytes: int | None = 0
@@ -57,11 +62,19 @@ class RoundFacts:
         self._seconds, self._count = self._seconds + report["seconds"], self._count + 1
         message_bytes = report["bytes_down"], report["bytes_up"]
         self._bytes = None if None in message_bytes or self._bytes is None else self._bytes + sum(message_bytes)
+        for failure in report["failures"]:
+            self._add_failure(failure.get("reason", ""), failure["client"])
         columns = report.get("evaluate", {}).get(self._norm)
         if columns:
             self._columns, self._evaluated_round = columns, self.done
             clients = report["evaluate"].get("partial", {}).get("clients")
             self._part = f" (on {clients} clients)" if clients else ""
+
+    def _add_failure(self, reason: str, client: int | None) -> None:
+        if reason and reason not in self.failures and len(self.failures) < _REASONS:
+            who = "a job of the server" if client is None else f"client {client}"
+            further = " Further reasons are in metrics.jsonl." if len(self.failures) == _REASONS - 1 else ""
+            self.failures[reason] = f"Round {self.done}: {who} failed: {truncate(reason, 300).rstrip('.')}.{further}"
 
     @property
     def time_left(self) -> str:
@@ -154,7 +167,7 @@ class RoundProgress:
     ) -> None:
         self._title, self._format_time_left = make_printable(title), format_time_left
         self._stream, self._cell = stream or sys.stdout, cell
-        self.facts = RoundFacts(experiment.rounds, experiment.evaluate.batch_norm[0])
+        self.facts, self._noted = RoundFacts(experiment.rounds, experiment.evaluate.batch_norm[0]), 0
         self._bars, self._is_alone = bars, bars is None
         if cell is not None:
             cell(format_html(title, self.facts))
@@ -170,6 +183,9 @@ class RoundProgress:
         if self._cell is not None:
             self._cell(format_html(self._title, self.facts, self.facts.time_left))
             return
+        for note in list(self.facts.failures.values())[self._noted :]:
+            print_above(self._bars, wrap_text(f"Note: {note}", self._stream), self._stream)
+        self._noted = len(self.facts.failures)
         if self.facts.rollback:
             print_above(self._bars, self.facts.rollback, self._stream)
         if self._bars is None:
@@ -234,7 +250,8 @@ def format_html(title: str, facts: RoundFacts, time_left: str = "") -> str:
     """Return a bar with the facts below it as HTML without colors, for light and dark themes."""
     head = " · ".join(filter(None, [title, f"round {facts.done}/{facts.rounds}", time_left, facts.rollback]))
     bar = f'<progress value="{facts.done}" max="{facts.rounds}" style="width:20em"></progress>'
-    below = "".join(f'<div style="white-space:pre-wrap">{escape_html(line)}</div>' for line in facts.lines)
+    lines = [*facts.lines, *facts.failures.values()]
+    below = "".join(f'<div style="white-space:pre-wrap">{escape_html(line)}</div>' for line in lines)
     return f"<div>{bar} {escape_html(head)}{below}</div>"
 
 
