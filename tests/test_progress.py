@@ -30,6 +30,7 @@ from fleetfit.cli import run as verbs
 from fleetfit.errors import RunError
 from fleetfit.markup import html_table
 from fleetfit.methods.scalefl import scalefl
+from fleetfit.rounds.report import LEFT_OUT
 from fleetfit.runs.comparison import list_planned_runs
 from fleetfit.runs.folder import RunFolder
 
@@ -85,6 +86,15 @@ def test_each_reason_of_failures_is_noted_once(capsys: pytest.CaptureFixture[str
     assert html.count("IndexError: 7") == 1 and "&lt;late&gt;" in html
     shown(report(3, failures=[{"client": 1, "reason": f"step {number}"} for number in range(99)]))
     assert len(capsys.readouterr().out.splitlines()) < 9
+
+
+def test_what_the_method_leaves_out_has_not_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = progress.RoundProgress("", make_description())
+    shown(report(1, failures=[{"client": 1, "reason": LEFT_OUT}, {"client": 2, "reason": LEFT_OUT}]))
+    shown(report(2, failures=[{"client": 1, "reason": LEFT_OUT}, {"client": 2, "reason": "late"}]))
+    first, note, second = capsys.readouterr().out.splitlines()
+    assert "2 left out" in first and "failed" not in first
+    assert "client 2" in note and "1 failed, 1 left out" in second
 
 
 def test_measured_and_trained_clients_are_distinguished(capsys: pytest.CaptureFixture[str]) -> None:

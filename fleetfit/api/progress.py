@@ -18,7 +18,7 @@ from fleetfit.config import Experiment
 from fleetfit.errors import COMMAND, Interrupt, ScriptInterrupt, make_printable, truncate
 from fleetfit.markup import escape_html
 from fleetfit.report.text import format_bytes, format_duration, format_percent, format_privacy, wrap_text
-from fleetfit.rounds.report import format_rollback
+from fleetfit.rounds.report import LEFT_OUT, format_rollback
 
 if TYPE_CHECKING:  # `import fleetfit` does not import rich
     from rich.progress import Progress
@@ -71,7 +71,7 @@ class RoundFacts:
             self._part = f" (on {clients} clients)" if clients else ""
 
     def _add_failure(self, reason: str, client: int | None) -> None:
-        if reason and reason not in self.failures and len(self.failures) < _REASONS:
+        if reason not in ("", LEFT_OUT, *self.failures) and len(self.failures) < _REASONS:
             who = "a job of the server" if client is None else f"client {client}"
             further = " Further reasons are in metrics.jsonl." if len(self.failures) == _REASONS - 1 else ""
             self.failures[reason] = f"Round {self.done}: {who} failed: {truncate(reason, 300).rstrip('.')}.{further}"
@@ -92,13 +92,16 @@ class RoundFacts:
 
     @property
     def cohort(self) -> str:
-        """Numbers of clients that trained and that failed in the last round."""
+        """Numbers of clients that trained, that failed and that the method left out in the last round."""
         trained = self._report.get("train", {}).get("clients")
         if trained is None or "privacy" in self._report:
             return ""
-        failed = len(self._report["failures"])
+        reasons = [failure.get("reason") for failure in self._report["failures"]]
+        left_out = reasons.count(LEFT_OUT)
+        failed = len(reasons) - left_out
         noun = "trained" if self._part else "client" if trained == 1 else "clients"  # beside those of a part
-        return f"{trained} {noun}" + (f", {failed} failed" if failed else "")
+        others = f", {failed} failed" * bool(failed) + f", {left_out} left out by the method" * bool(left_out)
+        return f"{trained} {noun}{others}"
 
     @property
     def traffic(self) -> str:
