@@ -30,6 +30,7 @@ from fleetfit.cli import run as verbs
 from fleetfit.errors import RunError
 from fleetfit.markup import html_table
 from fleetfit.methods.scalefl import scalefl
+from fleetfit.report.text import format_bytes
 from fleetfit.rounds.report import LEFT_OUT
 from fleetfit.runs.comparison import list_planned_runs
 from fleetfit.runs.folder import RunFolder
@@ -431,6 +432,17 @@ def test_a_run_that_is_finished_or_was_stopped_is_said_to_be(tmp_path: Path) -> 
     run = ff.resume(tmp_path / "run")
     output = watch(tmp_path / "run")
     assert output.startswith(f"{run.folder} is finished.") and "local accuracy %" in output
+
+
+def test_a_resumed_run_shows_the_traffic_of_all_its_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is that of a watcher, also if the run goes back to an earlier checkpoint."""
+    folder = tmp_path / "run"
+    stopped_run({**QUICK, "rounds": 4, "checkpoint": {"every": 2}}, folder, 3)
+    capsys.readouterr()
+    ff.resume(folder)
+    shown = re.findall(r"round (\d)/4 .* ([\d.]+ kB) sent", capsys.readouterr().err)
+    sent = [one["bytes_down"] + one["bytes_up"] for one in ff.load(folder).metrics]
+    assert shown == [("3", format_bytes(sum(sent[:3]))), ("4", format_bytes(sum(sent)))]
 
 
 def test_a_run_on_objects_is_followed_without_them(tmp_path: Path) -> None:

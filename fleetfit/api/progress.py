@@ -19,6 +19,7 @@ from fleetfit.errors import COMMAND, Interrupt, ScriptInterrupt, make_printable,
 from fleetfit.markup import escape_html
 from fleetfit.report.text import format_bytes, format_duration, format_percent, format_privacy, wrap_text
 from fleetfit.rounds.report import LEFT_OUT, format_rollback
+from fleetfit.runs.folder import RunFolder
 
 if TYPE_CHECKING:  # `import fleetfit` does not import rich
     from rich.progress import Progress
@@ -157,6 +158,7 @@ class RoundProgress:
         format_time_left: Returns the time left of the whole comparison in words.
         stream: The stream of bars and lines; stdout by default.
         cell: Shows HTML in a notebook (see `open_cell`).
+        folder: The run folder, with the rounds before the first one that is shown, of a resumed or followed run.
     """
 
     def __init__(
@@ -167,9 +169,10 @@ class RoundProgress:
         format_time_left: Callable[[], str] = str,
         stream: TextIO | None = None,
         cell: "ShowHTML | None" = None,
+        folder: Path | None = None,
     ) -> None:
         self._title, self._format_time_left = make_printable(title), format_time_left
-        self._stream, self._cell = stream or sys.stdout, cell
+        self._stream, self._cell, self._folder = stream or sys.stdout, cell, folder
         self.facts, self._noted = RoundFacts(experiment.rounds, experiment.evaluate.batch_norm[0]), 0
         self._bars, self._is_alone = bars, bars is None
         if cell is not None:
@@ -182,6 +185,9 @@ class RoundProgress:
 
     def __call__(self, report: Mapping[str, Any]) -> None:
         """Show the report of a round."""
+        if self._folder is not None and not self.facts.done and report["round"] > 1:
+            for earlier in RunFolder(self._folder).metrics()[: report["round"] - 1]:
+                self.facts.add(earlier)
         self.facts.add(report)
         if self._cell is not None:
             self._cell(format_html(self._title, self.facts, self.facts.time_left))
@@ -296,7 +302,7 @@ class RunDisplay:
             for note in notes:
                 print_above(None, wrap_text(f"Note: {note}", self._stream), self._stream)
             self.say(f"Run folder: {folder}")
-            self._rounds = RoundProgress("", experiment, stream=self._stream, cell=open_cell())
+            self._rounds = RoundProgress("", experiment, stream=self._stream, cell=open_cell(), folder=folder)
 
     def show_round(self, report: Mapping[str, Any]) -> None:
         """Show the report of a round."""
@@ -423,7 +429,8 @@ class ComparisonDisplay:
         if run.finished:
             self.say(f"{heading}: already finished.")
             return None
-        return RoundProgress(heading, run.experiment, self._bars, lambda: self._time_left, self._stream, self._cell)
+        time_left, cell = lambda: self._time_left, self._cell
+        return RoundProgress(heading, run.experiment, self._bars, time_left, self._stream, cell, run.folder)
 
     def show_progress(self, progress: ComparisonProgress) -> None:
         """Print the number of runs at first, and the estimated duration once; the rounds show it from then on."""

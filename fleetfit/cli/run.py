@@ -167,9 +167,7 @@ class _FollowDisplay:
             output.print_line(f"{self._title or run.folder} was resumed after round {run.round}.")
         if reports and run.run is not None and (self._rounds is not None or not run.finished):
             if self._rounds is None:
-                self._rounds = RoundProgress(self._title, run.run.experiment, self._bars)
-                for report in reports[:-1]:
-                    self._rounds.facts.add(report)
+                self._rounds = RoundProgress(self._title, run.run.experiment, self._bars, folder=run.folder)
                 reports = reports[-1:]
             for report in reports:
                 self._rounds(report)
