@@ -561,7 +561,10 @@ def test_tuning_for_the_fewest_rounds(tmp_path: Path, file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("columns = ['locl']", Expected('"locl"', "local, global,", 'Did you mean "local"?', key="compare.columns")),
+        (
+            "columns = ['locl']",
+            Expected('"locl"', '"rounds", "local, batch"', 'Did you mean "local"?', key="compare.columns"),
+        ),
         ("columns = []", Expected("[compare] columns")),
         ("columns = ['rounds']", Expected('"rounds"', "target = 0.97", key="compare.columns")),
         ("target = 97", Expected("[compare] target")),

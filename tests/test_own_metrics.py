@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from run_folders import TINY
+from support import raises
 from torch import Tensor
 
 import fleetfit as ff
+from fleetfit.api.results import find_accuracy
 from fleetfit.callbacks import scalars
 from fleetfit.core import Evaluation, Failure, Update
 from fleetfit.errors import ConfigError
@@ -90,6 +92,13 @@ def test_metric_means_follow_accuracy(engine: str, tmp_path: Path) -> None:
     }
     assert columns["test_exits"] == pytest.approx(compute_metric(run, 3, whole))
     assert scalars(run.metrics[-1])["evaluate/static/metrics/f1/local"] == columns["local"]
+
+
+def test_error_of_accuracy_says_where_metrics_are() -> None:
+    columns = {"static": {"local": 0.5, "levels": {"1": {"local": 0.5}}, "metrics": {"f1": {"local": 0.25}}}}
+    for level in (None, 1):
+        with raises(ConfigError, 'columns["static"]["metrics"]["f1"]', key="kind"):
+            find_accuracy(columns, "f1", level, "static")
 
 
 def test_metrics_change_no_result(tmp_path: Path) -> None:

@@ -614,6 +614,12 @@ def find_accuracy(columns: Mapping[str, Any], kind: str, level: int | None, norm
         norms = ", ".join(name for name in ("static", "batch") if name in columns)
         raise ConfigError(f'this run has no "{norm}" columns. Its evaluate.batch_norm has {norms}.', key="norm")
     values = columns[norm]
+    if kind not in values and kind in values.get("metrics", {}):
+        raise ConfigError(
+            f'"{kind}" is a metric of the run, not an accuracy: run.columns["{norm}"]["metrics"]["{kind}"] has its '
+            "numbers, global, local and those of levels and exits.",
+            key="kind",
+        )
     if level is not None:
         if kind != "local" or str(level) not in values["levels"]:
             raise ConfigError(

@@ -43,7 +43,7 @@ from fleetfit.config.load import check_source, complete_experiment, parse_overri
 from fleetfit.config.merge import deep_merge, drop_absent, flatten, merge_tables
 from fleetfit.config.parse import parse_experiment
 from fleetfit.config.schema import CompareSection, MethodSection
-from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, truncate
+from fleetfit.errors import ConfigError, FleetFitError, RunError, did_you_mean, quote_some, truncate
 from fleetfit.files import make_slug
 from fleetfit.report.columns import ATTACKED, BATCH, COLUMNS, ON_THE_WAY, PERSONAL, ROUNDS, expand_columns
 from fleetfit.runs import RESULTS_FILE, TUNING_FOLDER
@@ -492,10 +492,9 @@ def _list_columns(experiment: Experiment) -> list[str]:
 
     for name in columns:
         if name not in COLUMNS:
-            refuse(
-                "columns",
-                f'unknown column "{name}". The columns are {", ".join(COLUMNS)}.{did_you_mean(name, COLUMNS)}',
-            )
+            columns_text = quote_some(COLUMNS, len(COLUMNS))
+            hint = did_you_mean(name, COLUMNS)
+            refuse("columns", f'unknown column "{name}". The columns are {columns_text}.{hint}')
         if name.endswith(BATCH) and "batch" not in evaluate.batch_norm[1:]:
             refuse(
                 "columns",
