@@ -91,18 +91,7 @@ def _works(run: ff.Run, name: str, out: Path) -> dict[tuple[str, str], Work]:
 
 
 def loader(out: Path) -> Any:
-    return runpy.run_path(str(out / "run.py"))["Model"](out) if (out / "run.py").exists() else _Whole(out)
-
-
-class _Whole:
-    """A level with one exit: there is nothing to stop at."""
-
-    def __init__(self, out: Path) -> None:
-        self.opened = open_session(out / "model.onnx")
-
-    def predict(self, x: np.ndarray, stop: bool) -> Any:
-        logits = self.opened.run(None, {self.opened.get_inputs()[0].name: x})[-1]
-        return logits.argmax(1), np.ones(len(x))
+    return runpy.run_path(str(out / "run.py"))["Model"](out)
 
 
 def quartiles_ms(

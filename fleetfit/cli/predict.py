@@ -325,12 +325,12 @@ def export(
 def make_export_table(exported: "Export") -> Table:
     """Return the size of each form, and its agreement with the PyTorch model."""
     exits = exported.variants[0].exits
-    numbers = [f"exit {i + 1}: accuracy %" for i in range(exits)]
+    score = "error" if exported.variants[0].errors else "accuracy %"
+    numbers = [f"exit {i + 1}: {score}" for i in range(exits)]
     rows = []
     for form in exported.variants:
-        scores = [format_percent(accuracy) for accuracy in form.accuracies] or ["-"] * exits
         same = format_percent(min(form.agreement)) if form.agreement else "-"
-        rows.append((form.name, f"{form.size_bytes / 1000:.0f}", *scores, same, f"{form.difference:.1e}"))
+        rows.append((form.name, f"{form.size_bytes / 1000:.0f}", *form.format_scores(), same, f"{form.difference:.1e}"))
     columns = ("form", "kB", *numbers, "same answer %", "largest difference")
     title = f"level {exported.level} on {exported.variants[0].samples} {exported.samples} samples"
     return Table(columns, tuple(rows), title, exported.notes)

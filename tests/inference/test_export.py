@@ -146,7 +146,7 @@ runpy.run_path({script!r}, run_name="__main__")
 
 
 def on_device(out: Path, x: torch.Tensor, *words: str) -> np.ndarray:
-    """Run the loader without PyTorch and FleetFit; return classes and exits [N, 2]."""
+    """Run the loader without PyTorch and FleetFit; return answers and exits [N, 2]."""
     samples = out.parent / "samples.npy"
     np.save(samples, x.numpy())
     code = ALONE.format(folder=str(out), script=str(out / "run.py"))
@@ -154,7 +154,7 @@ def on_device(out: Path, x: torch.Tensor, *words: str) -> np.ndarray:
                           capture_output=True, timeout=600, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line[:1].isdigit()]
-    return np.array([[int(n) for n in line.split()] for line in lines])
+    return np.array([[float(n) for n in line.split()] for line in lines])
 
 
 def test_the_loader_reads_rows_as_training_did(tmp_path: Path) -> None:
@@ -207,7 +207,8 @@ def test_the_loader_stops_as_the_model_does_in_pytorch(measure: Any, tmp_path: P
 def test_the_loader_makes_no_pixels_of_fractions() -> None:
     """Pixels from 0 to 1 would all be 0 or 1; whole numbers of another type are what they are."""
     loader = Loader.__new__(Loader)
-    loader.config, loader.segments = {"input": {"dtype": "uint8", "shape": [1, 8, 8]}, "policy": None}, []
+    loader.config = {"input": {"dtype": "uint8", "shape": [1, 8, 8]}, "policy": None, "task": "", "exits": []}
+    loader.segments = []
     with pytest.raises(TypeError, match=r"dtype\('float32'\) to dtype\('uint8'\)"):
         loader.predict(np.full((2, 1, 8, 8), 0.5, dtype=np.float32))
     assert loader.predict(np.ones((2, 1, 8, 8), dtype=np.int64))[0].tolist() == [0, 0]
@@ -341,8 +342,10 @@ def test_modules_without_segments_are_exported_whole(tmp_path: Path) -> None:
 
     result = export(of_module(Two(), (1, 2)), tmp_path / "out")
     assert "stop early" in result.notes[0] and "start" in result.notes[0]
-    assert "run.py" not in (tmp_path / "out" / "README.md").read_text()
-    assert not (tmp_path / "out" / "run.py").exists() and result.variants[1].difference < 1e-5
+    assert result.variants[1].difference < 1e-5
+    x = torch.rand(5, 2)
+    last = run_whole(tmp_path / "out" / "model.onnx", x)[-1]
+    assert on_device(tmp_path / "out", x).tolist() == [[answer, 2] for answer in last.argmax(1).tolist()]
 
 
 def test_wrong_graphs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -481,6 +484,12 @@ def test_a_regression_answers_in_the_unit_of_its_targets(tmp_path: Path) -> None
     assert result.variants[1].agreement == () and result.variants[1].samples == 10
     assert result.samples == "validation" and "10 validation samples" in (result.folder / "README.md").read_text()
     assert make_export_table(result).title == "level 1 on 10 validation samples"
+    error = float((z[30:] - y[30:]).abs().mean())
+    assert [variant.errors for variant in result.variants] == [pytest.approx((error,), rel=1e-4)] * 2
+    assert f"| {error:.4g} |" in (result.folder / "README.md").read_text()
+    np.save(tmp_path / "labels.npy", y.numpy())
+    answers = on_device(result.folder, x, "--labels", str(tmp_path / "labels.npy"))
+    assert np.allclose(answers, np.hstack([z, np.ones((40, 1))]), rtol=1e-5)
 
 
 def test_a_carry_that_is_no_batch_has_no_segments(tmp_path: Path) -> None:

@@ -215,7 +215,10 @@ class _FolderWriter:
         self.model, self.folder, self.say = model, folder, say
         self.forms = {*forms, *(FORMS[name].needs for name in forms)}
         self.x, labels = model.samples(model.split, model.sample_count)
-        self.labels = labels if model.data.task == "classification" else labels[:0]
+        if isinstance(model.data, Data) and model.data.task == "regression" and len(labels):
+            mean, std = model.data.target_scale
+            labels = labels * std + mean  # in the unit of the targets, as the files predict
+        self.labels = labels if model.data.task in ("classification", "regression") else labels[:0]
         self.logits = run_torch(model, self.x)
         self.onnx: dict[str, Any] = {}
         self.variants: list[Variant] = []
@@ -309,7 +312,7 @@ class _FolderWriter:
             self.say(f"ONNX: {graph.name}{', which takes minutes with recurrent layers' * is_recurrent}")
             onnx.write_onnx(graph, path)
         self._compare_onnx("float", floats, is_exact=FORMS["onnx"].is_exact)
-        if self.model.data.task == "classification" and len(names) > 1:
+        if self.model.data.task in ("classification", "regression"):
             self._copy_script("on_device.py", SCRIPT)
         if "int8" in self.forms:
             self.say("int8")
@@ -406,9 +409,10 @@ class Variant:
         size_bytes: Size of its files.
         accuracies: Accuracy of each exit [E]; () without labels.
         agreement: Share of the samples with PyTorch's prediction at each exit [E]; () for a regression.
-        difference: The largest difference of a logit.
+        difference: The largest difference of a logit; of a regression, of a prediction in the unit of the targets.
         samples: The number of samples.
         exits: The number of exits.
+        errors: Mean absolute error of each exit [E], in the unit of the targets; () but for a regression with labels.
     """
 
     name: str
@@ -418,6 +422,12 @@ class Variant:
     difference: float
     samples: int
     exits: int
+    errors: tuple[float, ...] = ()
+
+    def format_scores(self) -> list[str]:
+        """Return the accuracy of each exit in percent, or the error of a regression."""
+        scores = [f"{100 * one:.2f}" for one in self.accuracies] or [f"{one:.4g}" for one in self.errors]
+        return scores or ["-"] * self.exits
 
 
 @torch.no_grad()
@@ -435,16 +445,20 @@ def compare_logits(name: str, size_bytes: int, expected: Tensor, logits: Tensor,
         size_bytes: Size of its files.
         expected: The model's logits.
         logits: The variant's logits.
-        labels: int64 [N], or empty.
+        labels: Classes int64 [N], targets in their unit [N, T], or empty.
         task: The task: multi-label predictions are compared label by label, and a regression has no agreement.
     """
     answers, model_answers = (
         z > 0 if task == "multi_label" else z.argmax(-1) for z in (logits, expected)
     )  # [E, N(, L)]
-    agreement = (answers == model_answers).double().flatten(1).mean(1).tolist() if task != "regression" else []
-    accuracies = (answers == labels).double().mean(1).tolist() if len(labels) == answers.shape[1] else []
-    difference = float((expected - logits).abs().max())
-    return Variant(name, size_bytes, tuple(accuracies), tuple(agreement), difference, answers.shape[1], len(expected))
+    is_regression, has_labels = task == "regression", len(labels) == answers.shape[1]
+    agreement = (answers == model_answers).double().flatten(1).mean(1).tolist() if not is_regression else []
+    accuracies = (answers == labels).double().mean(1).tolist() if has_labels and not is_regression else []
+    errors = (logits - labels).abs().flatten(1).mean(1).tolist() if has_labels and is_regression else []
+    difference, samples = float((expected - logits).abs().max()), answers.shape[1]
+    return Variant(
+        name, size_bytes, tuple(accuracies), tuple(agreement), difference, samples, len(expected), tuple(errors)
+    )
 
 
 def check_equal(form: str, expected: Tensor, logits: Tensor) -> None:
@@ -530,14 +544,15 @@ logits = model({example})
 ```
 """
 _DEVICE = """
-Without PyTorch, with numpy and onnxruntime; `--stop` stops early if the model is confident (only for calibrated
-models):
+Without PyTorch, with numpy and onnxruntime{early}:
 
 ```sh
 pip install numpy onnxruntime
 python run.py {samples}{stop}             # or: from run import Model
 ```
-
+"""
+_EARLY = "; `--stop` stops early if the model is confident (only for calibrated\nmodels)"
+_SEGMENTS = """
 `model.onnx` computes every exit at once. Only the segments save time.
 """
 
@@ -579,26 +594,37 @@ def make_card(model: LevelModel, variants: Sequence[Variant], notes: Sequence[st
     ]
     lines += [f"| {name} | {value} |" for name, value in rows.items() if value]
     lines += [line for note in notes for line in ("", note)]
-    lines += ["", "## Accuracy", "", *_list_variants(variants, _name_samples(model)), *_list_calibration(model)]
+    lines += [
+        "",
+        "## Error" if data.task == "regression" else "## Accuracy",
+        "",
+        *_list_variants(variants, _name_samples(model)),
+        *_list_calibration(model),
+    ]
     lines += ["", _RUN.format(example=f"torch.zeros(1, {shape}, dtype={x.dtype})")]
     card = make_printable("\n".join(lines))
-    return card + (_DEVICE.format(samples=samples, stop=" --stop" if model.policy else "") if samples else "")
+    if not samples:
+        return card
+    has_exits = len(model.exits) > 1
+    device = _DEVICE.format(samples=samples, stop=" --stop" if model.policy else "", early=_EARLY * has_exits)
+    return card + device + _SEGMENTS * has_exits
 
 
 def _list_variants(variants: Sequence[Variant], samples: str) -> list[str]:
     """Return the table of the model's forms."""
-    has_accuracies = any(variant.accuracies for variant in variants)
-    exits = variants[0].exits
-    heads = [f"exit {i + 1}" for i in range(exits)]
-    lines = [f"On {variants[0].samples} {samples} samples: " + ("accuracy in percent, and " if has_accuracies else "")
-             + "agreement with PyTorch's predictions.", ""]  # fmt: skip
-    lines += [f"| form | kB | {' | '.join(heads)} | same answer | largest difference of a logit |",
-              f"| --- | --- | {' | '.join('---' for _ in heads)} | --- | --- |"]  # fmt: skip
+    first = variants[0]
+    score = "accuracy in percent, and " * bool(first.accuracies) + "mean absolute error, and " * bool(first.errors)
+    compared = "agreement with PyTorch's predictions" if first.agreement else "the largest difference from PyTorch's"
+    unit = "" if first.agreement else ", in the unit of the targets"
+    heads = ["form", "kB", *(f"exit {i + 1}" for i in range(first.exits)), *["same answer"] * bool(first.agreement),
+             f"largest difference of a {'logit' if first.agreement else 'prediction'}"]  # fmt: skip
+    lines = [f"On {first.samples} {samples} samples: {score}{compared}{unit}.", "", f"| {' | '.join(heads)} |",
+             f"| {' | '.join('---' for _ in heads)} |"]  # fmt: skip
     for variant in variants:
-        cells = [f"{100 * a:.2f}" for a in variant.accuracies] or ["-"] * exits
-        agreement = f"{100 * min(variant.agreement):.2f}" if variant.agreement else "-"
-        lines.append(f"| {variant.name} | {variant.size_bytes / 1000:.0f} | {' | '.join(cells)} | {agreement} | "
-                     f"{variant.difference:.1e} |")  # fmt: skip
+        agreement = [f"{100 * min(variant.agreement):.2f}"] if variant.agreement else []
+        cells = [variant.name, f"{variant.size_bytes / 1000:.0f}", *variant.format_scores(), *agreement,
+                 f"{variant.difference:.1e}"]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 

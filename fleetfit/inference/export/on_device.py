@@ -1,4 +1,4 @@
-"""Classify samples with an exported model and its early exits. Needs only numpy and onnxruntime."""
+"""Predict samples with an exported model and its early exits. Needs only numpy and onnxruntime."""
 
 import argparse
 import json
@@ -15,7 +15,8 @@ class Model:
         options.intra_op_num_threads = threads
         if variant not in self.config["onnx"]:
             raise SystemExit(f"no such variant: {variant}. The variants are {', '.join(self.config['onnx'])}.")
-        files = [str(Path(folder) / name) for name in self.config["onnx"][variant]["segments"]]
+        graphs = self.config["onnx"][variant]
+        files = [str(Path(folder) / name) for name in graphs["segments"] or [graphs["all_exits"]]]
         self.segments = [onnxruntime.InferenceSession(f, options, providers=["CPUExecutionProvider"]) for f in files]
 
     def leaves(self, exit, logits, policy):
@@ -27,22 +28,25 @@ class Model:
         return sure >= policy["thresholds"][exit]
 
     def predict(self, x, stop=True):
-        """Return classes [N] and exits [N] (from 1) of samples. Without `stop` all use the last exit."""
+        """Return classes [N], or predicted targets [N, T], and exits [N] (from 1). Without `stop` all use the last."""
         if len(taken := self.config["input"]["shape"]) > 1 and list(x.shape[1:]) != taken:  # images
             raise SystemExit(f"samples have the shape {list(x.shape[1:])}, and the model takes {taken}.")
         x = x.astype(self.config["input"]["dtype"], "C", "same_kind" if x.dtype.kind == "f" else "unsafe")
         carry, remaining = [x], np.arange(len(x))
-        classes, exits = np.zeros(len(x), int), np.full(len(x), len(self.segments))
+        is_regression, count = self.config["task"] == "regression", len(self.config["exits"])
+        answers = np.zeros((len(x), self.config["classes"])) if is_regression else np.zeros(len(x), int)
+        exits = np.full(len(x), count)
         for i, segment in enumerate(self.segments):
-            logits, *carry = segment.run(None, {a.name: c for a, c in zip(segment.get_inputs(), carry)})
-            classes[remaining] = logits.argmax(1)
+            results = segment.run(None, {a.name: c for a, c in zip(segment.get_inputs(), carry)})
+            logits, carry = results[0 if len(self.segments) == count else -1], results[1:]
+            answers[remaining] = logits if is_regression else logits.argmax(1)
             if stop and self.config["policy"] and i < len(self.segments) - 1:
                 stays = ~self.leaves(i, logits, self.config["policy"])
                 exits[remaining[~stays]] = i + 1
                 remaining, carry = remaining[stays], [c[stays] for c in carry]
             if not len(remaining):
                 break
-        return classes, exits
+        return answers, exits
 
 
 if __name__ == "__main__":
@@ -60,10 +64,18 @@ if __name__ == "__main__":
         from rows import read_rows
 
         x = read_rows(args.samples, folder)
-    if args.stop and not model.config["policy"]:
-        raise SystemExit("this model was exported without calibration, so it cannot stop early.")
-    classes, exits = map(np.concatenate, zip(*(model.predict(x[i : i + 64], args.stop) for i in range(0, len(x), 64))))
+    if args.stop and not (model.config["policy"] and len(model.segments) > 1):
+        raise SystemExit("this model was exported without calibration or segments, so it cannot stop early.")
+    answers, exits = map(np.concatenate, zip(*(model.predict(x[i : i + 64], args.stop) for i in range(0, len(x), 64))))
     names = model.config["class_names"] or range(model.config["classes"])
-    print("class exit", *(f"{names[c]} {e}" for c, e in zip(classes, exits)), sep="\n")
+    if model.config["task"] == "regression":
+        print("prediction exit", *(f"{' '.join(f'{p:.7g}' for p in a)} {e}" for a, e in zip(answers, exits)), sep="\n")
+    else:
+        print("class exit", *(f"{names[c]} {e}" for c, e in zip(answers, exits)), sep="\n")
     if args.labels:
-        print(f"accuracy {(classes == np.load(args.labels)).mean():.4f}, mean exit {exits.mean():.2f}")
+        labels = np.load(args.labels)
+        if model.config["task"] == "regression":
+            score = f"mean absolute error {np.abs(answers - labels.reshape(answers.shape)).mean():.6g}"
+        else:
+            score = f"accuracy {(answers == labels).mean():.4f}"
+        print(f"{score}, mean exit {exits.mean():.2f}")
