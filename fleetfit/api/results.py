@@ -261,7 +261,8 @@ class Run:
         """Return a level's model as a plain module in eval mode, with static batch-norm statistics.
 
         It returns the logits of each exit, shallow to deep. Where all levels of a plain `torch.nn.Module` have one
-        exit, they return the logits alone, as the module does.
+        exit, they return the logits alone, as the module does. Of a regression, they are standardized as in training:
+        `predict` and exported files answer in the unit of the targets.
 
         Args:
             level: 1..L, or its name ("S1" of AdaptiveFL's pool); the largest by default.
