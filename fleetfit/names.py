@@ -177,6 +177,11 @@ def resolve(kind: str, name: str, key: str | None = None) -> Callable[..., Any]:
 
 def _import_built_in(kind: str, name: str) -> Callable[..., Any]:
     name = match_name(kind, name)
+    if name.startswith("<") and kind == "options":
+        raise ConfigError(
+            f"{truncate(name)} is a function, and options go by name, with their parameters: "
+            'options = {"file.py:function": {"strength": 0.1}}. A name may also be "package.module:function".'
+        )
     if name.startswith("<"):  # what a run's config.toml has in place of an object
         raise ConfigError(
             f"{truncate(name)} stands for an object that a script passed, which no file has. Continue the run with "

@@ -723,6 +723,12 @@ def test_a_changed_experiment_has_the_defaults_of_the_change() -> None:
     assert load_experiment(first) is first
 
 
+@pytest.mark.parametrize(("options", "key"), [({load_experiment: {}}, ""), ({"mine": load_experiment}, ".mine")])
+def test_options_that_are_functions_are_to_be_named(options: Any, key: str) -> None:
+    with raises(ConfigError, '"file.py:function"', key=f"method.options{key}"):
+        load_experiment(method={"name": "fedavg", "options": options})
+
+
 @pytest.mark.parametrize("options", [["krum"], "krum"])
 def test_options_that_are_no_table_show_one(options: object) -> None:
     with raises(ConfigError, "scaffold", key="method.options"):

@@ -173,8 +173,11 @@ def _describe_error(error: Any, schema: type[Section], words: Sequence[str] = ()
                 message += f", such as {_GROUPS}"
             if path == ["compare"] or path[:2] == ["compare", "row"]:
                 message += f", such as {_ROWS}"
-            if path == ["method", "options"]:
-                message = "should be a table with the keys of each option, such as scaffold = {}"
+            if path[:2] == ["method", "options"]:
+                own = '"file.py:function" = { strength = 0.1 }'
+                message = (
+                    f"should be a table with the keys of each option by its name, such as scaffold = {{}} or {own}"
+                )
         case _:
             message = error["msg"].removeprefix("Input ").replace("dictionary or instance", "table or instance")
     if path == ["fleet", "levels", "str"]:
