@@ -114,9 +114,7 @@ def open_image(content: bytes, origin: Origin, upright: bool = False) -> Any:
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
     except Exception as error:  # Pillow's readers may raise any error
-        raise _make_error(
-            origin, f"cannot be opened as an image ({', '.join(FORMATS)}): {format_cause(error)}"
-        ) from error
+        raise _make_error(origin, f"cannot be opened as an image ({', '.join(FORMATS)}): {_explain(error)}") from error
     if image.width * image.height > _MAX_PIXELS:
         raise _make_error(
             origin, f"claims {image.width}x{image.height} pixels, more than {_MAX_PIXELS:,}. Make it smaller."
@@ -127,7 +125,7 @@ def open_image(content: bytes, origin: Origin, upright: bool = False) -> Any:
         try:
             image.load()
         except Exception as error:
-            raise _make_error(origin, f"cannot be decoded as an image: {format_cause(error)}") from error
+            raise _make_error(origin, f"cannot be decoded as an image: {_explain(error)}") from error
         with contextlib.suppress(Exception):  # ignore a damaged EXIF block, as viewers do
             ImageOps.exif_transpose(image, in_place=True)
     return image
@@ -168,7 +166,7 @@ def decode_into(target: NDArray[np.uint8], image: Any, origin: Origin, box: Box 
     try:
         image = image.convert("L" if len(target) == 1 else "RGB")
     except Exception as error:  # Pillow's decoders may raise any error
-        raise _make_error(origin, f"cannot be decoded as an image: {format_cause(error)}") from error
+        raise _make_error(origin, f"cannot be decoded as an image: {_explain(error)}") from error
     size = (target.shape[2], target.shape[1])
     if box is not None and (image.size != size or box != (0, 0, *size)):
         from PIL.Image import Resampling
@@ -184,6 +182,10 @@ def decode_into(target: NDArray[np.uint8], image: Any, origin: Origin, box: Box 
     pixels = np.asarray(image)
     pixels = pixels[:, ::-1] if flip else pixels
     target[...] = pixels if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+
+
+def _explain(error: Exception) -> str:
+    return f"{format_cause(error).rstrip('.')}. Replace the image by an intact one, or remove it."
 
 
 def _make_error(origin: Origin, problem: str, key: str | None = None) -> DataError:

@@ -49,6 +49,7 @@ WINDOW_MS = 25.0
 HOP_MS = 10.0
 """Samples per second, and milliseconds of a window and a hop, of `sounds`."""
 _COLUMNS, _LABEL = ("audio", "sound"), ("label", "labels")  # of Parquet files
+_REMEDY = "Replace the sound by an intact one, or remove it."
 _MAX_RATE = 1_000_000
 _FLOOR_DB = -120.0
 _BATCH = 64  # number of sounds of a second in memory
@@ -163,7 +164,7 @@ class Spectrogram:
                 frames = -(-self.samples * rate // self.rate) if self.resamples else self.samples
                 sound = file.read(frames, dtype="float32", always_2d=True)
         except _UNREADABLE as error:
-            problem = f"{origin} cannot be decoded as a sound: {error}"
+            problem = f"{origin} cannot be decoded as a sound: {error}. {_REMEDY}"
             raise DataError(problem, path=origin.path, row=origin.row) from error
         problem = ""
         if not np.isfinite(sound).all():
@@ -341,7 +342,7 @@ def read_header(file: Path) -> tuple[int, int]:
         with file.open("rb") as content, _open_sound(content) as sound:
             frames, rate = int(sound.frames), int(sound.samplerate)
     except _UNREADABLE as error:
-        raise DataError(f"{file} cannot be decoded as a sound: {error}", path=file) from error
+        raise DataError(f"{file} cannot be decoded as a sound: {error}. {_REMEDY}", path=file) from error
     if frames < 1 or not 1 <= rate <= _MAX_RATE:
         raise DataError(f"{file} has {frames} samples at a rate of {rate} per second. Remove it.", path=file)
     return frames, rate
