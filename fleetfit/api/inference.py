@@ -30,7 +30,7 @@ from fleetfit.data.files.folders import resolve_folder
 from fleetfit.data.files.memory import ACCEPTED, read_memory
 from fleetfit.data.splits import SPLITS
 from fleetfit.data.transform import FILE, Transform
-from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean
+from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean, truncate
 from fleetfit.inference import Calibration, Measure, Mode, Scores
 from fleetfit.inference.export import LevelModel
 from fleetfit.inference.export.prior import Counts, make_offset
@@ -241,9 +241,10 @@ def load_samples(run: TrainedRun, data: Any, halves: bool = False) -> Data:
         path = resolve_folder(str(data))
         if path.exists():
             return find_transform(run).apply(path, halves)
+        texts = f" In Python, texts are a list: [{json.dumps(truncate(data), ensure_ascii=False)}]."
         raise ConfigError(
             f"data: no such file or folder: {path}; nor is there such a data set."
-            f"{did_you_mean(str(data), names.list_names('data'))}",
+            f"{did_you_mean(str(data), names.list_names('data'))}{texts * (find_transform(run).kind == 'text')}",
             key="data",
         )
     memory = read_memory(data, labeled=False)

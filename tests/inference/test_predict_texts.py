@@ -189,6 +189,12 @@ def test_labels_are_classes_of_the_run(trained: ff.Run, tmp_path: Path) -> None:
     assert [len(halves.split(split)) for split in ("train", "validation", "test")] == [0, 1, 1]
 
 
+def test_a_text_in_place_of_a_list_is_shown_as_one(trained: ff.Run) -> None:
+    with raises(ConfigError, '["a lovely film"]', key="data"):
+        trained.predict("a lovely film")
+    assert len(trained.predict(["a lovely film"])) == 1
+
+
 def test_folders_that_are_no_classes_give_no_labels(trained: ff.Run, tmp_path: Path) -> None:
     for name in ("sport", "politics"):
         (tmp_path / name).mkdir()
