@@ -587,7 +587,7 @@ def test_a_part_without_effect_is_named_with_its_reason() -> None:
             "method.hooks.step takes the place of all that it would do",
         ),
         "method.beta": (
-            {"name": scalefl, "beta": 0.3, "hooks": {"make_loss": "fleetfit.hooks:last_exit_loss"}},
+            {"name": scalefl, "beta": 0.3, "hooks": {"make_loss": "fleetfit.hooks.fedavg:last_exit_loss"}},
             "method.hooks.make_loss takes the place of all that it would do",
         ),
     }
@@ -660,7 +660,7 @@ def test_reefl_without_ree_names_what_only_ree_needs() -> None:
         (["method.name=adaptivefl", "fleet.levels=halving"], "fleet.levels"),
         (["method.name=all_large", "fleet.levels=halving"], "fleet.levels"),
         (["method.options.fedadam.lr=0.1", "method.hooks.step=fleetfit.hooks:take_mean"], "method.options.fedadam"),
-        (["method.beta=0.3", "method.hooks.make_loss=fleetfit.hooks:last_exit_loss"], "method.beta"),
+        (["method.beta=0.3", "method.hooks.make_loss=fleetfit.hooks.fedavg:last_exit_loss"], "method.beta"),
         (["data.server.name=tiny:tiny_server_data"], "data.server"),
         (["cohort.on_deadline=drop"], "cohort.on_deadline"),
         (["evaluate.batch_norm=['batch']", "evaluate.statistics_samples=9"], "evaluate.statistics_samples"),

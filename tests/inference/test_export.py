@@ -220,7 +220,7 @@ def test_the_loader_is_short() -> None:
     from importlib import resources
 
     text = resources.files("fleetfit.inference.export").joinpath("on_device.py").read_text()
-    assert len(text.splitlines()) < 70
+    assert len(text.splitlines()) < 90
 
 
 ROUND_TRIPS = {
