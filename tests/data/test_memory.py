@@ -450,7 +450,7 @@ def test_the_values_are_not_shown() -> None:
 
 
 def test_an_unknown_key_is_refused_by_name() -> None:
-    for value, key in ((VISITS, "labell"), ((X, Y), "groups")):
+    for value, key in ((VISITS, "labell"), ((X, Y), "user")):
         with raises(ff.errors.ConfigError, f'"{key}"', key=f"data.{key}"):
             load_experiment(data={"name": value, key: "outcome"})
 
