@@ -202,9 +202,11 @@ class ServerStep:
         self._server, self._is_partial = server, aggregate.base_state is not None
         before = server.state if aggregate.base_state is None else aggregate.base_state
         self._shapes, self.old = get_shapes(before), concat_state(before)
-        self.weight = concat_state(aggregate.coverage).to(self.old.device)
+        mean, self.weight = (
+            concat_state({name: part[name] for name in before} if self._is_partial else part).to(self.old.device)
+            for part in (aggregate.mean, aggregate.coverage)
+        )
         self.covered = self.weight > 0
-        mean = concat_state(aggregate.mean).to(self.old.device)
         self.mean = torch.where(self.covered, mean, self.old)  # 0 / 0 if no client trained the element
 
     def load_memory(self, name: str, initial: float = 0.0) -> Tensor:
