@@ -144,9 +144,10 @@ def _compute_evaluation_work(federation: Federation, scope: EvaluationScope, siz
 
 def _reduce_sizes(sizes: _Sizes, share: float, scope: EvaluationScope, has_norms: bool) -> EvaluationPart:
     """Return a share of an evaluation's clients and samples, with at least `_FEWEST_SAMPLES`."""
-    every = sizes.clients * sizes.client_samples
+    every, each = sizes.clients * sizes.client_samples, sizes.client_samples
     total = min(max(share * every, _FEWEST_SAMPLES), every)
-    each = min(max(math.ceil(total / sizes.clients), _FEWEST_CLIENT_SAMPLES), sizes.client_samples) if every else 0
+    if every:
+        each = min(max(math.ceil(total / sizes.clients), _FEWEST_CLIENT_SAMPLES), each)
     has_statistics = has_norms and "static" in scope.norms
     return EvaluationPart(
         clients=max(1, round(total / each)) if every else None,
