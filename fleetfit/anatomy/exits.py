@@ -16,7 +16,7 @@ from fleetfit.anatomy.copies import PastExit, copy_instance
 from fleetfit.anatomy.known_values import set_values
 from fleetfit.anatomy.logits import get_logits
 from fleetfit.anatomy.masks import call_instance
-from fleetfit.anatomy.observe import Observation, get_first
+from fleetfit.anatomy.observe import Observation, get_first, has_axis
 from fleetfit.anatomy.plan import DerivedPlan, ExitPoint
 from fleetfit.errors import ModelError, did_you_mean
 
@@ -99,12 +99,10 @@ def _ends(observation: Observation, last: str, tail: Sequence[str]) -> bool:
 
 
 def _make_point(observation: Observation, name: str) -> ExitPoint:
-    output = observation.outputs[name]
-    segments = None if output.labels is None else observation.units.parse(output.labels)
-    channels, is_cut = output.channels, any(segment.axis is not None for segment in segments or ())
-    if not is_cut and not observation.example.is_floating_point():  # no axis tells channels from places of tokens
-        channels, segments = output.tensor.dim() - 1, None
-    return ExitPoint(name, output.tensor.dim(), channels, segments or (Segment(None, output.tensor.shape[channels]),))
+    shape, (d, segments) = observation.outputs[name].tensor.shape, observation.find_channels(name)
+    if not has_axis(segments) and not observation.example.is_floating_point():
+        d, segments = len(shape) - 1, None  # no axis tells channels from places of tokens
+    return ExitPoint(name, len(shape), d, segments or (Segment(None, shape[d]),))
 
 
 def _can_end(observation: Observation, name: str) -> bool:

@@ -22,7 +22,7 @@ from fleetfit.anatomy.kernels import plain_kernels
 from fleetfit.anatomy.labels import FLATTENED, OF_SAMPLES, Reason, is_hidden, keep_along, list_tensors, vary
 from fleetfit.anatomy.logits import get_logits
 from fleetfit.anatomy.masks import call_instance
-from fleetfit.anatomy.observe import Observation
+from fleetfit.anatomy.observe import Observation, has_axis
 from fleetfit.anatomy.plan import DerivedPlan, Segments, SizeNumber
 from fleetfit.anatomy.units import CLASSES
 from fleetfit.errors import release_frames
@@ -98,11 +98,7 @@ class Trials:
         """Return a plan without exits."""
         units, first_use = self.units, self.observation.first_use
         tensors = dict(list_tensors(self.observation.net))
-        segments = {
-            dimension: segments
-            for dimension, segments in units.segments.items()
-            if any(s.axis is not None for s in segments)
-        }
+        segments = {dimension: segments for dimension, segments in units.segments.items() if has_axis(segments)}
         return DerivedPlan(
             {name: tuple(tensor.shape) for name, tensor in tensors.items()},
             units.sizes,
@@ -408,10 +404,8 @@ def _list_torch_numbers(observation: Observation) -> Iterator[SizeNumber]:
                     groups = tuple(Segment(s.axis, per=s.per // each) for s in segments)
                     yield SizeNumber(name, "num_groups", None, part.num_groups, groups)
         elif isinstance(part, nn.Unflatten) and isinstance(part.unflattened_size, tuple):
-            output = observation.outputs.get(name)
-            segments = output and output.labels is not None and observation.units.parse(output.labels)
-            index = output.channels - part.dim if output else -1
-            if segments and 0 <= index < len(part.unflattened_size):
+            d, segments = observation.find_channels(name)
+            if segments and 0 <= (index := d - part.dim) < len(part.unflattened_size):
                 yield SizeNumber(name, "unflattened_size", index, part.unflattened_size[index], segments)
 
 

@@ -1,7 +1,7 @@
 """One forward pass of an instance, observed: its units, its modules' outputs and what they were made of."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from fleetfit.anatomy.masks import InputMask
 from fleetfit.anatomy.questions import find_answers
 from fleetfit.anatomy.units import Units
 from fleetfit.errors import ModelError, format_cause, join_some
+from fleetfit.layout import Segments
 from fleetfit.seeds import isolate_rng
 
 _CHANNELS = {2: 1, 3: 2, 4: 1, 5: 1}
@@ -33,8 +34,7 @@ class Output:
 
     Attributes:
         step: The number of operations until then.
-        channels: The dimension of channels.
-        labels: The labels along it, if there are any.
+        channels: The dimensions that may be those of channels, each with the labels along it, if there are any.
         made_of: The marks of what its input was made of.
         mark: The mark of its output.
         tensor: The output.
@@ -42,8 +42,7 @@ class Output:
     """
 
     step: int
-    channels: int
-    labels: Labels | None
+    channels: Sequence[tuple[int, Labels | None]]
     made_of: int
     mark: int
     tensor: Tensor
@@ -84,6 +83,12 @@ class Observation:
     def first_use(self) -> Mapping[str, int]:
         """By tensor the number of the first operation that used it."""
         return self.units.labeled.first_use
+
+    def find_channels(self, module: str) -> tuple[int, Segments | None]:
+        """Return the dimension of channels of a module's output, with an axis if there is one, and its segments."""
+        along = self.outputs[module].channels if module in self.outputs else [(0, None)]
+        parsed = [(d, None if labels is None else self.units.parse(labels)) for d, labels in along]
+        return next((one for one in parsed if has_axis(one[1])), parsed[0])  # places may have labels, too
 
 
 def check_types(net: nn.Module) -> None:
@@ -209,9 +214,8 @@ class _ObservedPass:
         if name in self.outputs:
             self.outputs[name].calls += 1
         elif x is not None and x.is_floating_point():
-            d, labels = _find_channels(self.labeled, x)
-            made_of, mark = self._made_of.get(name, 0), self.labeled.mark(x)
-            self.outputs[name] = Output(self.labeled.step, d, labels, made_of, mark, x)
+            channels, mark = _find_channels(self.labeled, x), self.labeled.mark(x)
+            self.outputs[name] = Output(self.labeled.step, channels, self._made_of.get(name, 0), mark, x)
 
 
 def _choose_by_parameters(net: nn.Module, labeled: LabeledPass) -> list[int]:
@@ -251,16 +255,14 @@ def get_first(out: Any) -> Tensor | None:
     return out if isinstance(out, Tensor) else None
 
 
-def _find_channels(labeled: LabeledPass, x: Tensor) -> tuple[int, Labels | None]:
-    """Return the dimension of a tensor's channels, and the labels along it."""
+def _find_channels(labeled: LabeledPass, x: Tensor) -> Sequence[tuple[int, Labels | None]]:
+    """Return the dimensions of a tensor that may be those of channels, each with the labels along it."""
     labels = [one for one in labeled.labels(x) if vary(one) and 0 not in vary(one)]
-    for one in labels:
-        if len(vary(one)) == 1:
-            return next(iter(vary(one))), one.reshape(-1)
     if not labels:
-        return _CHANNELS.get(x.dim(), 1), None
+        return [(_CHANNELS.get(x.dim(), 1), None)]
+    along = [(d, one.reshape(-1)) for one in labels if len(vary(one)) == 1 for d in vary(one)]
     d = min(vary(labels[0]))  # rows that became channels and places
-    return d, keep_along(labels[0], d)
+    return along or [(d, keep_along(labels[0], d))]
 
 
 def _tie_attention(net: nn.Module, labeled: LabeledPass) -> None:
@@ -280,6 +282,11 @@ def _fix_orthogonal(net: nn.Module, labeled: LabeledPass) -> None:
             for (tensor, _), labels in labeled.ranges.items():
                 if tensor.startswith(f"{name}."):
                     labeled.reasons.insert(0, (np.array(labels), reason))  # before those of its operations
+
+
+def has_axis(segments: Segments | None) -> bool:
+    """Return whether a dimension is cut."""
+    return any(segment.axis is not None for segment in segments or ())
 
 
 def list_aliases(net: nn.Module) -> dict[str, str]:
