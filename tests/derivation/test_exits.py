@@ -241,6 +241,17 @@ def test_a_gate_of_a_few_channels_belongs_to_its_block() -> None:
     assert [point.module for point in derive_bed("eca")[1].plan.exits] == ["attention0"]
 
 
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [("mlp_mixer", 24), ("gpt_list_of_heads", 24), ("einsum_attention", 24), ("hf_vit", 32), ("vit_chunked_qkv", 32)],
+)
+def test_exits_read_channels_and_not_places(name: str, width: int) -> None:
+    """Places may have parameters, too: a table of positions, or a linear layer over them."""
+    architecture = derive_bed(name)[1]
+    module = architecture.build(architecture.plan.axes, architecture.positions)
+    assert [head.norm.normalized_shape for head in module.heads.values()] == [(width,)] * (architecture.blocks - 1)
+
+
 def test_none_has_the_classifier_alone() -> None:
     architecture = derive("blocks", "none")
     assert architecture.plan.exits == () and architecture.positions == (1,)
