@@ -93,14 +93,9 @@ def is_out_of_memory(error: BaseException | str) -> bool:
     return any(words in message for words in _OUT_OF_MEMORY)
 
 
-def one_thread() -> contextlib.AbstractContextManager[None]:
-    """Compute with one thread inside, so that the server's own work has the same bits on every machine."""
-    return use_threads(1)
-
-
 @contextlib.contextmanager
 def use_threads(count: int) -> Iterator[None]:
-    """Compute with a number of threads inside."""
+    """Compute with a number of threads inside; with one, results have the same bits on every machine."""
     import torch
 
     before = torch.get_num_threads()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import fleetfit as ff
 from fleetfit import names
-from fleetfit.attacks.base import Attack, Attackers, Knowledge, Move, Scene, draw_hostile_clients
+from fleetfit.attacks.base import Attack, Attackers, Knowledge, Scene, draw_hostile_clients
 from fleetfit.attacks.min_max import compute_products, find_largest_gamma
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble, assemble_fleet
@@ -34,10 +34,9 @@ def forged(
     """Return an honest update, what an attack makes of it when two others of the round are known, and its job."""
     job = make_job(piece)
     honest = make_update(piece, 1, job)
-    moves = [
-        Move(p, concat_state(make_update(p, s, make_job(p)).state) - concat_state(extract(LAYOUT, SENT, p)), untold)
-        for p, s, untold in ((piece, 1, ()), (FULL, 2, untrained), (CORE, 3, ()))
-    ]
+    updates = [replace(make_update(p, s, make_job(p)), untrained=untold)
+               for p, s, untold in ((piece, 1, ()), (FULL, 2, untrained), (CORE, 3, ()))]  # fmt: skip
+    moves = [(one, concat_state(one.state) - concat_state(extract(LAYOUT, SENT, one.submodel))) for one in updates]
     attack = names.resolve("attacks", kind)(**keys)
     scene = Scene(LAYOUT, job, CORE, own, Knowledge(LAYOUT, moves))
     return honest, attack.forge(honest, scene, torch.Generator().manual_seed(7)), job

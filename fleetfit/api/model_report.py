@@ -29,7 +29,7 @@ from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, ModelError, PlanError, join_some
 from fleetfit.hooks.levels import split_levels
-from fleetfit.machine import one_thread
+from fleetfit.machine import use_threads
 from fleetfit.planner import Targets
 from fleetfit.report.tables import describe_early_heads
 from fleetfit.report.text import EXITS, Table, exit_names, format_count
@@ -180,7 +180,7 @@ def _train_levels(problem: Problem, levels: Sequence[Level], data: Data) -> Tabl
     rows = []
     for level in levels:
         cost = submodel_cost(problem.architecture, find_counted_submodel(problem, level), problem.input_shape)
-        with one_thread():  # as in a run's jobs; small steps on many threads are slow on a busy machine
+        with use_threads(1):  # as in a run's jobs; small steps on many threads are slow on a busy machine
             before, after, seconds = _time_step(problem, level, state, data)
         rows.append(
             (

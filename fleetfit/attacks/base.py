@@ -98,32 +98,17 @@ def get_sent_state(layout: Layout, job: Job, update: Update) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Move:
-    """An update less the state that was sent.
-
-    Attributes:
-        submodel: The sub-model.
-        flat: Its elements.
-        untrained: Names of the tensors that no gradient reached.
-    """
-
-    submodel: Submodel
-    flat: Tensor
-    untrained: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, eq=False)
 class Knowledge:
     """The honest updates of a round, also those of the hostile clients.
 
     Attributes:
         layout: The model's layout.
-        moves: The movement of each update.
+        moves: Each update with its movement: the update less the state that was sent, flat.
         cache: Results that an attack shares among the hostile clients of the round.
     """
 
     layout: Layout
-    moves: Sequence[Move] = ()
+    moves: Sequence[tuple[Update, Tensor]] = ()
     cache: dict[Any, Any] = field(default_factory=dict)
 
     @cached_property
@@ -134,15 +119,15 @@ class Knowledge:
         """
         size = get_slice_plan(self.layout, full_submodel(self.layout)).size
         total, count, squares = torch.zeros(size), torch.zeros(size), torch.zeros(size)
-        for move in self.moves:
-            compiled = get_slice_plan(self.layout, move.submodel)
-            compiled.scatter(total, compiled.zero(move.flat.clone(), move.untrained), add=True)
-            compiled.scatter(count, compiled.zero(torch.ones(compiled.size), move.untrained), add=True)
+        for update, movement in self.moves:
+            compiled = get_slice_plan(self.layout, update.submodel)
+            compiled.scatter(total, compiled.zero(movement.clone(), update.untrained), add=True)
+            compiled.scatter(count, compiled.zero(torch.ones(compiled.size), update.untrained), add=True)
         mean = total / count.clamp_min(1)
-        for move in self.moves:
-            compiled = get_slice_plan(self.layout, move.submodel)
-            deviations = (move.flat - compiled.gather(mean)).square_()
-            compiled.scatter(squares, compiled.zero(deviations, move.untrained), add=True)
+        for update, movement in self.moves:
+            compiled = get_slice_plan(self.layout, update.submodel)
+            deviations = (movement - compiled.gather(mean)).square_()
+            compiled.scatter(squares, compiled.zero(deviations, update.untrained), add=True)
         return mean, (squares / (count - 1).clamp_min(1)).sqrt_()
 
     def get_moments(self, submodel: Submodel) -> tuple[Tensor, Tensor]:
@@ -282,11 +267,7 @@ class _ForgingEngine(WrappedEngine):
             else:
                 yield self._forge(reply, Knowledge(self.layout))
         moves = [
-            Move(
-                reply.submodel,
-                concat_state(reply.state) - get_sent_state(self.layout, self._jobs[reply.index], reply),
-                reply.untrained,
-            )
+            (reply, concat_state(reply.state) - get_sent_state(self.layout, self._jobs[reply.index], reply))
             for reply in held
             if isinstance(reply, Update)
         ]

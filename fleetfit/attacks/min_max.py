@@ -24,7 +24,7 @@ def min_max() -> Attack:
 
 def move_to_limit(update: Update, scene: Scene, rng: torch.Generator) -> Update:
     """Return sent + m - gamma * s."""
-    movements = [move.flat for move in scene.round.moves if move.submodel == update.submodel]
+    movements = [movement for other, movement in scene.round.moves if other.submodel == update.submodel]
     cache = scene.round.cache
     if len(movements) < 2:
         return update

@@ -8,6 +8,7 @@ import torch
 
 from fleetfit.core import Device, Failure, Job, Simulation, Update
 from fleetfit.errors import check_range
+from fleetfit.machine import use_threads
 from fleetfit.training import group_jobs, resolve_device, run_group, run_job
 from fleetfit.training.runtime import keep_freed_memory
 
@@ -78,9 +79,7 @@ class InProcess(ClientMemories):
 
     def run(self, jobs: Iterator[Job]) -> Iterator[Update | Failure]:
         """Run each job when its reply is due; jobs that measure one model on several devices run together."""
-        before = torch.get_num_threads()
-        torch.set_num_threads(self._threads)
-        try:
+        with use_threads(self._threads):
             for group in group_jobs(jobs):
                 if len(group) > 1:
                     yield from run_group(group, [self._make_device(job) for job in group])
@@ -91,8 +90,6 @@ class InProcess(ClientMemories):
                 if job.kind == "train":
                     self.add_pending(job.round, job.index, memory)
                 yield reply
-        finally:
-            torch.set_num_threads(before)
 
     def _make_device(self, job: Job) -> Device:
         return self._simulation.device(job.client, self.get_memory(job.client)[1], job.round)

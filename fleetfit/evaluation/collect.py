@@ -14,7 +14,7 @@ from fleetfit.evaluation.jobs import OWN, Tag, iter_jobs, iter_tags, make_failur
 from fleetfit.evaluation.levels import Statistics, find_top_level, has_batch_norm
 from fleetfit.evaluation.scope import EvaluationScope
 from fleetfit.evaluation.statistics import estimate_statistics
-from fleetfit.machine import one_thread
+from fleetfit.machine import use_threads
 from fleetfit.training import run_job
 from fleetfit.validation import pair_jobs_with_replies, validate_reply
 
@@ -88,7 +88,7 @@ def _run_levels(
     """Yield each level's reply on one device, which runs in this process."""
     tags = [Tag(norm, scope.evaluation.split, level, None, "global") for level in levels]
     for tag, job in zip(tags, iter_jobs(federation, server, scope, tags, statistics), strict=True):
-        with one_thread():
+        with use_threads(1):
             reply, _ = run_job(job, device)
         yield tag.level, reply
 

@@ -12,6 +12,7 @@ from fleetfit.anatomy import Architecture, outputs, visit_exits
 from fleetfit.cost import submodel_cost
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError
+from fleetfit.machine import use_threads
 
 COSTS = ("multiply_adds", "latency_s")
 """The units of a budget."""
@@ -93,15 +94,8 @@ def measure_exit_latencies(module: nn.Module, x: Tensor, passes: int = 50) -> li
     Raises:
         ModelError: The module cannot be run exit by exit.
     """
-    rows, threads = [], torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for i in range(-_WARM_UP, passes):
-            row = _measure_pass(module, x)
-            if i >= 0:
-                rows.append(row)
-    finally:
-        torch.set_num_threads(threads)
+    with use_threads(1):
+        rows = [_measure_pass(module, x) for _ in range(_WARM_UP + passes)][_WARM_UP:]
     medians = np.median(rows, axis=0)
     return [float(value) for value in np.maximum.accumulate(medians)]
 

@@ -18,7 +18,7 @@ from fleetfit.core import Federation, Server, Update
 from fleetfit.errors import check_range
 from fleetfit.hooks import Method, weigh_equally
 from fleetfit.hooks.movements import Movements
-from fleetfit.machine import one_thread
+from fleetfit.machine import use_threads
 from fleetfit.options._order_statistics import ceil_share
 
 
@@ -39,7 +39,7 @@ def select_updates(
     if not is_large_enough(len(updates), fraction):
         return updates
     hostile = ceil_share(fraction, len(updates))
-    with one_thread():
+    with use_threads(1):
         movements = Movements(federation.problem.layout, server, updates, whole_pieces=True)
         distances = compute_squared_distances(movements, len(updates))
     if not bool(distances.any()):  # all updates are equal

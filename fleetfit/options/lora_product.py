@@ -36,7 +36,7 @@ from fleetfit.aggregate import Aggregate, Mean
 from fleetfit.core import Federation, Server, Update
 from fleetfit.hooks import CoverageMean, Method
 from fleetfit.layout import Layout, State, TensorLayout
-from fleetfit.machine import one_thread
+from fleetfit.machine import use_threads
 from fleetfit.peft.lora import A, B
 
 BARELY = 1e-30
@@ -78,7 +78,7 @@ class ProductMean:
         """Add an update, and the products of its thin matrices."""
         for layer, mean in self._products.items():
             if layer + B in update.state:
-                with one_thread():
+                with use_threads(1):
                     product = update.state[layer + B] @ update.state[layer + A]
                 mean.add(update.submodel, {layer: product}, weight)
         self._mean.add(update, weight)
@@ -117,7 +117,7 @@ def factor_layer(
     covered = product.coverage[layer] > 0
     if not bool(covered.any()):
         return {}, ()
-    with one_thread():
+    with use_threads(1):
         b, a = (
             torch.where(aggregate.coverage[name] > 0, aggregate.mean[name], old[name]).double()
             for name in (layer + B, layer + A)

@@ -27,7 +27,7 @@ from fleetfit.core import Federation, Server, Update
 from fleetfit.errors import check_range
 from fleetfit.hooks import Method, weigh_equally
 from fleetfit.hooks.movements import Movements
-from fleetfit.machine import one_thread
+from fleetfit.machine import use_threads
 from fleetfit.options._order_statistics import take_median
 
 FEW = 32
@@ -54,7 +54,7 @@ def select_updates(
     """Yield the updates that are not outliers, clipped."""
     if not updates:
         return
-    with one_thread():
+    with use_threads(1):
         movements = Movements(federation.problem.layout, server, updates)
         ratios, norms = measure_movements(movements, len(updates), min_clients)
     limit = float(compute_median(norms))

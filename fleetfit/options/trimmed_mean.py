@@ -14,7 +14,7 @@ from fleetfit.core import Federation, Server, Update
 from fleetfit.errors import check_range
 from fleetfit.hooks import Method
 from fleetfit.hooks.movements import Movements
-from fleetfit.machine import one_thread
+from fleetfit.machine import use_threads
 from fleetfit.options._order_statistics import floor_share, select_ranks
 from fleetfit.submodel import concat_state, full_submodel, get_slice_plan
 
@@ -51,7 +51,7 @@ class TrimmedMean:
         layout = self._layout
         full, state = get_slice_plan(layout, full_submodel(layout)), concat_state(self._server.state).cpu()
         mean, coverage = torch.zeros(full.size), torch.zeros(full.size)
-        with one_thread():
+        with use_threads(1):
             for part in Movements(layout, self._server, self._updates).chunks() if self._updates else ():
                 count = len(part.members)
                 ends = min(floor_share(self._fraction, count), (count - 1) // 2)

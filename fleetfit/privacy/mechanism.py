@@ -25,7 +25,7 @@ from fleetfit.core import Federation, RoundSums, Server, Update
 from fleetfit.errors import RunError
 from fleetfit.hooks.fedavg import get_round_submodel
 from fleetfit.hooks.movements import count_clients, get_movement
-from fleetfit.machine import one_thread
+from fleetfit.machine import use_threads
 from fleetfit.privacy.accountant import compute_epsilon, max_rounds
 from fleetfit.privacy.ledger import Ledger
 from fleetfit.privacy.randomness import Randomness
@@ -154,7 +154,7 @@ class Privacy:
         Elements without an opened sum have the sum zero, and get noise, too.
         """
         total = torch.zeros_like(concat_state(server.state))
-        with one_thread():
+        with use_threads(1):
             for block in summed.blocks:
                 total[block.places.to(total.device)] = (block.sums.double() * summed.step).float().to(total.device)
             return self.release(federation, server, total)
@@ -231,7 +231,7 @@ class PrivateMean:
     def add(self, update: Update, weight: float) -> None:
         """Add the movement of an update, clipped; the weight does not count."""
         submodel = get_slice_plan(self._federation.problem.layout, update.submodel)
-        with one_thread():
+        with use_threads(1):
             movement = get_movement(self._federation, self._server, update).to(self._state.device)
             length = float(torch.linalg.vector_norm(movement, dtype=torch.float64))
             if not math.isfinite(length):  # the difference of two finite numbers may overflow
@@ -242,7 +242,7 @@ class PrivateMean:
 
     def result(self) -> Aggregate:
         """Return the state after the round."""
-        with one_thread():
+        with use_threads(1):
             return self._privacy.release(self._federation, self._server, self._total)
 
 

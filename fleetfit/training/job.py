@@ -20,7 +20,7 @@ from fleetfit.core import ClientMemory, Device, Failure, Job, Local, LocalResult
 from fleetfit.core.tasks import Task
 from fleetfit.errors import ConfigError, FleetFitError, RunError
 from fleetfit.hooks import Method, build
-from fleetfit.machine import one_thread
+from fleetfit.machine import use_threads
 from fleetfit.messages import compress
 from fleetfit.names import find_plug_in
 from fleetfit.seeds import derive_seed, isolate_rng, make_torch_rng
@@ -403,7 +403,7 @@ def run_on_server(job: Job, device: Device) -> Update:
     Raises:
         RunError: It failed.
     """
-    with one_thread():
+    with use_threads(1):
         reply, _ = run_job(job, device)
     if isinstance(reply, Failure):
         raise RunError(f"the server's own training failed in round {job.round + 1}: {reply.reason}", key="method")

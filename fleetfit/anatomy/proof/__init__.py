@@ -38,7 +38,7 @@ from fleetfit.anatomy.proof.masked import (
 )
 from fleetfit.anatomy.proof.permutation import check_permutations
 from fleetfit.errors import ModelError, join_some
-from fleetfit.machine import isolate_torch_state, one_thread
+from fleetfit.machine import isolate_torch_state, use_threads
 from fleetfit.seeds import isolate_rng, make_torch_rng
 from fleetfit.submodel import Submodel
 
@@ -158,7 +158,7 @@ def check_layout(
         x = make_input(architecture, shape, _BATCH, rng) if example is None else example
         is_small = sum(map(math.prod, layout.shapes({}, layout.exits).values())) < _SMALL
         # small models take longer on more threads, most so on a busy machine
-        with one_thread() if is_small else contextlib.nullcontext():
+        with use_threads(1) if is_small else contextlib.nullcontext():
             full = FullModel(architecture, layout, x, rng, seed)
             report = _prove(full, tuple(levels) or make_sample_levels(architecture, layout), say, proved)
     if key is not None:
