@@ -44,7 +44,7 @@ from fleetfit.secure import (
     Signer,
     digest,
     make_identity,
-    message_size,
+    pack_message,
 )
 from fleetfit.submodel import (
     SlicePlan,
@@ -237,7 +237,7 @@ class SimulatedParties:
             dropout: Which clients drop out between phases, beside those that the engine loses.
         """
         self._engine, self._blocks, self._secure, self._dropout = engine, blocks, secure, dropout
-        self._authority = Signer.new()
+        self._authority = Signer()
         self._identities: dict[int, tuple[Identity, Journal]] = {}
         self._members: dict[int, SecureClient] = {}
 
@@ -424,7 +424,7 @@ class _SecureRound:
         requests = {index: (self._members[index].job, message) for index, message in messages.items()}
         for index, (job, message) in requests.items():
             if message is not None and id(message) not in sizes:
-                sizes[id(message)] = message_size(message)
+                sizes[id(message)] = len(pack_message(message))
             job_bytes = job_size(job, self.engine.layout) if phase == "train" else 0
             self._members[index].bytes_down += job_bytes + sizes.get(id(message), 0)
         answered = []
@@ -433,7 +433,7 @@ class _SecureRound:
             try:
                 if isinstance(answer, Failure):
                     raise RunError(answer.reason)
-                member.bytes_up += message_size(answer.message)
+                member.bytes_up += len(pack_message(answer.message))
                 take(answer.message, job) if phase == "keys" else take(answer.message)
             except RunError as error:
                 if phase not in ("sign", "unmask"):  # in these its update has come, and counts

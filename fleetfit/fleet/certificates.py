@@ -116,8 +116,8 @@ def make_member(path: Path, folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(parents=True, exist_ok=True)
         if not authority_key.exists():
-            _write_new(authority_key, Signer.new().private.hex().encode() + b"\n", 0o600)
-        authority = Signer.of(bytes.fromhex(files.read_bytes(authority_key).decode()))
+            _write_new(authority_key, Signer().private.hex().encode() + b"\n", 0o600)
+        authority = Signer(bytes.fromhex(files.read_bytes(authority_key).decode()))
         identity = make_identity(authority)
         table = {"private": identity.signer.private, "certificate": identity.certificate, "authority": authority.public}
         _write_new(path, json.dumps({k: v.hex() for k, v in table.items()}).encode() + b"\n", 0o600)

@@ -114,7 +114,7 @@ def read_member(path: Path) -> tuple[Identity, bytes]:
     try:
         table = json.loads(files.read_bytes(path))
         private, certificate, authority = (bytes.fromhex(table[key]) for key in ("private", "certificate", "authority"))
-        return Identity(Signer.of(private), certificate), authority
+        return Identity(Signer(private), certificate), authority
     except OSError as error:
         raise ConfigError(
             f"[secure] member: {path} cannot be read: {error.strerror}.", key="secure.member", path=path

@@ -35,7 +35,6 @@ from fleetfit.secure.messages import (
     Signature as Signature,
     Signatures as Signatures,
     Survivors as Survivors,
-    message_size as message_size,
     pack_message as pack_message,
     read_message as read_message,
 )

@@ -84,7 +84,15 @@ class Journal:
 
 
 class SecureClient:
-    """One client in one round; each of its phases happens once and in order."""
+    """One client in one round; each of its phases happens once and in order.
+
+    Attributes:
+        submodels: The members' sub-models on the roster, in the order that blocks count by.
+        blocks: The blocks of which this client sends its words.
+    """
+
+    submodels: tuple[str, ...]
+    blocks: Sequence[int]
 
     def __init__(
         self, number: int, identity: keys.Identity, authority: bytes, minimum: int, lengths: Lengths, journal: Journal
@@ -135,7 +143,7 @@ class SecureClient:
         self._enter("keys", "shares")
         self._journal.enter(run, round)
         self._run, self._round = run, round
-        self._masks, self._seals, signer = keys.Agreement.new(), keys.Agreement.new(), self._identity.signer
+        self._masks, self._seals, signer = keys.Agreement(), keys.Agreement(), self._identity.signer
         public = self._masks.public, self._seals.public
         signature = signer.sign(encode_keys(run, round, self.number, submodel, *public))
         self._sent = Keys(self.number, submodel, signer.public, self._identity.certificate, *public, signature)
@@ -152,10 +160,9 @@ class SecureClient:
         """
         self._enter("shares", "masked update")
         self._check(roster)
-        self._roster = roster
+        self._roster, self.submodels, self.blocks = roster, roster.submodels, roster.get_blocks(self.number)
         self._position = {member.client: number for number, member in enumerate(roster.members, 1)}
-        self._blocks = roster.get_blocks(self.number)
-        self._seeds = {block: secrets.token_bytes(keys.KEY) for block in self._blocks}
+        self._seeds = {block: secrets.token_bytes(keys.KEY) for block in self.blocks}
         hidden = {MASK_KEY: self._masks.private, **self._seeds}
         shares = {kind: shamir.split(it, roster.threshold, len(self._position)) for kind, it in hidden.items()}
         sealed, marks = [], []
@@ -252,16 +259,6 @@ class SecureClient:
 
     # ---- masked update
 
-    @property
-    def submodels(self) -> tuple[str, ...]:
-        """The members' sub-models, in the order that blocks count by."""
-        return self._roster.submodels
-
-    @property
-    def blocks(self) -> tuple[int, ...]:
-        """The blocks of which this client sends its words."""
-        return tuple(self._blocks)
-
     def mask(self, shares: SealedShares, words: Mapping[int, NDArray[np.uint32]], sent: SentDigests) -> MaskedUpdate:
         """Return the client's words under masks.
 
@@ -276,7 +273,7 @@ class SecureClient:
         self._enter("masked update", "signature")
         self._open(shares)
         masked = []
-        for block in self._blocks:
+        for block in self.blocks:
             length = dict(self._roster.blocks)[block]
             if len(words[block]) != length:
                 raise RunError(

@@ -45,30 +45,22 @@ def check_installed() -> None:
 # ---- membership: signatures -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
 class Signer:
     """A key pair that signs: of the fleet's authority, or of one client for all rounds.
 
     Attributes:
+        private: The half that is kept secret.
         public: The half that verifies.
         sign: Returns the signature of bytes.
-        private: The half that is kept secret.
     """
 
-    public: bytes
-    sign: Callable[[bytes], bytes]
-    private: bytes
-
-    @staticmethod
-    def new() -> "Signer":
-        """Draw a key pair."""
-        return Signer.of(_library("asymmetric.ed25519").Ed25519PrivateKey.generate().private_bytes_raw())
-
-    @staticmethod
-    def of(private: bytes) -> "Signer":
-        """Return the pair of a private half."""
-        key = _library("asymmetric.ed25519").Ed25519PrivateKey.from_private_bytes(private)
-        return Signer(key.public_key().public_bytes_raw(), key.sign, private)
+    def __init__(self, private: bytes | None = None) -> None:
+        """Take the pair of a private half, or draw one."""
+        kind = _library("asymmetric.ed25519").Ed25519PrivateKey
+        key = kind.generate() if private is None else kind.from_private_bytes(private)
+        self.private: bytes = key.private_bytes_raw()
+        self.public: bytes = key.public_key().public_bytes_raw()
+        self.sign: Callable[[bytes], bytes] = key.sign
 
 
 def verify_signature(public: bytes, signature: bytes, message: bytes) -> bool:
@@ -96,7 +88,7 @@ class Identity:
 
 def make_identity(authority: Signer) -> Identity:
     """Return a new member's identity, signed by the authority of its fleet."""
-    signer = Signer.new()
+    signer = Signer()
     return Identity(signer, authority.sign(encode_membership(signer.public)))
 
 
@@ -108,7 +100,6 @@ def encode_membership(public: bytes) -> bytes:
 # ---- pairs: agreement, seals, streams ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
 class Agreement:
     """A key pair with which two members agree on a secret.
 
@@ -117,19 +108,12 @@ class Agreement:
         public: The half that is sent.
     """
 
-    private: bytes
-    public: bytes
-
-    @staticmethod
-    def new() -> "Agreement":
-        """Draw a key pair."""
-        return Agreement.of(_library("asymmetric.x25519").X25519PrivateKey.generate().private_bytes_raw())
-
-    @staticmethod
-    def of(private: bytes) -> "Agreement":
-        """Return the pair of a private half."""
-        key = _library("asymmetric.x25519").X25519PrivateKey.from_private_bytes(private)
-        return Agreement(private, key.public_key().public_bytes_raw())
+    def __init__(self, private: bytes | None = None) -> None:
+        """Take the pair of a private half, or draw one."""
+        kind = _library("asymmetric.x25519").X25519PrivateKey
+        self._key = kind.generate() if private is None else kind.from_private_bytes(private)
+        self.private: bytes = self._key.private_bytes_raw()
+        self.public: bytes = self._key.public_key().public_bytes_raw()
 
     def secret(self, other: bytes) -> bytes:
         """Return the secret that both agree on.
@@ -137,10 +121,8 @@ class Agreement:
         Raises:
             RunError: The other half is malformed.
         """
-        library = _library("asymmetric.x25519")
         try:
-            mine = library.X25519PrivateKey.from_private_bytes(self.private)
-            return mine.exchange(library.X25519PublicKey.from_public_bytes(other))
+            return self._key.exchange(_library("asymmetric.x25519").X25519PublicKey.from_public_bytes(other))
         except ValueError:
             raise RunError("a public key is malformed: no secret can be derived from it.", key="public_key") from None
 

@@ -201,11 +201,6 @@ def pack_message(message: Message) -> bytes:
     return encode(_as_values(message))
 
 
-def message_size(message: Message) -> int:
-    """Return the bytes of a message."""
-    return len(pack_message(message))
-
-
 def read_message(kind: type[M], text: bytes) -> M:
     """Return the message of untrusted bytes.
 

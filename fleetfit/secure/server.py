@@ -255,7 +255,7 @@ class SecureServer:
                 keys.add_mask(self._totals[block], derive_own_key(secrets[client, block], block), -1)
         for client in sorted(dead):
             if (client, MASK_KEY) in secrets:
-                self._remove_pair_masks(keys.Agreement.of(secrets[client, MASK_KEY]), client, blocks, sent)
+                self._remove_pair_masks(keys.Agreement(secrets[client, MASK_KEY]), client, blocks, sent)
         return [BlockSum(block, to_signed(self._totals[block]), len(members)) for block, members in blocks.items()]
 
     def _remove_pair_masks(
@@ -293,7 +293,7 @@ class SecureServer:
 
     def _is_secret(self, client: int, kind: int, secret: bytes) -> bool:
         if kind == MASK_KEY:
-            return keys.Agreement.of(secret).public == self._members[client].mask_key
+            return keys.Agreement(secret).public == self._members[client].mask_key
         return keys.digest("fleetfit secure seed", secret) == dict(self._shares[client].seeds)[kind]
 
     def _format_liars(self) -> str:
