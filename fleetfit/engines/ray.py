@@ -198,11 +198,6 @@ class Actors(Pool):
             del self._shared[next(iter(self._shared))]
         return entry
 
-    @property
-    def shared_numbers(self) -> set[int]:
-        """Numbers of the states in the store."""
-        return {entry.number for entry in self._shared.values()}
-
     def _start(self, position: int) -> "_ActorWorker":
         return _ActorWorker(self, self._actor.remote(), self._setup)
 
@@ -256,7 +251,8 @@ class _ActorWorker:
                 shared[name] = entry.number
                 if entry.number not in self.state_numbers:
                     new[entry.number] = entry.reference
-        self.state_numbers = {*shared.values(), *(self.state_numbers & self.engine.shared_numbers)}
+        stored = {entry.number for entry in self.engine._shared.values()}
+        self.state_numbers = {*shared.values(), *(self.state_numbers & stored)}
         table = dump_job(replace(job, state={}, statistics={}), self.engine._layout)
         task = {"job": table, "memory": memory, "shared": shared, "new": list(new), "holds": sorted(self.state_numbers)}
         self.replies.append(self.actor.run.remote(np.frombuffer(pack(task), dtype=np.uint8), *new.values()))

@@ -90,7 +90,7 @@ def assign_models(
     With `sends_union` the client gets all smaller models, too.
     """
     submodels = [level.submodel for level in federation.levels]
-    tables, free = load_tables(federation, server), federation.reachable(server.round)
+    tables, free = load_tables(federation, server.memory), federation.reachable(server.round)
     slots = []
     for _ in range(min(federation.cohort, len(free))):
         model = len(submodels) - 1 if rule == "greedy" else int(rng.integers(len(submodels)))
@@ -124,7 +124,7 @@ def update_tables(
     federation: Federation, server: Server, aggregate: Aggregate, reports: Reports, credit: Credit
 ) -> Server:
     """Move the tables by the models that were sent and those that came back (Algorithm 1 lines 11 to 26)."""
-    before, models = load_tables(federation, server), [level.submodel for level in federation.levels]
+    before, models = load_tables(federation, server.memory), [level.submodel for level in federation.levels]
     curiosity, resources = before.curiosity.copy(), before.resources.copy()
     for report in reports:
         c, model = report.client, report.level
@@ -136,13 +136,14 @@ def update_tables(
             resources[:, c] = credit_update(resources[:, c], model, back, credit)
         elif isinstance(report, Failure) and report.declined:
             resources[:, c] = lower_scores(resources[:, c], model)
-    return replace(server, memory=Tables(curiosity, resources).store(server.memory))
+    tables = {"curiosity": torch.from_numpy(curiosity), "resources": torch.from_numpy(resources)}
+    return replace(server, memory={**(server.memory or {}), _NAME: tables})
 
 
 def check_memory(federation: Federation, memory: Mapping[str, Any]) -> None:
     """Check that the tables have a finite score of each client."""
     if _NAME in memory:
-        tables = Tables.load(memory, len(federation.levels) // 2, len(federation.clients))
+        tables = load_tables(federation, memory)
         for name, table in vars(tables).items():
             if table.shape[1] != tables.curiosity.shape[1] or not np.isfinite(table).all():
                 raise ValueError(f"{_NAME}/{name} is {list(table.shape)}, or has scores that are not finite")
@@ -165,30 +166,21 @@ class Tables:
     curiosity: Floats
     resources: Floats
 
-    @staticmethod
-    def load(memory: Mapping[str, Any] | None, p: int, clients: int) -> "Tables":
-        """Return the tables in a server's memory; a new client has ones, as all before the first round (lines 1, 2)."""
-        stored, new = (memory or {}).get(_NAME), Tables(np.ones((3, clients)), np.ones((2 * p + 1, clients)))
-        if not stored:
-            return new
-        count = stored["curiosity"].shape[1]
-        tables = [np.concatenate([stored[name].numpy(), getattr(new, name)[:, count:]], axis=1) for name in vars(new)]
-        return Tables(*tables)
-
-    def store(self, memory: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return a server's memory with these tables in it."""
-        tables = {"curiosity": torch.from_numpy(self.curiosity), "resources": torch.from_numpy(self.resources)}
-        return {**(memory or {}), _NAME: tables}
-
     @property
     def p(self) -> int:
         """Models of each of the types S and M."""
         return len(self.resources) // 2
 
 
-def load_tables(federation: Federation, server: Server) -> Tables:
-    """Return the tables after the last round."""
-    return Tables.load(server.memory, len(federation.levels) // 2, len(federation.clients))
+def load_tables(federation: Federation, memory: Mapping[str, Any] | None) -> Tables:
+    """Return the tables in the server's memory; a new client has ones, as all before the first round (lines 1, 2)."""
+    clients, stored = len(federation.clients), (memory or {}).get(_NAME)
+    new = Tables(np.ones((3, clients)), np.ones((len(federation.levels), clients)))
+    if not stored:
+        return new
+    count = stored["curiosity"].shape[1]
+    tables = [np.concatenate([stored[name].numpy(), getattr(new, name)[:, count:]], axis=1) for name in vars(new)]
+    return Tables(*tables)
 
 
 def get_type(model: int, p: int) -> int:

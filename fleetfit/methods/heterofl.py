@@ -11,7 +11,7 @@ label-masked averaging of the output rows goes with `masked`, as in the authors'
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -83,7 +83,8 @@ def width_loss(job: Job, device: Device, scaler: bool, masked: bool) -> Loss:
         with contextlib.ExitStack() as hooks:
             for name, layer in layers.items():
                 if not isinstance(layer, nn.PReLU):
-                    hooks.enter_context(layer.register_forward_pre_hook(_make_scaler(fractions[name])))
+                    divide = partial(_divide_input, fraction=fractions[name])
+                    hooks.enter_context(layer.register_forward_pre_hook(divide))
             return criterion(outputs(module, x)[-1], y)
 
     return loss
@@ -101,11 +102,8 @@ def compute_kept_fractions(job: Job, device: Device) -> dict[str, float]:
     return fractions
 
 
-def _make_scaler(fraction: float) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
-    def hook(norm: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (inputs[0] / fraction, *inputs[1:])
-
-    return hook
+def _divide_input(norm: nn.Module, inputs: tuple[Tensor, ...], fraction: float) -> tuple[Tensor, ...]:
+    return (inputs[0] / fraction, *inputs[1:])
 
 
 def send_own_classes(job: Job, device: Device, result: LocalResult) -> tuple[Submodel, State]:

@@ -23,7 +23,7 @@ from fleetfit.anatomy import State, outputs
 from fleetfit.core import Device, Federation, Job, LocalResult
 from fleetfit.errors import check_range
 from fleetfit.factories import declare_unused
-from fleetfit.hooks import Loss, Method
+from fleetfit.hooks import Method
 from fleetfit.hooks.levels import split_levels
 from fleetfit.hooks.losses import best_exit_distillation, declare_temperature
 from fleetfit.methods.depthfl import ramp_up
@@ -79,7 +79,7 @@ def reefl(
     check_range("ramp", ramp, 0, closed=True)
     check_range("weight", weight, 0, closed=True)
     sizes: dict[str, Any] = {"at": at, "queue": queue, "heads": heads, "bottleneck": bottleneck, "mlp": mlp}
-    loss = partial(best_exit_loss, zeta=zeta, ramp=ramp, share=weight, temperature=temperature, teacher=teacher)
+    loss = partial(BestExitLoss, zeta=zeta, ramp=ramp, weight=weight, temperature=temperature, teacher=teacher)
     method = Method(
         adapt_model=partial(recurrent, ree=ree, modulate=modulate, **sizes),
         make_levels=partial(split_levels, scaling="depth"),
@@ -98,11 +98,13 @@ class BestExitLoss:
     """The loss of all exits with the best one as teacher; counts how often each exit was it."""
 
     def __init__(
-        self, job: Job, device: Device, zeta: float, share: float, temperature: float, teacher: str, kept: bool
-    ) -> None:
+        self, job: Job, device: Device, zeta: float, ramp: int, weight: float, temperature: float, teacher: str,
+        kept: bool,
+    ) -> None:  # fmt: skip
         self.exits = job.submodel.exits
         self.estimate = _load_estimate(device, self.exits) if kept else torch.zeros(len(self.exits))
-        self._task, self._zeta, self._share, self._temperature = device.problem.task, zeta, share, temperature
+        self._task, self._zeta, self._temperature = device.problem.task, zeta, temperature
+        self._share = weight * ramp_up(job.round, ramp)  # of the distillation, in this round
         self._running = teacher == "running"
         self._taught = torch.zeros(len(self.exits), device=device.accelerator)
 
@@ -121,13 +123,6 @@ class BestExitLoss:
     def count_teachers(self) -> dict[str, int]:
         """Return in how many steps each exit was the teacher."""
         return {str(e): int(n) for e, n in zip(self.exits, self._taught.tolist(), strict=True)}
-
-
-def best_exit_loss(
-    job: Job, device: Device, zeta: float, ramp: int, share: float, temperature: float, teacher: str, kept: bool
-) -> Loss:
-    """Return the loss with this round's weight of the distillation."""
-    return BestExitLoss(job, device, zeta, share * ramp_up(job.round, ramp), temperature, teacher, kept)
 
 
 def _load_estimate(device: Device, exits: tuple[int, ...]) -> Tensor | None:
