@@ -52,6 +52,20 @@ def test_fedavgm_is_hsu_et_al_s_rule() -> None:
         assert memory["velocity"]["w"].tolist() == pytest.approx(v, rel=1e-6)
 
 
+def test_a_step_on_a_part_of_the_state_reads_an_aggregate_by_name() -> None:
+    """x <- x + (mean - x) / 2 in the first round, also where an aggregator gives its tensors in another order."""
+    step = build({"name": "fedavg", "options": {"fedavgm": {"momentum": 0.9, "lr": 0.5}}}).step
+    federation, _ = tiny_federation({"name": "fedavg"})
+    part = {"level1/a": torch.tensor([0.0, 2.0]), "level1/b": torch.tensor([4.0])}
+    mean = {"level1/b": torch.tensor([8.0]), "level1/a": torch.tensor([2.0, math.nan])}
+    coverage = {"level1/b": torch.tensor([1.0]), "level1/a": torch.tensor([3.0, 0.0])}
+    server = Server({"w": torch.tensor(START), **part})
+    state = step(federation, server, Aggregate(mean, coverage, base_state=part), []).state
+    assert {name: tensor.tolist() for name, tensor in state.items()} == {
+        "w": START, "level1/a": [1.0, 2.0], "level1/b": [6.0],
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("begins", [None, 0.0, 0.04])
 @pytest.mark.parametrize("option", ["fedadam", "fedyogi"])
 def test_fedadam_and_fedyogi_are_algorithm_2(option: str, begins: float | None) -> None:
