@@ -49,6 +49,7 @@ import fleetfit as ff
 from fleetfit.api import profiling
 from fleetfit.api.progress import RoundFacts, RoundProgress, format_html
 from fleetfit.cli import main, output
+from fleetfit.cost import Latency
 from fleetfit.errors import FleetFitError, escape_controls, make_printable
 from fleetfit.fleet import logs
 from fleetfit.fleet.worker import NodeWorker
@@ -59,7 +60,7 @@ from fleetfit.report.comparison_csv import format_comparison_csv
 from fleetfit.report.results import format_results
 from fleetfit.report.text import Table
 from fleetfit.runs.comparison import read_results
-from fleetfit.training.profiling import Measurement, Timing
+from fleetfit.training.profiling import Measurement
 
 TEXTS = (CODES, LONG, TITLE, COLOR, C1, BACK, TURNED, LINES)
 NEWEST = "checkpoints/round-000003.safetensors"
@@ -106,7 +107,7 @@ def quick() -> Iterator[None]:
     """Draw nothing and measure nothing: it takes longer than all the rest."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawing, "is_available", lambda: False)
-        measurement = Measurement(Timing(0.1, 0.01, 9), Timing(0.01, 0.001, 9), 10**6, 3 * 10**8)
+        measurement = Measurement(Latency(0.1, 0.01, 9), Latency(0.01, 0.001, 9), 10**6, 3 * 10**8)
         patch.setattr(profiling, "profile_level", lambda *_: measurement)
         yield
 

@@ -17,17 +17,17 @@ from fleetfit.config import load_experiment
 from fleetfit.config.assemble.levels import plan_levels
 from fleetfit.config.assemble.run import assemble, assemble_fleet
 from fleetfit.core import DataDescription, NodeDescription
+from fleetfit.cost import Latency
 from fleetfit.errors import ConfigError, DataError, PlanError
 from fleetfit.training.profiling import (
     EnergyMeter,
     Measurement,
     ProfileRequest,
-    Timing,
 )
 
 
 def found_of(step_s: float = 0.1, latency_s: float = 0.01, memory: int | None = 10**6, **more: Any) -> Measurement:
-    return Measurement(Timing(step_s, 0.01, 9), Timing(latency_s, 0.001, 9), memory, 3 * 10**8, **more)
+    return Measurement(Latency(step_s, 0.01, 9), Latency(latency_s, 0.001, 9), memory, 3 * 10**8, **more)
 
 
 @pytest.fixture

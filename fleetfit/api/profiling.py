@@ -30,7 +30,7 @@ from fleetfit.api.run import Sections, check_single_run
 from fleetfit.config import Experiment, load_experiment
 from fleetfit.config.assemble.levels import PlannedProblem, plan_levels
 from fleetfit.core import DataDescription, Level, Local
-from fleetfit.cost import full_cost, submodel_cost
+from fleetfit.cost import Latency, full_cost, submodel_cost
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, escape_controls
 from fleetfit.files import write_text
 from fleetfit.hooks import dump_problem
@@ -43,7 +43,6 @@ from fleetfit.training.profiling import (
     EnergyMeter,
     Measurement,
     ProfileRequest,
-    Timing,
     find_energy_meter,
     profile_level,
 )
@@ -501,7 +500,7 @@ def _format_bytes(count: float | None) -> str:
     return "-" if count is None else format_bytes(count)
 
 
-def _format_timing(timing: Timing | None) -> str:
+def _format_timing(timing: Latency | None) -> str:
     """Return median and spread: 3.12 ± 0.08 ms."""
     if timing is None:
         return "-"

@@ -31,7 +31,7 @@ _DIGITS = 7  # of recorded seconds: tenths of a microsecond
 
 @dataclass(frozen=True)
 class Latency:
-    """The time of one forward pass of one sample, all exits included.
+    """The time of a pass, such as a forward pass of one sample with all exits.
 
     Attributes:
         median_s: Its median in seconds.
@@ -123,7 +123,7 @@ def measure_latency(
     module = prepared(module)
     with explain_errors(architecture, input_shape):
         times = [sum(row.values()) for row in _time_passes(module, x, {}, threads, patience_s)]
-    return _summarize(times)
+    return summarize_passes(times)
 
 
 def measure_latencies(
@@ -157,14 +157,15 @@ def measure_latencies(
                     processor[i].append(time.thread_time() - before)
                 on_passes(sum(map(len, times)))
     if threads > 1:  # the other threads' seconds are not this one's
-        return [_summarize(own) for own in times]
+        return [summarize_passes(own) for own in times]
     return [
-        replace(_summarize(t), processor_s=float(np.median(p)), processor_share=sum(p) / sum(t))
+        replace(summarize_passes(t), processor_s=float(np.median(p)), processor_share=sum(p) / sum(t))
         for t, p in zip(times, processor, strict=True)
     ]
 
 
-def _summarize(times: Sequence[float]) -> Latency:
+def summarize_passes(times: Sequence[float]) -> Latency:
+    """Return the latency of passes that took so many seconds."""
     low, median, high = np.quantile(times, (0.25, 0.5, 0.75)).tolist()
     return Latency(median, high - low, len(times))
 

@@ -130,7 +130,7 @@ def check_movements(federation: Federation, memory: Mapping[str, Any]) -> None:
 
 
 def mix_movements(
-    blocks: "OwnBlocks", aggregate: Aggregate, depths: set[int], received: Movements, beta: float, damped: bool
+    blocks: "_OwnBlocks", aggregate: Aggregate, depths: set[int], received: Movements, beta: float, damped: bool
 ) -> tuple[State, Movements]:
     """Return the means of last blocks after the distillation, and the movements for the next round.
 
@@ -167,28 +167,20 @@ def mix_movements(
 
 
 @dataclass(frozen=True, eq=False)
-class OwnBlocks:
-    """The blocks that levels share, and those that each level has for itself.
+class _OwnBlocks:
+    """The blocks that levels share, and those that each level, by its depth, has for itself."""
 
-    Attributes:
-        layout: Of all of them; a sub-model with one exit has the tensors that it trains.
-        source: The model's tensor of which each tensor is the original or a copy.
-        kept: By depth of a level, those of its last block that the server keeps for it.
-        top: By depth, the trained tensors of its last block: by name within the block, the name here.
-        further: By depth, the blocks beyond the level below that have the names and shapes of that level's last one.
-        below: By depth, that of the level below; the first level has none.
-    """
-
-    layout: Layout
-    source: Mapping[str, str]
-    kept: Mapping[int, frozenset[str]]
-    top: Mapping[int, Mapping[str, str]]
+    layout: Layout  # of all of them; a sub-model with one exit has the tensors that it trains
+    source: Mapping[str, str]  # the model's tensor of which each tensor is the original or a copy
+    kept: Mapping[int, frozenset[str]]  # tensors of a level's last block that the server keeps for it
+    top: Mapping[int, Mapping[str, str]]  # trained tensors of its last block: by name within the block, the name here
+    # the blocks beyond the level below that have the names and shapes of that level's last one, each as in `top`
     further: Mapping[int, Sequence[Mapping[str, str]]]
-    below: Mapping[int, int]
+    below: Mapping[int, int]  # the depth of the level below; the first level has none
 
 
 @functools.lru_cache(maxsize=16)
-def find_own_blocks(layout: Layout, depths: tuple[int, ...]) -> OwnBlocks:
+def find_own_blocks(layout: Layout, depths: tuple[int, ...]) -> _OwnBlocks:
     """Return the blocks of levels of these depths, ascending."""
     full, below = depths[-1], dict(zip(depths[1:], depths, strict=False))
     tensors: dict[str, TensorLayout] = {}
@@ -216,7 +208,7 @@ def find_own_blocks(layout: Layout, depths: tuple[int, ...]) -> OwnBlocks:
             if {key: shapes[source[name]] for key, name in names.items()} == expected:
                 further[depth].append(names)
     kept_blocks = {depth: frozenset(names) for depth, names in kept.items()}
-    return OwnBlocks(Layout(layout.axes, layout.exits, tensors), source, kept_blocks, top, further, below)
+    return _OwnBlocks(Layout(layout.axes, layout.exits, tensors), source, kept_blocks, top, further, below)
 
 
 def _find_block(layout: Layout, number: int, prefix: str) -> dict[str, str]:

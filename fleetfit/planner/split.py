@@ -176,10 +176,6 @@ class _Costs:
         cost = cost or self._targets.cost
         return self._compute(cost, sizes, exits) / self._full[cost]
 
-    def fits(self, level: int, sizes: Sizes, exits: tuple[int, ...]) -> bool:
-        """Return whether a sub-model is at most as dear as a level may be, in every cost."""
-        return not self.find_exceeded(level, sizes, exits)
-
     def find_exceeded(self, level: int, sizes: Sizes, exits: tuple[int, ...]) -> dict[str, tuple[float, float]]:
         """Return the costs of a sub-model that a level may not have, each with its share and the budget."""
         targets = self._targets
@@ -256,7 +252,7 @@ def _find_depth_first(
             sizes = architecture.sizes(1.0)
             above = max((first - 1, *exits))
             deeper = [p for p in architecture.positions if above < p < architecture.blocks]
-            depth = max((p for p in deeper if costs.fits(level, sizes, (*exits, p))), default=0)
+            depth = max((p for p in deeper if not costs.find_exceeded(level, sizes, (*exits, p))), default=0)
             if not depth:
                 return None
             exits = (*exits, depth)
@@ -299,7 +295,7 @@ def _find_level(
         front, last = (architecture.sizes(width) for width in pairs[index])
         return {name: (last if axis.block >= start else front)[name] for name, axis in architecture.axes.items()}
 
-    widest = bisect_left(range(len(pairs)), True, key=lambda i: costs.fits(level, make_sizes(i), own))
+    widest = bisect_left(range(len(pairs)), True, key=lambda i: not costs.find_exceeded(level, make_sizes(i), own))
     if widest == len(pairs):
         exceeded = costs.find_exceeded(level, make_sizes(-1), own).items()
         needed = " and ".join(f"{cost} {share:.3g} for a budget of {limit:.3g}" for cost, (share, limit) in exceeded)

@@ -19,7 +19,7 @@ from fleetfit.errors import ModelError, RunError, format_exception
 from fleetfit.hooks import build
 from fleetfit.hooks.level_tensors import get_select
 from fleetfit.runs.checkpoints import CheckpointError, validate_checkpoint
-from fleetfit.submodel import Submodel, find_mismatch, parse_submodel
+from fleetfit.submodel import find_mismatch, parse_submodel
 from fleetfit.validation import find_prior_error, get_statistics_shapes
 
 _LEVEL, _HEAD = re.compile(r"level(\d{1,4})"), re.compile(r"heads\.\d{1,4}\.")
@@ -175,12 +175,9 @@ def _get_prefixed_shapes(prefix: str, tensors: State, federation: Federation) ->
         return {name: every[name] for name, tensor in layout.tensors.items() if tensor.block in blocks}
     if not 1 <= int(match[1]) <= len(federation.levels):
         raise CheckpointError(f'"server/state/{prefix}/" is not one of the {len(federation.levels)} levels')
-    shapes, select = _get_shapes(federation.levels[int(match[1]) - 1].submodel, layout), get_select(federation)
+    submodel, select = federation.levels[int(match[1]) - 1].submodel, get_select(federation)
+    shapes = layout.shapes(submodel.sizes, submodel.exits)
     return {name: shape for name, shape in shapes.items() if select(name)}
-
-
-def _get_shapes(submodel: Submodel, layout: Layout) -> Shapes:
-    return layout.shapes(submodel.sizes, submodel.exits)
 
 
 def _check_statistics(statistics: Mapping[int, State], federation: Federation) -> None:
@@ -219,7 +216,7 @@ def _check_states(value: Any, where: str, layout: Layout, shapes: Shapes) -> Non
             reason = str(error)
         if reason is not None:
             raise CheckpointError(f"{where}: {reason.removesuffix('.')}")
-        _check(value["state"], _get_shapes(submodel, layout), f"{where}/state/")
+        _check(value["state"], layout.shapes(submodel.sizes, submodel.exits), f"{where}/state/")
         return
     listed = enumerate(value) if isinstance(value, list | tuple) else ()
     items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else listed

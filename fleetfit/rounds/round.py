@@ -174,29 +174,20 @@ def iter_jobs(federation: Federation, server: Server, slots: list[Slot], local: 
 
 
 @dataclass(frozen=True)
-class Collection:
-    """What a round leaves for the server's step and for the report.
+class _Collection:
+    """What a round leaves for the server's step and for the report."""
 
-    Attributes:
-        replies: Updates without their tensors, and failures, in job order.
-        aggregate: The average; None after an error.
-        error: The reason for which the round has to be rolled back, or empty.
-        add_to_report: Returns a report with what only the collector knows.
-        norms: Euclidean norm of each update's state, by job index; of some rejected updates, too.
-        levels: Level, 0-based, of the sub-model that came back, by job index, where a client shrank it.
-    """
-
-    replies: Sequence[Update | Failure]
-    aggregate: Aggregate | None
-    error: str = ""
-    add_to_report: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    replies: Sequence[Update | Failure]  # updates without their tensors, and failures, in job order
+    aggregate: Aggregate | None  # the average; None after an error
+    error: str = ""  # the reason for which the round has to be rolled back, or empty
+    add_to_report: Callable[[dict[str, Any]], dict[str, Any]] = dict  # adds what only the collector knows
     norms: Mapping[int, float] = field(default_factory=dict)
     levels: Mapping[int, int] = field(default_factory=dict)
 
 
 def collect_updates(
     federation: Federation, engine: Engine, settings: Settings, server: Server, jobs: Iterator[Job], timer: Timekeeper
-) -> Collection:
+) -> _Collection:
     """Run the jobs of a round, and average their updates."""
     links = LossyLinks(settings.links, settings.quorum, federation.seed, federation.problem.layout)
     updates = RoundUpdates(federation, server, timer)
@@ -204,7 +195,7 @@ def collect_updates(
         updates.take(job, reply)
     with timer.on("averaging"):
         aggregate = updates.average()
-    return Collection(updates.replies, aggregate, updates.error, links.add_to_report, updates.norms, updates.levels)
+    return _Collection(updates.replies, aggregate, updates.error, links.add_to_report, updates.norms, updates.levels)
 
 
 class RoundUpdates:
@@ -212,8 +203,8 @@ class RoundUpdates:
 
     Attributes:
         error: The reason for which the round has to be rolled back, or empty. Later updates are not used then.
-        norms: See `Collection`.
-        levels: See `Collection`.
+        norms: Euclidean norm of each update's state, by job index; of some rejected updates, too.
+        levels: Level, 0-based, of the sub-model that came back, by job index, where a client shrank it.
     """
 
     def __init__(self, federation: Federation, server: Server, timer: Timekeeper) -> None:
@@ -343,7 +334,7 @@ def explain_hook_error(step: str, error: Exception) -> str:
     return f"{step} raised an error: {format_exception(error)}"
 
 
-def step_server(federation: Federation, server: Server, collection: Collection) -> tuple[Server, dict[str, Any], str]:
+def step_server(federation: Federation, server: Server, collection: _Collection) -> tuple[Server, dict[str, Any], str]:
     """Move the server.
 
     Returns:
@@ -387,13 +378,13 @@ def commit_memories(
 def collect_sums(
     federation: Federation, engine: Engine, settings: Settings, server: Server, jobs: Iterator[Job], clients: int,
     timer: Timekeeper,
-) -> Collection:  # fmt: skip
+) -> _Collection:  # fmt: skip
     """Run the jobs of a round, `clients` in number, with secure aggregation, and average the sums of their updates."""
     secure, privacy = settings.secure, settings.privacy
     assert secure is not None
     assert isinstance(engine, SecureEngine)
     if privacy is not None and clients < secure.rules.minimum:
-        return Collection([], None, TOO_FEW)
+        return _Collection([], None, TOO_FEW)
     secure.journal.enter(secure.run, server.round)  # before any message of it is sent
     with timer.on("training"):
         summed = engine.sums(jobs, server.state)
@@ -412,4 +403,4 @@ def collect_sums(
                     aggregate = privacy.release_sums(federation, server, summed)
         except Exception as error:
             reason = explain_hook_error("averaging the sums", error)
-    return Collection(summed.reports, aggregate, reason, lambda report: report | entry)
+    return _Collection(summed.reports, aggregate, reason, lambda report: report | entry)

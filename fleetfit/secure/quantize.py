@@ -82,8 +82,3 @@ class Quantizer:
         if float(near @ near) > (self.clip / self.step) ** 2:
             near = np.trunc(scaled)
         return near.astype(np.int64)
-
-
-def to_signed(words: Words) -> NDArray[np.int64]:
-    """Return words as numbers from -2^31 to 2^31 - 1."""
-    return words.view(np.int32).astype(np.int64)

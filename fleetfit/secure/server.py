@@ -30,7 +30,6 @@ from fleetfit.secure.messages import (
     encode_survivors,
     mark,
 )
-from fleetfit.secure.quantize import to_signed
 
 
 @dataclass(frozen=True)
@@ -256,7 +255,8 @@ class SecureServer:
         for client in sorted(dead):
             if (client, MASK_KEY) in secrets:
                 self._remove_pair_masks(keys.Agreement(secrets[client, MASK_KEY]), client, blocks, sent)
-        return [BlockSum(block, to_signed(self._totals[block]), len(members)) for block, members in blocks.items()]
+        sums = {block: self._totals[block].view(np.int32).astype(np.int64) for block in blocks}  # from -2^31 on
+        return [BlockSum(block, sums[block], len(members)) for block, members in blocks.items()]
 
     def _remove_pair_masks(
         self, pair: keys.Agreement, client: int, blocks: Mapping[int, Sequence[int]], sent: SentDigests

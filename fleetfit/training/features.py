@@ -37,7 +37,7 @@ _MAX_DATA_SETS = 8
 class BatchLoader:
     """Loads the batches of one job, and lets its module use cached features."""
 
-    def __init__(self, device: Device, module: Any, features: "Features | None" = None) -> None:
+    def __init__(self, device: Device, module: Any, features: "_Features | None" = None) -> None:
         """Load batches of a device; with `features`, the module computes only what is not cached."""
         self._device, self._module, self._features = device, module, features
         self._samples: Tensor | None = None
@@ -108,7 +108,7 @@ class FeatureCache:
         self._prefixes: dict[Key, FrozenPrefix | None] = {}
         self._data: list[Any] = []  # referenced, so that no other object gets its id
 
-    def get_features(self, device: Device, model: LocalModel, submodel: Submodel) -> "Features | None":
+    def get_features(self, device: Device, model: LocalModel, submodel: Submodel) -> "_Features | None":
         """Return the features of a sub-model and a device's data, or None if nothing is frozen."""
         data = device.data
         if not any(x is data.x for x in self._data):
@@ -125,7 +125,7 @@ class FeatureCache:
                 return None
             self._prefixes[shape] = _find_prefix(device, model)
         prefix = self._prefixes[shape]
-        return None if prefix is None else Features(self, key, prefix, device, model, submodel.exits)
+        return None if prefix is None else _Features(self, key, prefix, device, model, submodel.exits)
 
     def open_store(self, key: Key, samples: int, examples: list[Tensor]) -> RowStore:
         """Return a store, which is made if it is missing."""
@@ -164,20 +164,11 @@ def _load_filled(device: Device, indices: Tensor) -> Tensor:
 
 
 @dataclass(eq=False)
-class Features:
-    """The cached features of one sub-model, for one device.
-
-    Attributes:
-        cache: Of the problem.
-        key: Of the data and the sub-model's channels.
-        prefix: The frozen prefix of the model.
-        device: Whose samples they are.
-        model: The model.
-        exits: Of the sub-model.
-    """
+class _Features:
+    """The cached features of one sub-model, for the samples of one device."""
 
     cache: FeatureCache
-    key: Key
+    key: Key  # of the data and the sub-model's channels
     prefix: FrozenPrefix
     device: Device
     model: LocalModel

@@ -21,12 +21,7 @@ _ABSENT = -1
 
 @dataclass(eq=False)
 class MemoryBudget:
-    """The memory that several stores share, in bytes.
-
-    Attributes:
-        total: Of all stores.
-        used: By all stores.
-    """
+    """The memory that several stores share, in bytes."""
 
     total: float
     used: int = 0

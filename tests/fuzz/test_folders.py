@@ -30,7 +30,8 @@ from run_folders import settings as tables, stopped_run
 import fleetfit as ff
 from fleetfit.api import profiling
 from fleetfit.cli import main
-from fleetfit.training.profiling import Measurement, Timing
+from fleetfit.cost import Latency
+from fleetfit.training.profiling import Measurement
 
 CORPUS = Path(__file__).parents[1] / "corpus" / "folders"
 CHECKPOINTS = ["checkpoints/round-000002.safetensors", "checkpoints/round-000003.safetensors"]
@@ -77,7 +78,7 @@ def measured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def measured_as_said(*_: object) -> Measurement:
     """Find the same for every level, without a process for each."""
-    return Measurement(Timing(0.1, 0.01, 9), Timing(0.01, 0.001, 9), 10**6, 3 * 10**8)
+    return Measurement(Latency(0.1, 0.01, 9), Latency(0.01, 0.001, 9), 10**6, 3 * 10**8)
 
 
 @dataclass(frozen=True)

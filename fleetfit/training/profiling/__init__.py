@@ -8,6 +8,5 @@ from fleetfit.training.profiling.energy import EnergyMeter as EnergyMeter, find_
 from fleetfit.training.profiling.level import (
     Measurement as Measurement,
     ProfileRequest as ProfileRequest,
-    Timing as Timing,
     profile_level as profile_level,
 )

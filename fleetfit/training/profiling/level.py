@@ -11,25 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit.core import Local
+from fleetfit.cost import Latency
 from fleetfit.submodel import Submodel
 from fleetfit.training.profiling.memory import ENVIRONMENT
 
 _GRACE_S = 5.0  # the process ends itself this long after its time, if its parent is gone
-
-
-@dataclass(frozen=True)
-class Timing:
-    """The duration of something.
-
-    Attributes:
-        median_s: The median in seconds.
-        spread_s: Between the quartiles.
-        count: Number of repetitions.
-    """
-
-    median_s: float
-    spread_s: float
-    count: int
 
 
 @dataclass(frozen=True)
@@ -46,8 +32,8 @@ class Measurement:
         failed: Why measuring ended early, or "".
     """
 
-    step: Timing | None = None
-    latency: Timing | None = None
+    step: Latency | None = None
+    latency: Latency | None = None
     memory_bytes: int | None = None
     process_bytes: int | None = None
     energy_j: float | None = None
@@ -126,7 +112,7 @@ def profile_level(request: ProfileRequest, share_s: float, limit_s: float) -> Me
     if results.pop("done", False):
         reason = ""
     for key in results.keys() & {"step", "latency"}:
-        results[key] = Timing(**results[key])
+        results[key] = Latency(**results[key])
     return Measurement(**{"failed": reason, **results})
 
 

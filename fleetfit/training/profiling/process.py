@@ -14,11 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any, TextIO
 
-import numpy as np
 import torch
 
 from fleetfit.core import Job, Local, Problem
-from fleetfit.cost import measure_latency
+from fleetfit.cost.latency import measure_latency, summarize_passes
 from fleetfit.errors import FleetFitError
 from fleetfit.hooks import rebuild_problem
 from fleetfit.machine import is_out_of_memory
@@ -26,7 +25,6 @@ from fleetfit.seeds import make_torch_rng
 from fleetfit.submodel import Submodel
 from fleetfit.training.local_model import initial_base
 from fleetfit.training.profiling.energy import find_energy_meter
-from fleetfit.training.profiling.level import Timing
 from fleetfit.training.profiling.memory import limit_memory, measure_peak
 from fleetfit.training.profiling.steps import Stopwatch, draw_state, make_random_data, stop_after, train_until
 from fleetfit.training.runtime import keep_freed_memory, prepare_model, resolve_device
@@ -64,8 +62,7 @@ def measure(request: Mapping[str, Any], end: float) -> Iterator[dict[str, Any]]:
     now = time.perf_counter()
     watch = Stopwatch(now + _STEPS_SHARE * (end - now), find_energy_meter().read)
     train_until(make_job(problem), problem, data, accelerator, watch)
-    low, median, high = np.quantile(np.asarray(watch.seconds), (0.25, 0.5, 0.75)).tolist()
-    yield {"step": asdict(Timing(median, high - low, len(watch.seconds)))}
+    yield {"step": asdict(summarize_passes(watch.seconds))}
     if watch.energy_j is not None:
         yield {"energy_j": watch.energy_j / len(watch.seconds)}
 
@@ -75,7 +72,7 @@ def measure(request: Mapping[str, Any], end: float) -> Iterator[dict[str, Any]]:
         problem.architecture, sizes, submodel.exits, problem.input_shape, threads, accelerator, left_s,
         lambda module: prepare_model(module, arithmetic, accelerator),
     )  # fmt: skip
-    yield {"latency": asdict(Timing(latency.median_s, latency.spread_s, latency.count))}
+    yield {"latency": asdict(latency)}
 
 
 def describe_error(error: BaseException) -> str:
