@@ -1,6 +1,7 @@
 """The columns of an evaluation: means over clients, by level and exit, of the metrics that devices return."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -49,7 +50,7 @@ def make_columns(federation: Federation, scope: EvaluationScope, norm: Norm, rep
         columns["personal"] = _mean(float(m["personal"] / m["n"]) for _, m in own.values())
     if scope.evaluation.metrics:
         columns["metrics"] = {
-            name.rpartition(":")[2]: _tabulate(federation, full, own, on_server, lambda m, name=name: m["own"][name])
+            name.rpartition(":")[2]: _tabulate(federation, full, own, on_server, partial(_get_own_metric, name))
             for name in scope.evaluation.metrics
         }
     if on_server:
@@ -131,6 +132,10 @@ def _get_accuracies(metrics: Metrics) -> list[float]:
 def get_accuracy(metrics: Metrics) -> float:
     """Return the accuracy of the last exit."""
     return _get_accuracies(metrics)[-1]
+
+
+def _get_own_metric(name: str, metrics: Metrics) -> Values:
+    return metrics["own"][name]
 
 
 def _average_levels(federation: Federation, metrics: Mapping[int, Metrics]) -> float | None:
