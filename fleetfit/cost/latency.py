@@ -165,7 +165,7 @@ def measure_latencies(
 
 
 def summarize_passes(times: Sequence[float]) -> Latency:
-    """Return the latency of passes that took so many seconds."""
+    """Return the latency of passes, given the seconds of each."""
     low, median, high = np.quantile(times, (0.25, 0.5, 0.75)).tolist()
     return Latency(median, high - low, len(times))
 
