@@ -181,9 +181,13 @@ def test_objects_run_in_this_process_and_are_asked_for_again(tmp_path: Path) -> 
     data = ff.Data("three", x, torch.arange(90) % 3, {"train": torch.arange(60), "test": torch.arange(60, 90)}, 3)
     parts = {"data": {"name": data, "partition": {"kind": "iid", "clients": 4}}, "model": cnn(classes=3)}
     run = ff.run(out=tmp_path / "run", rounds=1, local={"epochs": 1}, **parts)
-    with raises(RunError, "data=..., model=..."):
-        ff.load(run.folder)
-    assert ff.load(run.folder, **parts).accuracy() == run.accuracy()
+    numbers = ff.load(run.folder)
+    assert numbers.metrics == run.metrics and numbers.plan == run.plan and numbers.notes == run.notes
+    assert numbers.accuracy() == run.accuracy() and numbers._repr_html_() == run._repr_html_()
+    for use in (numbers.model, numbers.predict, numbers.evaluate, lambda: ff.resume(run.folder, rounds=2)):
+        with raises(RunError, "data=..., model=...", key="data"):
+            use()
+    assert ff.load(run.folder, **parts).predict().labels == run.predict().labels
 
 
 def test_nothing_is_written_when_something_does_not_fit(tmp_path: Path) -> None:

@@ -450,7 +450,7 @@ def test_a_run_on_objects_is_followed_without_them(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     stopped_run({**QUICK, "method": scalefl()}, folder, 2)
     with raises(RunError, key="method"):
-        ff.load(folder)
+        ff.load(folder).predict()
     output = watch(folder, "--once")
     assert output.startswith("round 2/3") and f'ff.resume("{folder}", method=...)' in output
     ff.resume(folder, method=scalefl(), progress=False)

@@ -35,7 +35,7 @@ class FollowedRun:
         """
         if self.run is None and files.is_file(self.folder / "config.toml"):
             run_folder = RunFolder.open(self.folder)
-            self.run = open_run(run_folder, {}, run_folder.read_config(), needs_objects=False)
+            self.run = open_run(run_folder, {}, run_folder.read_config())
         if self.run is None or self.finished:
             return ()
         is_finished = self.run.finished  # before the rounds are read: none is written after it

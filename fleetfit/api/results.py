@@ -20,7 +20,7 @@ from fleetfit.config import Assembly, Experiment
 from fleetfit.config.assemble.data import build_data
 from fleetfit.config.assemble.run import assemble, assemble_fleet, assemble_without_data
 from fleetfit.config.detect import wrap_in_memory_data
-from fleetfit.config.dump import find_object_sections
+from fleetfit.config.dump import dump_experiment, find_object_sections
 from fleetfit.config.load import restore_experiment
 from fleetfit.config.merge import Table, drop_absent
 from fleetfit.core import NodeDescription, Server
@@ -520,7 +520,20 @@ class Run:
     @isolate_torch_state()
     @explain_plug_ins()
     def assembly(self) -> Assembly:
-        """The objects of the run: data, problem, federation, devices, settings."""
+        """The objects of the run: data, problem, federation, devices, settings.
+
+        Raises:
+            RunError: The run was started with an object that is missing.
+        """
+        if missing := find_object_sections(dump_experiment(self.experiment)):
+            arguments = ", ".join(f"{section}=..." for section in missing)
+            raise RunError(
+                "this run was started from Python with objects. Open it there, to predict, evaluate, calibrate and "
+                f'export, or continue it:{COMMAND}ff.load("{self.folder}", {arguments}){COMMAND}'
+                f'ff.resume("{self.folder}", {arguments})',
+                key=missing[0],
+                path=self.folder,
+            )
         if self.files.has(NODES):
             return self._plan_for(self.files.read_nodes())
         base, kept = self.files.load_base(), self._read_kept_plan()
@@ -691,7 +704,10 @@ def find_data_changes(files: RunFolder, assembly: Assembly) -> tuple[str, ...]:
 @isolate_torch_state()
 @explain_plug_ins()
 def load(folder: str | Path, checkpoint: CheckpointName = "last", **objects: Unpack[Objects]) -> Run:
-    """Open a run folder. A run that was started from Python with objects in place of names needs them.
+    """Open a run folder.
+
+    A run that was started from Python with objects in place of names needs them for its model and data. Its numbers can
+    be read without.
 
     Args:
         folder: The run folder.
@@ -712,18 +728,17 @@ def load(folder: str | Path, checkpoint: CheckpointName = "last", **objects: Unp
     return run
 
 
-def open_run(files: RunFolder, objects: Mapping[str, Any], table: Table, needs_objects: bool = True) -> Run:
+def open_run(files: RunFolder, objects: Mapping[str, Any], table: Table) -> Run:
     """Return the run of a folder.
 
     Args:
         files: The run folder.
-        objects: The objects in place of names.
+        objects: The objects in place of names. Without them, the run's files can be read.
         table: The tables of its `config.toml`, or changed ones.
-        needs_objects: Whether a missing object is refused; its files can be read without.
 
     Raises:
         ConfigError: A key is unknown, or a value has a wrong type or is out of range.
-        RunError: The tables are damaged, or an object is missing.
+        RunError: The tables are damaged.
     """
     sections = drop_absent(objects)
     for key in sections.keys() - Objects.__annotations__.keys():
@@ -750,15 +765,6 @@ def open_run(files: RunFolder, objects: Mapping[str, Any], table: Table, needs_o
         reason = "This run was started from Python with data in memory."
         sections["data"] = {**table["data"], "name": load_transform(files).describe(reason)}
         sections["data"] = {key: value for key, value in sections["data"].items() if key in ("name", "partition")}
-    elif missing and needs_objects:
-        arguments = ", ".join(f"{section}=..." for section in missing)
-        raise RunError(
-            "this run was started from Python with objects. Open it there, to predict, evaluate, calibrate and export, "
-            f'or continue it:{COMMAND}ff.load("{files.path}", {arguments}){COMMAND}'
-            f'ff.resume("{files.path}", {arguments})',
-            key=missing[0],
-            path=files.path,
-        )
     experiment = restore_experiment(table, **sections)
     _warn_of_edits(files, experiment)
     return Run(files, experiment)
