@@ -89,6 +89,15 @@ def test_each_reason_of_failures_is_noted_once(capsys: pytest.CaptureFixture[str
     assert len(capsys.readouterr().out.splitlines()) < 9
 
 
+def test_failures_of_an_evaluation_are_noted_once(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = progress.RoundProgress("", make_description())
+    for number in (1, 2):
+        failures = [{"client": 3, "level": 1, "reason": "evaluation: IndexError: 7"}]
+        shown(report(number, failures=[], evaluate={**EVALUATED, "failures": failures}))
+    lines = capsys.readouterr().out.splitlines()
+    assert "client 3" in lines[0] and sum("IndexError: 7" in line for line in lines) == 1
+
+
 def test_what_the_method_leaves_out_has_not_failed(capsys: pytest.CaptureFixture[str]) -> None:
     shown = progress.RoundProgress("", make_description())
     shown(report(1, failures=[{"client": 1, "reason": LEFT_OUT}, {"client": 2, "reason": LEFT_OUT}]))

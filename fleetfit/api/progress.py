@@ -63,7 +63,7 @@ class RoundFacts:
         self._seconds, self._count = self._seconds + report["seconds"], self._count + 1
         message_bytes = report["bytes_down"], report["bytes_up"]
         self._bytes = None if None in message_bytes or self._bytes is None else self._bytes + sum(message_bytes)
-        for failure in report["failures"]:
+        for failure in (*report["failures"], *report.get("evaluate", {}).get("failures", ())):
             self._add_failure(failure.get("reason", ""), failure["client"])
         columns = report.get("evaluate", {}).get(self._norm)
         if columns:
