@@ -43,6 +43,7 @@ class FleetFitError(Exception):
         super().__init__(message)
         self.key = key
         self.path = None if path is None else Path(path)
+        self.__suppress_context__ = True  # a traceback shows no error that was handled before; `from error` still does
 
     def __str__(self) -> str:
         """Return the message; control characters in quoted values are escaped."""

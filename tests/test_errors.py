@@ -1,6 +1,7 @@
 """The exceptions and what they carry."""
 
 import copy
+import traceback
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,24 @@ def test_the_tree_in_the_docstring_is_the_tree_of_the_module() -> None:
         name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__
     }
     assert drawn == classes
+
+
+def test_a_traceback_leaves_out_what_was_handled_before() -> None:
+    """But it shows a cause that is named, such as an error of a user's own code."""
+
+    def refuse(cause: Exception | None) -> str:
+        try:
+            try:
+                raise KeyError("inner")
+            except KeyError:
+                if cause is not None:
+                    raise DataError("outer") from cause
+                raise DataError("outer")  # noqa: B904 - as a function does that is called here
+        except DataError as error:
+            return "".join(traceback.format_exception(error))
+
+    assert "inner" not in refuse(None) and "outer" in refuse(None)
+    assert "inner" not in refuse(ValueError("mine")) and "mine" in refuse(ValueError("mine"))
 
 
 def test_a_range_names_its_parameter() -> None:

@@ -114,7 +114,7 @@ def open_image(content: bytes, origin: Origin, upright: bool = False) -> Any:
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
     except Exception as error:  # Pillow's readers may raise any error
-        raise _make_error(origin, f"cannot be opened as an image ({', '.join(FORMATS)}): {_explain(error)}") from error
+        raise _make_error(origin, f"cannot be opened as an image ({', '.join(FORMATS)}): {_explain(error)}") from None
     if image.width * image.height > _MAX_PIXELS:
         raise _make_error(
             origin, f"claims {image.width}x{image.height} pixels, more than {_MAX_PIXELS:,}. Make it smaller."
@@ -125,7 +125,7 @@ def open_image(content: bytes, origin: Origin, upright: bool = False) -> Any:
         try:
             image.load()
         except Exception as error:
-            raise _make_error(origin, f"cannot be decoded as an image: {_explain(error)}") from error
+            raise _make_error(origin, f"cannot be decoded as an image: {_explain(error)}") from None
         with contextlib.suppress(Exception):  # ignore a damaged EXIF block, as viewers do
             ImageOps.exif_transpose(image, in_place=True)
     return image
@@ -166,7 +166,7 @@ def decode_into(target: NDArray[np.uint8], image: Any, origin: Origin, box: Box 
     try:
         image = image.convert("L" if len(target) == 1 else "RGB")
     except Exception as error:  # Pillow's decoders may raise any error
-        raise _make_error(origin, f"cannot be decoded as an image: {_explain(error)}") from error
+        raise _make_error(origin, f"cannot be decoded as an image: {_explain(error)}") from None
     size = (target.shape[2], target.shape[1])
     if box is not None and (image.size != size or box != (0, 0, *size)):
         from PIL.Image import Resampling
@@ -394,7 +394,7 @@ def _read_range(path: Path, start: int, length: int) -> bytes:
     except OSError as error:
         raise DataError(
             f"{path} can no longer be read: {error}. Start again to rebuild the index.", path=path
-        ) from error
+        ) from None
     if 0 <= length != len(content):
         raise DataError(f"{path} is shorter than before. Start again to unpack it.", path=path)
     return content

@@ -178,7 +178,7 @@ class Plan:
         try:
             values = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
-            raise ConfigError(f"a plan must be TOML: {error}.", key="plan") from error
+            raise ConfigError(f"a plan must be TOML: {error}.", key="plan") from None
         return Plan.from_table(values)
 
     @staticmethod

@@ -692,7 +692,7 @@ class Arrays:
                 with zipfile.ZipFile(path) as archive:
                     members = [name[:-4] for name in archive.namelist() if name.endswith(".npy")]
             except Exception as error:  # a damaged archive may raise any error
-                raise DataError(f"{path} cannot be read as an .npz file: {error}.", path=path) from error
+                raise DataError(f"{path} cannot be read as an .npz file: {error}.", path=path) from None
             self.names = sorted(
                 name for name in members if name and not any(part in name for part in ("/", "\\", "\0"))
             )

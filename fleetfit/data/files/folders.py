@@ -166,7 +166,7 @@ def find_or_download(
         if not hub:
             raise DataError(
                 f"{error} To download it from the hub ({repository}), set hub = true.", key="hub", path=error.path
-            ) from error
+            ) from None
     return str(download(name, repository, config, revision))
 
 

@@ -302,7 +302,7 @@ def unpack_zip(path: Path) -> Path:
                     # Stays inside the folder: zipfile drops "..", drives and leading slashes.
                     archive.extract(member, target)
         except _ZIP_ERRORS as error:
-            raise DataError(f"{path} cannot be read as a zip archive: {format_cause(error)}", path=path) from error
+            raise DataError(f"{path} cannot be read as a zip archive: {format_cause(error)}", path=path) from None
         if not members:
             raise DataError(f"{path} has no images: expected CLASS/*.jpg or train/CLASS/*.jpg in it.", path=path)
 

@@ -48,7 +48,7 @@ def read_leaf_users(paths: Sequence[Path]) -> Users:
         try:
             content = files.parse_json(files.read_text(path, DataError))
         except ValueError as error:
-            raise DataError(f"{path} cannot be read as JSON: {error}", path=path) from error
+            raise DataError(f"{path} cannot be read as JSON: {error}", path=path) from None
         data = content.get("user_data") if isinstance(content, Mapping) else None
         if not isinstance(data, Mapping):
             raise DataError(f'{path} is not in LEAF\'s format: it has no "user_data".', path=path)

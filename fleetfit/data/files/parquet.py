@@ -120,7 +120,7 @@ class File(RowFile):
         except Exception as error:
             what = f' (column "{column}")' if column else ""
             message = f"{self.path} cannot be read as Parquet{what}: {format_cause(error)}"
-            raise DataError(message, path=self.path) from error
+            raise DataError(message, path=self.path) from None
 
     def find_bytes_column(self, requested: str | None, usual: Sequence[str], what: str) -> str:
         """Return the name of the column of encoded samples, of any name if no other has bytes (see `column`)."""

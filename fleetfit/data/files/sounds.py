@@ -165,7 +165,7 @@ class Spectrogram:
                 sound = file.read(frames, dtype="float32", always_2d=True)
         except _UNREADABLE as error:
             problem = f"{origin} cannot be decoded as a sound: {error}. {_REMEDY}"
-            raise DataError(problem, path=origin.path, row=origin.row) from error
+            raise DataError(problem, path=origin.path, row=origin.row) from None
         problem = ""
         if not np.isfinite(sound).all():
             problem = "has a sample that is not finite."
@@ -342,7 +342,7 @@ def read_header(file: Path) -> tuple[int, int]:
         with file.open("rb") as content, _open_sound(content) as sound:
             frames, rate = int(sound.frames), int(sound.samplerate)
     except _UNREADABLE as error:
-        raise DataError(f"{file} cannot be decoded as a sound: {error}. {_REMEDY}", path=file) from error
+        raise DataError(f"{file} cannot be decoded as a sound: {error}. {_REMEDY}", path=file) from None
     if frames < 1 or not 1 <= rate <= _MAX_RATE:
         raise DataError(f"{file} has {frames} samples at a rate of {rate} per second. Remove it.", path=file)
     return frames, rate

@@ -302,7 +302,7 @@ def read_table(path: Path, separator: str | None = None, header: bool = True, mi
         try:
             rows = pa.table(columns)
         except pa.ArrowException as error:
-            raise DataError(f"{path} cannot be read as a table: {format_cause(error)}", path=path) from error
+            raise DataError(f"{path} cannot be read as a table: {format_cause(error)}", path=path) from None
     if not rows.num_rows:
         raise DataError(f"{path} has no rows.", path=path)
     return rows
@@ -331,7 +331,7 @@ def read_objects(path: Path) -> dict[str, list[Any]]:
             except (ValueError, RecursionError) as error:
                 raise DataError(
                     f"{'' if whole else f'line {number} of '}{path} is not JSON: {error}", path=path, row=number
-                ) from error
+                ) from None
             objects.extend(parsed if whole else [parsed])
     wrong = next((i for i, value in enumerate(objects) if not isinstance(value, dict)), None)
     if wrong is not None:
@@ -562,7 +562,7 @@ def _read_csv(path: Path, layout: _Layout, missing: Sequence[str] | None) -> Any
         )  # fmt: skip
     except pa.ArrowException as error:
         _check_rows(path, layout)
-        raise DataError(f"{path} cannot be read as CSV: {format_cause(error)}", path=path) from error
+        raise DataError(f"{path} cannot be read as CSV: {format_cause(error)}", path=path) from None
     has_commas = any(re.fullmatch(r"\s*[+-]?\d*,\d+\s*", cell) for row in layout.rows for cell in row)
     return rows.replace_schema_metadata({"decimal": "," if has_commas else "."} if layout.separator == ";" else {})
 

@@ -137,7 +137,7 @@ def _parse_pixels(x: list[object], path: Path, writer: str) -> NDArray[np.uint8]
     except (TypeError, ValueError, OverflowError) as error:
         raise DataError(
             f'{path}: the images of writer "{writer}" must be lists of numbers: {error}', path=path
-        ) from error
+        ) from None
     if gray.shape[1] != _SIDE**2 or not 0 <= gray.min() <= gray.max() <= 1:
         raise DataError(
             f'{path}: an image of writer "{writer}" must be {_SIDE**2} numbers from 0 to 1, got {gray.shape[1]} from '
