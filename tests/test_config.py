@@ -192,7 +192,7 @@ def test_the_empty_file_is_fleetfit_on_digits() -> None:
         (["fleet.groups=[{budgt=1}]"], Expected("[fleet] groups #1.budg", key="fleet.groups.0.budgt")),
         (
             ["fleet.groups=[{budget=0.5},{budget='x'}]"],
-            Expected("[fleet] groups #2.budget", "'x'", key="fleet.groups.1.budget"),
+            Expected("[fleet] groups #2.budget", 0.5, "'x'", key="fleet.groups.1.budget"),
         ),
         (
             ["fleet.groups=[{budget=1, profile='laptpo'}]"],
@@ -308,6 +308,7 @@ def test_wrong_keys_and_values(overrides: list[str], expected: Expected) -> None
         ),
         (["fleet.groups=[{budget=0.000001}]", "method.name=scalefl"], Expected("tolerance", kind=PlanError)),
         (["fleet.groups=[{budget=0.000001}]"], Expected("an amount, not a share", kind=PlanError)),
+        (["fleet.groups=[{budget=3}]"], Expected(3, "parameters", kind=PlanError)),
         (
             ["fleet.groups=[{budget={size_bytes=0.5}}]"],
             Expected("budget #1", "size_bytes", "parameters", key="fleet.groups"),

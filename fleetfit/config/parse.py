@@ -165,25 +165,31 @@ def _describe_error(error: Any, schema: type[Section], words: Sequence[str] = ()
         case "literal_error":
             return f"{label}: {format_expected(error['ctx']['expected'], error['input'])}"
         case "model_type" | "dict_type":
-            message = "should be a table of keys"
-            for row in names.KINDS.values():
-                if row.example and row.keys[0].rpartition(".")[0] == ".".join(path):
-                    message += f', such as {row.keys[0].rpartition(".")[2]} = "{row.example}"'
-            if path == ["fleet"] or path[:2] == ["fleet", "groups"]:
-                message += f", such as {_GROUPS}"
-            if path == ["compare"] or path[:2] == ["compare", "row"]:
-                message += f", such as {_ROWS}"
-            if path[:2] == ["method", "options"]:
-                own = '"file.py:function" = { strength = 0.1 }'
-                message = (
-                    f"should be a table with the keys of each option by its name, such as scaffold = {{}} or {own}"
-                )
+            message = _describe_table(path)
+        case "float_type" if "budget" in path and "levels" not in path:
+            message = 'should be a share up to 1, such as 0.5, or an amount, such as 20000, "20 M" or "35 ms"'
         case _:
             message = error["msg"].removeprefix("Input ").replace("dictionary or instance", "table or instance")
     if path == ["fleet", "levels", "str"]:
         message = 'should be "cluster", "halving", a list of at least one ratio or level, or a saved plan'
     hint = f" {_SEEDS}" if path == ["seed"] and isinstance(error["input"], list) else ""
     return f"{label}: {' or '.join((message, *words))}, got {value}.{hint}"
+
+
+def _describe_table(path: Sequence[str]) -> str:
+    """Return the table that a key should have: `should be a table of keys, such as name = "scalefl"`."""
+    message = "should be a table of keys"
+    for row in names.KINDS.values():
+        if row.example and row.keys[0].rpartition(".")[0] == ".".join(path):
+            message += f', such as {row.keys[0].rpartition(".")[2]} = "{row.example}"'
+    if path == ["fleet"] or path[:2] == ["fleet", "groups"]:
+        message += f", such as {_GROUPS}"
+    if path == ["compare"] or path[:2] == ["compare", "row"]:
+        message += f", such as {_ROWS}"
+    if path[:2] == ["method", "options"]:
+        own = '"file.py:function" = { strength = 0.1 }'
+        message = f"should be a table with the keys of each option by its name, such as scaffold = {{}} or {own}"
+    return message
 
 
 _GROUPS = (

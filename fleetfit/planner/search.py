@@ -346,7 +346,10 @@ def _explain(query: Search) -> PlanError:
         reason = f"{start}: {smaller} smaller levels need as many different depths, and the model has {depths}."
         return PlanError(reason + (otherwise if cut else f" Plan at most {depths + 1} levels."), scaling=cut)
     percent = _least_tolerance(query)
-    hint = " A budget above 1 is an amount, not a share." if targets.ratios[0] < _TINY_SHARE else ""
+    hint = ""
+    if targets.ratios[0] < _TINY_SHARE:
+        hint = f" The smallest budget is {targets.ratios[0] * grid.full:.4g} of the full model's {grid.full:.6g} "
+        hint += f"{grid.cost}: a budget above 1 is an amount, not a share."
     if percent is None:
         remedy = otherwise if cut else f" {_describe_shares(grid)} Choose other budgets, or fewer levels."
         return PlanError(f"{start}, and no tolerance up to 1 would help.{remedy}{hint}", scaling=cut)
