@@ -32,15 +32,15 @@ def make_tokens(y: list[list[int]]) -> Data:
 
 
 def test_chance_is_the_best_constant_prediction() -> None:
-    """Test labels 0, 1, 1, 1; of tokens -100 is not scored: 2 is 3 of 5."""
+    """Test labels 0, 1, 1, 1; of tokens -100 is not scored: 2 is 3 of 5; two labels are 1 in 1/4 and 1/2: 5/8."""
     splits = {"train": torch.arange(4), "test": torch.arange(4, 8)}
     four = Data("four", torch.zeros(8, 3), torch.tensor([2, 2, 2, 2, 0, 1, 1, 1]), splits, 3)
     assert find_chance(four) == 0.75
     assert find_chance(make_tokens([[0, 0, 0], [2, 2, -100], [1, 0, 2]])) == pytest.approx(3 / 5)
     numbers = Data("numbers", torch.zeros(8, 3), torch.zeros(8, 1), splits, 1, task="regression")
     assert find_chance(numbers) == 0.0
-    several = Data("several", torch.zeros(8, 3), torch.zeros(8, 3), splits, 3, task="multi_label")
-    assert find_chance(several) is None
+    labels = torch.tensor([[1.0, 1.0]] * 4 + [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 0.0]])
+    assert find_chance(Data("several", torch.zeros(8, 3), labels, splits, 2, task="multi_label")) == 0.625
 
 
 @pytest.mark.parametrize(

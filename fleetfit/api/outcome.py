@@ -41,7 +41,7 @@ def describe_outcome(assembly: Assembly, summary: Mapping[str, Any]) -> list[str
         return sentences
     highest = max(accuracies)
     if highest < chance + _MARGIN * (1 - chance):
-        level = "the mean of the targets has 0" if chance == 0 else f"naming one class always has {chance:.1%}"
+        level = f"the best answer that is the same for all samples has {chance:.1%}"
         sentences.append(
             f"The model has learned next to nothing: {summary['score']} {highest:.1%}, where {level}. {advice}, or "
             "train for more rounds."
@@ -53,11 +53,12 @@ def find_chance(data: Any) -> float | None:
     """Return the accuracy of a prediction that is always the same, the best one; None where it is unknown."""
     if data.task == "regression":
         return 0.0
-    if data.task not in ("classification", "next_token"):
-        return None
     if not isinstance(data, Data):
-        return 1 / data.classes
+        return 1 / data.classes if data.task != "multi_label" else None
     indices = next((split for name in ("test", "validation", "train") if len(split := data.split(name))), None)
+    if data.task == "multi_label":
+        shares = data.y[indices].double().mean(0)
+        return float(torch.maximum(shares, 1 - shares).mean())
     labels = data.y[indices].flatten()
     counts = torch.bincount(labels[labels != NOT_SCORED], minlength=data.classes)
     return float(counts.max() / counts.sum().clamp_min(1))
