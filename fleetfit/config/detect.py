@@ -21,6 +21,7 @@ from fleetfit.factories import list_parameters
 
 OWN_FILES = ("arrays", "images", "plain_text", "sounds", "table", "text")
 """Data sets that read the user's own files, of any size."""
+_RUNNING_TEXT = ("plain_text", "shakespeare")
 _LARGE_SIDE = 48  # pixels from which images get the larger of two models
 _DEEP_LSTM = {"name": "char_lstm", "embedding": 64, "hidden": 128, "layers": 4}  # the paper's two layers make 2 levels
 _SMALL_BERT = {"name": "bert", "hidden": 128, "layers": 4, "attention_heads": 4, "intermediate": 256}
@@ -51,8 +52,9 @@ def complete_data(section: Mapping[str, Any], model: Mapping[str, Any]) -> tuple
         data |= _choose_layout(net, shape)
     if isinstance(name, DataInMemory):
         name = name.load({key: value for key, value in data.items() if key not in DataSection.model_fields})
-        if name.task == "multi_label":  # no classes to divide by
-            data["partition"] = {"kind": "iid", **data.get("partition", {})}
+    task = name.task if isinstance(name, Data) else "next_token" if name in _RUNNING_TEXT else data.get("task")
+    if task in ("multi_label", "next_token") and isinstance(partition := data.get("partition", {}), Mapping):
+        data["partition"] = {"kind": "iid", **partition}  # there are no classes to divide by
     if not is_open:
         return data, {}
     if isinstance(name, Data):
@@ -236,7 +238,7 @@ def _choose_model(data: Mapping[str, Any], shape: tuple[int, ...] | None) -> Tab
     name = data.get("name")
     if name == "table":
         return {"name": "mlp"}
-    if name in ("plain_text", "shakespeare"):
+    if name in _RUNNING_TEXT:
         return {**_DEEP_LSTM, "name": "word_lstm"} if data.get("level") == "words" else dict(_DEEP_LSTM)
     if name in ("text", "sst2", "ag_news"):
         return dict(_SMALL_BERT)

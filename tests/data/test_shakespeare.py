@@ -348,6 +348,14 @@ def test_the_default_partition_fits_the_files(
     assert len(build_partition(experiment, plain_text(place, length=10))) == clients
 
 
+def test_the_default_partition_of_a_named_set_without_classes_divides_it(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("to be or not to be. " * 100)
+    text = plain_text(str(tmp_path / "a.txt"), length=10)
+    for data in ({"name": "plain_text", "path": str(tmp_path / "a.txt")}, {"name": text}):
+        experiment = load_experiment({"data": data})
+        assert experiment.data.partition.kind == "iid" and len(build_partition(experiment, text)) > 1
+
+
 def test_text_of_the_server_is_not_divided(tmp_path: Path) -> None:
     (tmp_path / "0.txt").write_text("to be or not to be. " * 100)
     data = {"path": str(tmp_path / "0.txt"), "server": {"path": str(tmp_path / "0.txt")}}
