@@ -191,7 +191,9 @@ def _call(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> Ten
     except Exception as error:
         known = next((part for part in net.modules() if isinstance(part, nn.Embedding | nn.EmbeddingBag)), None)
         hint = ""
-        if known is not None and not example.is_floating_point() and int(example.max()) >= known.num_embeddings:
+        if isinstance(error, TypeError) and "positional argument" in str(error):
+            hint = " A model has one input: join several in one tensor, and take them apart in forward."
+        elif known is not None and not example.is_floating_point() and int(example.max()) >= known.num_embeddings:
             hint = f" Its table has {known.num_embeddings} rows, and the data have tokens up to {int(example.max())}."
         elif known is not None and example.is_floating_point():
             hint = (

@@ -16,7 +16,7 @@ import scipy.sparse
 import torch
 from sklearn.datasets import load_iris
 from support import raises
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import fleetfit as ff
 from fleetfit.config import load_experiment
@@ -227,6 +227,31 @@ def test_labels_of_texts_and_truths() -> None:
         assert data_of((X, labels)).class_names == tuple(IRIS.target_names)
     truths = data_of((X, pandas.Series(Y > 0, dtype="boolean")))
     assert truths.y.tolist() == (Y > 0).tolist()
+
+
+class _Dicts(Dataset[Any]):
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        return {"pixels": np.zeros(4), "kind": row % 2}
+
+
+def test_samples_of_several_inputs_or_by_name_are_refused() -> None:
+    u, v, y = np.zeros((9, 6)), np.zeros((9, 3)), np.arange(9) % 2
+    for data in (((u, v), y), ([u, v], y), (u, v, y)):
+        with raises(DataError, 3 if len(data) == 3 else 2, key="data"):
+            data_of(data)
+    with raises(DataError, "pixels", "kind", key="data"):
+        data_of(_Dicts())
+
+
+def test_arrays_that_are_read_only_are_copied() -> None:
+    x = np.zeros((20, 5), dtype="float32")
+    x.flags.writeable = False
+    data = data_of((x, np.arange(20) % 2))
+    data.x[0, 0] = 1
+    assert x[0, 0] == 0
 
 
 @pytest.mark.parametrize("make", [np.asarray, torch.tensor, lambda y: pandas.DataFrame(y, columns=["a", "b", "c"]),

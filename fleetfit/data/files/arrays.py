@@ -577,7 +577,7 @@ def _convert_samples(array: NDArray[Any], tokens: bool, channels_last: bool) -> 
     elif not usual or not array.dtype.isnative:
         with np.errstate(over="ignore"):
             array = array.astype(np.float32)
-    x = torch.from_numpy(np.ascontiguousarray(array) if not array.flags.c_contiguous else array)
+    x = torch.from_numpy(np.require(array, requirements=["C", "W"]))  # PyTorch warns of arrays that are read-only
     if channels_last:
         if x.ndim < 3:
             raise DataError(f"channels_last needs samples [N, ..., C], got {list(x.shape)}.", key="channels_last")

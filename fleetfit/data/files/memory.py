@@ -24,6 +24,7 @@ ACCEPTED = (
 
 
 _SAMPLES = ({"x", "y"}, {"x", "y", "groups"}, {"x_train", "y_train"}, {"x_train", "y_train", "x_test", "y_test"})
+_ONE_INPUT = ". A model has one input: join several in one array, and take them apart in its forward"
 _READ_TWICE = 32  # samples of a Dataset
 _FEWEST_ROWS = 10  # of a table of lists; shorter lists may be keys of [data], such as mean
 
@@ -140,7 +141,11 @@ def _read_memory(value: Any, labeled: bool) -> Samples | TableSplits | None:
         return None
     if isinstance(value, tuple) and len(value) == 2:
         pairs = all(isinstance(part, tuple) and len(part) == 2 for part in value)
+        if not pairs and isinstance(value[0], tuple | list) and _are_inputs(*value):
+            raise _refuse(f"samples of {len(value[0])} arrays", _ONE_INPUT)
         return Samples(*value) if pairs else Samples(value)
+    if isinstance(value, tuple) and len(value) > 2 and all(map(_is_array, value)):
+        raise _refuse(f"a tuple of {len(value)} arrays", _ONE_INPUT)
     if isinstance(value, Mapping):
         return _read_mapping(value, labeled)
     if _is_table(value):
@@ -214,6 +219,12 @@ def _unwrap(value: Any) -> Any:
 def _is_array(value: Any) -> bool:
     arrays = isinstance(value, Tensor | np.ndarray) or (hasattr(value, "__array__") and hasattr(value, "__len__"))
     return arrays or is_sparse(value)
+
+
+def _are_inputs(parts: Sequence[Any], y: Any) -> bool:
+    """Return whether samples are several arrays of as many rows as there are labels."""
+    arrays = len(parts) > 1 and all(map(_is_array, parts)) and hasattr(y, "__len__")
+    return arrays and len(parts) != len(y) and all(getattr(part, "ndim", 0) and len(part) == len(y) for part in parts)
 
 
 def is_column(value: Any) -> bool:
@@ -343,4 +354,6 @@ def _read_dataset(dataset: Any, labeled: bool) -> Samples:
 def _read_sample(dataset: Any, row: int) -> list[Any]:
     """Return a sample, and its label if there is one."""
     value = dataset[row]
+    if isinstance(value, Mapping):
+        raise TypeError(f"its samples are dicts of {', '.join(map(str, value))}; return (sample, label)")
     return [to_array(part) for part in (value if isinstance(value, tuple | list) else [value])]
