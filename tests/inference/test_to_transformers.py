@@ -22,6 +22,7 @@ from fleetfit.data import Data
 from fleetfit.data.files.text import text
 from fleetfit.errors import DataError, ModelError
 from fleetfit.inference.export import LevelModel
+from fleetfit.inference.export.folder import Variant, make_card
 from fleetfit.inference.export.to_transformers import notes_on_transformers, write_transformers
 from fleetfit.models.bert import Bert, bert
 from fleetfit.models.ree import recurrent
@@ -232,7 +233,10 @@ def test_fine_tuned_levels_are_merged(tmp_path: Path, kind: str, tuned: Any) -> 
 
 @pytest.mark.parametrize("task", ["classification", "multi_label"])
 def test_the_task_is_in_the_config(tmp_path: Path, task: str) -> None:
-    config = agrees(level(small_bert(tokens(task)), tokens(task)), tmp_path)
+    level_model = level(small_bert(tokens(task)), tokens(task))
+    config = agrees(level_model, tmp_path)
+    card = make_card(level_model, [Variant("pytorch", 1, (), (1.0,), 0.0, 6, 2)], (), "")
+    assert ("logits of 3 labels" in card) == (task == "multi_label")
     assert config["problem_type"] == {"classification": "single_label"}.get(task, task) + "_classification"
     assert config["id2label"] == {"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}
 

@@ -566,7 +566,7 @@ def make_card(model: LevelModel, variants: Sequence[Variant], notes: Sequence[st
         notes: Notes for the user.
         samples: A file that `run.py` takes; "" without `run.py`.
     """
-    facts, data = model.facts, model.data
+    facts, data, is_multi_label = model.facts, model.data, model.data.task == "multi_label"
     x = model.samples("test", 1)[0]
     shape, dtype = ", ".join(map(str, x.shape[1:])), str(x.dtype).removeprefix("torch.")
     if model.takes_tokens:
@@ -583,6 +583,7 @@ def make_card(model: LevelModel, variants: Sequence[Variant], notes: Sequence[st
         "parameters": f"{sum(p.numel() for p in model.module.parameters()):,}",
         "multiply-adds up to each exit": ", ".join(f"{int(cost):,}" for cost in facts.get("costs", ())) or None,
         "input": inputs,
+        "output": f"logits of {data.classes} labels; a label holds where its logit is above 0" * is_multi_label,
     }  # fmt: skip
     lines = [
         f"# {_name_model(model)}, level {model.level}",
