@@ -207,6 +207,20 @@ def test_verbs_explain_fixed_sizes(tmp_path: Path) -> None:
     assert printed.code == 2 and "[-1, 8]" in printed.err and "internal" not in printed.err
 
 
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        return self.body(x + other)
+
+
+def test_a_module_of_two_inputs_has_to_take_one() -> None:
+    with raises(ModelError, "TwoInputs", "'other'", "one input", key="model.name"):
+        ff.plan(model=TwoInputs(), data=(torch.rand(60, 6), torch.arange(60) % 3))
+
+
 # ---- every plug-in --------------------------------------------------------------------------------------------------
 
 PLUG_IN = """
