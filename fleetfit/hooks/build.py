@@ -340,30 +340,20 @@ def _merge_tables(first: Callable[..., Any], second: Callable[..., Any], *argume
     return {**first(*arguments), **second(*arguments)}
 
 
-def _chain_server_memory(
-    first: Callable[..., Server], second: Callable[..., Server], federation: Federation, server: Server, *arguments: Any
-) -> Server:
-    return second(federation, first(federation, server, *arguments), *arguments)
-
-
-def _chain_filters(
-    first: Callable[..., Iterable[Update]], second: Callable[..., Iterable[Update]], federation: Federation,
-    server: Server, updates: Sequence[Update],
-) -> Iterable[Update]:  # fmt: skip
-    return second(federation, server, list(first(federation, server, updates)))
-
-
-def _chain_client_memory(
-    first: Callable[..., Any], second: Callable[..., Any], job: Job, device: Device, *arguments: Any
-) -> Any:
-    return second(job, replace(device, memory=first(job, device, *arguments)), *arguments)
-
-
 _COMBINED: Mapping[str, Callable[..., Any]] = {
-    "adapt_job": _chain_job_changes, "make_penalty": _add_penalties, "update_client_memory": _chain_client_memory,
-    "filter_updates": _chain_filters, "attach": _merge_tables, "report": _merge_tables, "annotate": _merge_tables,
-    "update_server_memory": _chain_server_memory,
+    "adapt_job": _chain_job_changes, "make_penalty": _add_penalties,
+    "attach": _merge_tables, "report": _merge_tables, "annotate": _merge_tables,
+    "update_client_memory": lambda first, second, job, device, result: second(
+        job, replace(device, memory=first(job, device, result)), result
+    ),
+    "filter_updates": lambda first, second, federation, server, updates: second(
+        federation, server, list(first(federation, server, updates))
+    ),
+    "update_server_memory": lambda first, second, federation, server, *arguments: second(
+        federation, first(federation, server, *arguments), *arguments
+    ),
 }  # fmt: skip
+"""How two parts of a method share a hook."""
 
 
 def _resolve_hook(hook: str, value: Any) -> Callable[..., Any]:
