@@ -10,9 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fleetfit.attacks.base import Attack, Scene
+from fleetfit.attacks.base import Attack
 from fleetfit.attacks.label_flip import check_target
-from fleetfit.core import Update
 from fleetfit.data import Data
 from fleetfit.data.image_reader import EncodedImages
 from fleetfit.errors import ConfigError, check_range
@@ -33,7 +32,7 @@ def backdoor(target: int = 0, trigger: int = 3, scale: float = 5.0, poisoned: fl
     return Attack(
         poison=partial(poison_samples, target=target, side=trigger, share=poisoned),
         probe=partial(make_probe, target=target, side=trigger),
-        forge=partial(boost_update, scale=scale),
+        forge=lambda update, scene, rng: scene.move(update, scale * scene.movement(update)),
     )
 
 
@@ -79,8 +78,3 @@ def add_square(data: Data, x: Tensor, side: int) -> Tensor:
     marked = x.clone()
     marked[..., -side:, -side:] = largest
     return marked
-
-
-def boost_update(update: Update, scene: Scene, rng: torch.Generator, scale: float) -> Update:
-    """Return sent + scale * (update - sent)."""
-    return scene.move(update, scale * scene.movement(update))

@@ -4,8 +4,6 @@ The core is the smallest level's sub-model. A hostile client's elements beyond i
 far; a client of the smallest level has none. A defense that compares clients in the core only does not detect it.
 """
 
-from functools import partial
-
 import torch
 
 from fleetfit.attacks.base import Attack, Scene
@@ -20,10 +18,9 @@ def beyond_core(scale: float = 10.0) -> Attack:
         scale: How many times as far, above 0.
     """
     check_range("attack.scale", scale, 0)
-    return Attack(forge=partial(flip_beyond_core, scale=scale))
 
+    def flip_beyond_core(update: Update, scene: Scene, rng: torch.Generator) -> Update:
+        movement = scene.movement(update)
+        return scene.move(update, torch.where(scene.mask(update, scene.core), movement, -scale * movement))
 
-def flip_beyond_core(update: Update, scene: Scene, rng: torch.Generator, scale: float) -> Update:
-    """Return sent + movement in the core, sent - scale * movement beyond it."""
-    movement = scene.movement(update)
-    return scene.move(update, torch.where(scene.mask(update, scene.core), movement, -scale * movement))
+    return Attack(forge=flip_beyond_core)

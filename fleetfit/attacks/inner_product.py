@@ -4,8 +4,6 @@ Hostile clients collude: each sends -scale times the mean of every element, over
 small scale is hard to tell from honest updates; above (honest / hostile clients) a plain mean goes backwards.
 """
 
-from functools import partial
-
 import torch
 
 from fleetfit.attacks.base import Attack, Scene
@@ -20,10 +18,9 @@ def inner_product(scale: float = 5.0) -> Attack:
         scale: How many times the mean, above 0.
     """
     check_range("attack.scale", scale, 0)
-    return Attack(forge=partial(oppose_mean, scale=scale), colludes=True)
 
+    def oppose_mean(update: Update, scene: Scene, rng: torch.Generator) -> Update:
+        mean, _ = scene.round.get_moments(update.submodel)
+        return scene.move(update, -scale * mean)
 
-def oppose_mean(update: Update, scene: Scene, rng: torch.Generator, scale: float) -> Update:
-    """Return sent - scale * mean."""
-    mean, _ = scene.round.get_moments(update.submodel)
-    return scene.move(update, -scale * mean)
+    return Attack(forge=oppose_mean, colludes=True)

@@ -4,8 +4,6 @@ Hostile clients collude: each sends mean - z * deviation of every element, over 
 the round.
 """
 
-from functools import partial
-
 import torch
 
 from fleetfit.attacks.base import Attack, Scene
@@ -20,10 +18,9 @@ def little_is_enough(z: float = 1.5) -> Attack:
         z: Standard deviations, above 0. The paper has 0.3 to 1.5, depending on the number of attackers.
     """
     check_range("attack.z", z, 0)
-    return Attack(forge=partial(shift_mean, z=z), colludes=True)
 
+    def shift_mean(update: Update, scene: Scene, rng: torch.Generator) -> Update:
+        mean, deviation = scene.round.get_moments(update.submodel)
+        return scene.move(update, mean - z * deviation)
 
-def shift_mean(update: Update, scene: Scene, rng: torch.Generator, z: float) -> Update:
-    """Return sent + mean - z * deviation."""
-    mean, deviation = scene.round.get_moments(update.submodel)
-    return scene.move(update, mean - z * deviation)
+    return Attack(forge=shift_mean, colludes=True)
