@@ -29,19 +29,12 @@ _STARTS = (4 / 15, 6 / 15, 8 / 15)  # of the layers: Table 1's I
 
 @dataclass(frozen=True)
 class PoolModel:
-    """One sub-model of a pool.
+    """One sub-model of a pool."""
 
-    Attributes:
-        name: "S3" to "S1", "M3" to "M1", "L1".
-        width: r_w, the kept fraction of the deeper layers' channels.
-        whole: I, how many layers are whole; None where all are.
-        submodel: The sub-model, with the last exit.
-    """
-
-    name: str
-    width: float
-    whole: int | None
-    submodel: Submodel
+    name: str  # "S3" to "S1", "M3" to "M1", "L1"
+    width: float  # r_w, the kept fraction of the deeper layers' channels
+    whole: int | None  # I, how many layers are whole; None where all are
+    submodel: Submodel  # with the last exit
 
 
 def make_pool(

@@ -30,21 +30,12 @@ MAX_SECURE_CLIENTS = 50
 
 
 @dataclass(frozen=True, eq=False)
-class ClassFrequencies:
-    """The fleet's class frequencies.
-
-    Attributes:
-        prior: p, one number above 0 for each class; they sum to 1.
-        clients: Clients whose frequencies are in the mean.
-        failures: The records of clients that were left out.
-        bytes_down: Of the jobs; `bytes_up`: of the answers.
-    """
-
-    prior: tuple[float, ...]
-    clients: int
-    failures: Sequence[dict[str, Any]]
-    bytes_down: int
-    bytes_up: int
+class _ClassFrequencies:
+    prior: tuple[float, ...]  # p, one number above 0 for each class; they sum to 1
+    clients: int  # whose frequencies are in the mean
+    failures: Sequence[dict[str, Any]]  # the records of clients that were left out
+    bytes_down: int  # of the jobs
+    bytes_up: int  # of the answers
 
     def add_to_report(self, report: dict[str, Any]) -> dict[str, Any]:
         """Return the report of the first round with the answers and the bytes."""
@@ -57,7 +48,7 @@ class ClassFrequencies:
 
 def learn_prior(
     federation: Federation, engine: Any, settings: Settings, server: Server
-) -> tuple[Server, ClassFrequencies | None]:
+) -> tuple[Server, _ClassFrequencies | None]:
     """Return the server with the fleet's class frequencies, and these if it had to ask for them.
 
     It asks once, in the first round in which a client can be reached, if method or evaluation need the frequencies;
@@ -73,7 +64,7 @@ def learn_prior(
     return replace(server, prior=frequencies.prior), frequencies
 
 
-def ask_class_frequencies(federation: Federation, engine: Engine, server: Server) -> ClassFrequencies:
+def ask_class_frequencies(federation: Federation, engine: Engine, server: Server) -> _ClassFrequencies:
     """Ask clients for their class frequencies, and return the mean."""
     total, replies = torch.zeros(federation.classes, dtype=torch.float64), list[Update | Failure]()
     for job, reply in pair_jobs_with_replies(engine.run, iter_label_jobs(federation, server)):
@@ -85,7 +76,7 @@ def ask_class_frequencies(federation: Federation, engine: Engine, server: Server
     return _summarize(federation, total, replies)
 
 
-def sum_class_frequencies(federation: Federation, engine: Any, server: Server) -> ClassFrequencies:
+def sum_class_frequencies(federation: Federation, engine: Any, server: Server) -> _ClassFrequencies:
     """Have clients add up their class frequencies by secure aggregation, and return the mean."""
     summed: RoundSums = engine.sum_labels(iter_label_jobs(federation, server, MAX_SECURE_CLIENTS), federation.classes)
     lost = summed.lost or find_sums_error(summed, federation.classes, LABEL_GRID.most)
@@ -106,7 +97,7 @@ def iter_label_jobs(federation: Federation, server: Server, most: int = MAX_CLIE
 
 def _summarize(
     federation: Federation, total: Tensor, replies: Sequence[Update | Failure], lost: str | None = None
-) -> ClassFrequencies:
+) -> _ClassFrequencies:
     """Return the mean of the clients' frequencies from their sum; a uniform one, with a warning, if it has none."""
     failures = [
         make_failure_record(federation, "class frequencies", reply) for reply in replies if isinstance(reply, Failure)
@@ -119,4 +110,4 @@ def _summarize(
             lost or "".join(failure["reason"] for failure in failures[:1]),
         )
     down, up = (sum(getattr(reply, name) for reply in replies) for name in ("bytes_down", "bytes_up"))
-    return ClassFrequencies(tuple((total / total.sum()).tolist()), clients, failures, down, up)
+    return _ClassFrequencies(tuple((total / total.sum()).tolist()), clients, failures, down, up)

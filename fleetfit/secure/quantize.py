@@ -9,7 +9,6 @@ from fleetfit.errors import RunError
 
 MODULUS_BITS = 32
 _BELOW = 1 - 1e-6  # so that rounding of floats does not exceed the clip
-Words = NDArray[np.uint32]
 
 
 @dataclass(frozen=True)

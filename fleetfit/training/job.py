@@ -157,27 +157,17 @@ def _train(job: Job, device: Device, method: Method) -> tuple[Update | Failure, 
 
 
 @dataclass(frozen=True)
-class TrainingResult:
-    """The result of local training.
-
-    Attributes:
-        loss: Mean loss per sample.
-        steps: Optimizer steps.
-        rate_sum: Sum of the learning rates of these steps.
-        work: Multiply-adds, see `fleetfit.training.clock`.
-        late: Whether the deadline stopped it.
-    """
-
-    loss: float
-    steps: int
-    rate_sum: float
-    work: int
-    late: bool
+class _TrainingResult:
+    loss: float  # mean per sample
+    steps: int  # of the optimizer
+    rate_sum: float  # of the learning rates of these steps
+    work: int  # multiply-adds, see `fleetfit.training.clock`
+    late: bool  # whether the deadline stopped it
 
 
 def train_locally(
     job: Job, device: Device, task: Task, model: LocalModel, loss: Any, penalty: Any, loader: BatchLoader
-) -> TrainingResult:
+) -> _TrainingResult:
     """Run local SGD: the epochs of a job, until its deadline, early stopping or the step limit ends them."""
     local, rng = job.local, make_torch_rng(job.seed, "batches")
     indices = device.data.split("train")
@@ -217,7 +207,7 @@ def train_locally(
             break
 
     stopping.restore_best()
-    return TrainingResult(total_loss.item() / max(samples, 1), steps, rate_sum, count_work(), late)
+    return _TrainingResult(total_loss.item() / max(samples, 1), steps, rate_sum, count_work(), late)
 
 
 def clip(grad: Tensor, local: Local) -> None:
