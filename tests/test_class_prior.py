@@ -412,7 +412,7 @@ SECURE: dict[str, Any] = merge_tables(
 )
 
 
-def secured(drop: secure_engine.Dropout = secure_engine.drop_none) -> tuple[Federation, SecureEngine]:
+def secured(drop: secure_engine.Dropout | None = None) -> tuple[Federation, SecureEngine]:
     assembly = assemble(load_experiment(SECURE))
     engine, secure, layout = assembly.engine(), assembly.settings.secure, assembly.federation.problem.layout
     assert isinstance(engine, SecureEngine) and secure is not None

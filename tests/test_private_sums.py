@@ -51,7 +51,7 @@ def assembly_of(*changes: dict[str, Any]) -> Any:
 
 def round_of(
     assembly: Any,
-    away: secure_engine.Dropout = secure_engine.drop_none,
+    away: secure_engine.Dropout | None = None,
     watch: type[WatchedEngine] = WatchedEngine,
     round: int = 0,
 ) -> tuple[Any, Any, dict[str, Any], WatchedEngine]:

@@ -29,7 +29,7 @@ PROFILE = {"multiply_adds_per_s": 1e9, "down_bytes_per_s": 1e6, "up_bytes_per_s"
 
 
 def round_of(
-    change: dict[str, Any], away: secure_engine.Dropout = secure_engine.drop_none
+    change: dict[str, Any], away: secure_engine.Dropout | None = None
 ) -> tuple[Any, Any, Any, dict[str, Any], WatchedEngine]:
     """Return the assembly, the server before and after one secure round, its report, and what clients had to send."""
     assembly = assemble(load_experiment(merge_tables(TINY, {"secure": SECURE}, change)))

@@ -65,11 +65,6 @@ LABEL_GRID = Quantizer(1.0, 22)
 """The quantization of class frequencies: steps of 4.8e-7, sums of at most 1,024 clients."""
 
 
-def drop_none(phase: str, round: int, client: int) -> bool:
-    """Lose no client but those that the engine loses."""
-    return False
-
-
 def make_label_layout(layout: Layout, classes: int) -> Layout:
     """Return the layout of class frequencies, which has the same sub-models as the layout of a model."""
     frequencies = TensorLayout(((Segment(None, classes),),), None, None, True)
@@ -227,7 +222,7 @@ class Parties(Protocol):
 class SimulatedParties:
     """Simulated clients: each is a `SecureClient` in this process, which trains on an engine."""
 
-    def __init__(self, engine: Engine, blocks: BlockLayout, secure: SecureRun, dropout: Dropout = drop_none) -> None:
+    def __init__(self, engine: Engine, blocks: BlockLayout, secure: SecureRun, dropout: Dropout | None = None) -> None:
         """Prepare the clients.
 
         Args:
@@ -271,7 +266,7 @@ class SimulatedParties:
 
     def _drops_out(self, phase: str, job: Job) -> bool:
         assert job.client is not None
-        return self._dropout(phase, job.round, job.client)
+        return self._dropout is not None and self._dropout(phase, job.round, job.client)
 
     def _train(self, requests: Requests) -> Iterator[tuple[int, PhaseAnswer | Failure]]:
         for job, reply in pair_jobs_with_replies(self._engine.run, [job for job, _ in requests.values()]):

@@ -279,9 +279,10 @@ class SecureServer:
         shares = {positions[h]: opened[client, kind] for h, opened in self._opened.items() if (client, kind) in opened}
         needed = self._roster.threshold
         if len(shares) < needed:
+            liars = ", ".join(map(str, sorted({holder for holder, _ in self.tampered})))
             raise RunError(
                 f"{len(shares)} clients opened their shares of client {client}, and {needed} are needed."
-                + self._format_liars(),
+                + (f" Shares that were changed came from clients {liars}." if liars else ""),
                 key="shares",
             )
         secret = shamir.join(dict(list(shares.items())[:needed]), keys.KEY)
@@ -295,7 +296,3 @@ class SecureServer:
         if kind == MASK_KEY:
             return keys.Agreement(secret).public == self._members[client].mask_key
         return keys.digest("fleetfit secure seed", secret) == dict(self._shares[client].seeds)[kind]
-
-    def _format_liars(self) -> str:
-        liars = sorted({holder for holder, _ in self.tampered})
-        return f" Shares that were changed came from clients {', '.join(map(str, liars))}." if liars else ""
