@@ -10,7 +10,7 @@ import typing
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any
 
 import pydantic
@@ -488,14 +488,11 @@ def _count_norm_inputs(problem: Problem, submodel: Submodel) -> dict[str, tuple[
         x = make_input(problem.architecture, problem.input_shape, batch)
     norms, seen = batch_norms(module), dict[str, int]()
 
-    def counting(name: str) -> Callable[..., None]:
-        def hook(norm: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            seen[name] = seen.get(name, 0) + inputs[0].numel() // inputs[0].shape[1]
-
-        return hook
+    def count_inputs(name: str, norm: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen[name] = seen.get(name, 0) + inputs[0].numel() // inputs[0].shape[1]
 
     for name, norm in norms.items():
-        norm.register_forward_pre_hook(counting(name))
+        norm.register_forward_pre_hook(partial(count_inputs, name))
         norm.forward = lambda x: x  # type: ignore[assignment]  # PyTorch takes long over a norm's shape
     try:
         with torch.no_grad(), on_meta():

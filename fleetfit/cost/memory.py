@@ -156,12 +156,5 @@ def memory_bytes(architecture: Architecture, input_shape: tuple[int, ...], condi
 def _record_growth(part: nn.Module, place: Place, memory: LiveBytes, parts: list[tuple[Place, float]]) -> None:
     """Record how many more bytes are alive after a part than before it."""
     before: list[int] = []
-
-    def enter(*_: object) -> None:
-        before.append(memory.now)
-
-    def leave(*_: object) -> None:
-        parts.append((place, memory.now - before.pop()))
-
-    part.register_forward_pre_hook(enter)
-    part.register_forward_hook(leave)
+    part.register_forward_pre_hook(lambda *_: before.append(memory.now))
+    part.register_forward_hook(lambda *_: parts.append((place, memory.now - before.pop())))
