@@ -46,6 +46,7 @@ from fleetfit.methods.adaptivefl import (
     compute_reward,
     count_model,
     credit_update,
+    load_tables,
     lower_scores,
 )
 from fleetfit.models.vgg16 import vgg16
@@ -469,7 +470,7 @@ def thousand_rounds(credit: str) -> tuple[Tables, float, float]:
             reports.append(Update(round, 0, client, model, piece, levels[back].submodel, {}, 500, {}))
             sent, whole, trained = sent + (model == L1), whole + (model == back == L1), trained + (back == L1)
         server = method.update_server_memory(federation, server, Aggregate({}, {}), reports)
-    return Tables.load(server.memory, 3, 100), whole / sent, trained / 10_000
+    return load_tables(federation, server.memory), whole / sent, trained / 10_000
 
 
 @pytest.mark.slow
