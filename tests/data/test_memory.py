@@ -22,7 +22,7 @@ import fleetfit as ff
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.data import build_data
 from fleetfit.data import Data
-from fleetfit.data.files.arrays import wrap_arrays
+from fleetfit.data.files.arrays import prepare_arrays, wrap_arrays
 from fleetfit.data.files.memory import Samples, TableSplits, read_memory
 from fleetfit.data.files.table import IN_MEMORY, Column, TableEncoder, detect_columns, make_sheet
 from fleetfit.errors import DataError
@@ -246,12 +246,12 @@ def test_samples_of_several_inputs_or_by_name_are_refused() -> None:
         data_of(_Dicts())
 
 
-def test_arrays_that_are_read_only_are_copied() -> None:
-    x = np.zeros((20, 5), dtype="float32")
-    x.flags.writeable = False
-    data = data_of((x, np.arange(20) % 2))
-    data.x[0, 0] = 1
-    assert x[0, 0] == 0
+@pytest.mark.filterwarnings("error")
+def test_samples_to_predict_may_be_read_only_and_are_not_copied(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((20, 1, 8, 8), dtype="uint8"))
+    x = np.load(tmp_path / "x.npy", mmap_mode="r")
+    facts = data_of((x, np.arange(20) % 2))
+    assert prepare_arrays(x, None, facts).x.data_ptr() == x.ctypes.data
 
 
 @pytest.mark.parametrize("make", [np.asarray, torch.tensor, lambda y: pandas.DataFrame(y, columns=["a", "b", "c"]),

@@ -9,6 +9,7 @@ import logging
 import math
 import numbers
 import shutil
+import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -577,7 +578,9 @@ def _convert_samples(array: NDArray[Any], tokens: bool, channels_last: bool) -> 
     elif not usual or not array.dtype.isnative:
         with np.errstate(over="ignore"):
             array = array.astype(np.float32)
-    x = torch.from_numpy(np.require(array, requirements=["C", "W"]))  # PyTorch warns of arrays that are read-only
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # the array is read-only, such as a mapped file, and is only read
+        x = torch.from_numpy(np.ascontiguousarray(array))
     if channels_last:
         if x.ndim < 3:
             raise DataError(f"channels_last needs samples [N, ..., C], got {list(x.shape)}.", key="channels_last")
