@@ -86,9 +86,12 @@ class Observation:
 
     def find_channels(self, module: str) -> tuple[int, Segments | None]:
         """Return the dimension of channels of a module's output, with an axis if there is one, and its segments."""
-        along = self.outputs[module].channels if module in self.outputs else [(0, None)]
-        parsed = [(d, None if labels is None else self.units.parse(labels)) for d, labels in along]
-        return next((one for one in parsed if has_axis(one[1])), parsed[0])  # places may have labels, too
+        if module not in self.outputs:
+            return 0, None
+        output, parse = self.outputs[module], self.units.parse
+        parsed = [(d, None if labels is None else parse(labels)) for d, labels in output.channels]
+        usual = _CHANNELS.get(output.tensor.dim(), 1)  # places may have labels, too
+        return max(parsed, key=lambda one: (has_axis(one[1]), one[0] == usual))
 
 
 def check_types(net: nn.Module) -> None:

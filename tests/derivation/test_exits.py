@@ -7,8 +7,9 @@ from functools import cache
 
 import pytest
 import torch
+from bed import ENTRIES
 from support import raises
-from support.derivation import derive as derive_bed
+from support.derivation import derive as derive_bed, make_instance
 from torch import Tensor, nn
 
 from fleetfit.anatomy.derive import DerivedArchitecture, derive_architecture, prove_plan
@@ -247,9 +248,10 @@ def test_a_gate_of_a_few_channels_belongs_to_its_block() -> None:
 )
 def test_exits_read_channels_and_not_places(name: str, width: int) -> None:
     """Places may have parameters, too: a table of positions, or a linear layer over them."""
-    architecture = derive_bed(name)[1]
-    module = architecture.build(architecture.plan.axes, architecture.positions)
-    assert [head.norm.normalized_shape for head in module.heads.values()] == [(width,)] * (architecture.blocks - 1)
+    whole = derive_architecture(make_instance(name), ENTRIES[name].example(), axes={"*": "whole"})
+    for architecture in (derive_bed(name)[1], whole):
+        module = architecture.build(architecture.plan.axes, architecture.positions)
+        assert [head.norm.normalized_shape for head in module.heads.values()] == [(width,)] * (architecture.blocks - 1)
 
 
 def test_none_has_the_classifier_alone() -> None:
