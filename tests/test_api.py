@@ -110,6 +110,9 @@ def test_batch_statistics_are_a_column_of_their_own(done: ff.Run) -> None:
 def test_accuracies_that_do_not_exist(done: ff.Run) -> None:
     with raises(ConfigError, "globle", '"global"', key="kind"):
         done.accuracy("globle")
+    with raises(ConfigError, '"global_clients"', key="kind") as caught:  # a count
+        done.accuracy("global_clients")
+    assert "local_samples" not in str(caught.value)
     with raises(ConfigError, "1, 2, 3, 4", "9", key="level"):
         done.accuracy(level=9)
     with raises(ConfigError, '"global"', "2", key="level"):

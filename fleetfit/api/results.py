@@ -646,8 +646,8 @@ def find_accuracy(columns: Mapping[str, Any], kind: str, level: int | None, norm
         failed = len(columns.get("failures", ()))
         cause = f": {failed} jobs of the evaluation failed" if failed else ""
         raise ConfigError(f'the "{kind}" accuracy has no number{cause}. The page of the run says why.', key="kind")
-    if not isinstance(values.get(kind), int | float):
-        numbers = [key for key, value in values.items() if isinstance(value, int | float)]
+    if not isinstance(values.get(kind), float):
+        numbers = [key for key, value in values.items() if isinstance(value, float)]  # counts are whole numbers
         raise ConfigError(
             f'no such accuracy: "{kind}". The accuracies are {", ".join(numbers)}.{did_you_mean(kind, numbers)}',
             key="kind",
