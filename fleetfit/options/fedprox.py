@@ -1,10 +1,11 @@
 """FedProx: a penalty that keeps local weights near those received (Li et al., MLSys 2020)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fleetfit.core import Device, Job
 from fleetfit.errors import check_range
@@ -24,9 +25,10 @@ def fedprox(mu: float = 0.01) -> Method:
 def make_penalty(job: Job, device: Device, mu: float) -> Callable[[nn.Module], Tensor]:
     """Return the proximal term of this job."""
     received = {name: tensor.to(device.accelerator) for name, tensor in job.state.items()}
+    return lambda module: mu / 2 * sum_squares(module, received)
 
-    def penalty(module: nn.Module) -> Tensor:
-        terms = [((p - received[name]) ** 2).sum() for name, p in module.named_parameters() if name in received]
-        return mu / 2 * torch.stack(terms).sum()
 
-    return penalty
+def sum_squares(module: nn.Module, center: Mapping[str, Tensor]) -> Tensor:
+    """Return ||w - center||^2 of the parameters that `center` has."""
+    terms = [F.mse_loss(p, center[name], reduction="sum") for name, p in module.named_parameters() if name in center]
+    return torch.stack(terms).sum()
