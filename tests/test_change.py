@@ -15,10 +15,11 @@ import fleetfit as ff
 from fleetfit.api.change import change_run
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.run import assemble
+from fleetfit.config.records import restore_records
 from fleetfit.errors import ConfigError, FleetFitError, PlanError, RunError
 from fleetfit.planner import LevelChange, Plan
 from fleetfit.rounds.restore import _match_levels
-from fleetfit.runs.folder import RunFolder
+from fleetfit.runs.folder import RunFolder, parse_round
 
 TABLE: dict[str, Any] = {
     "rounds": 2,
@@ -54,6 +55,16 @@ def test_more_rounds_are_those_of_a_run_that_had_them(tmp_path: Path) -> None:
     assert not run.plan.changes and len(run.notes) == len(whole.notes) + 1
     again = ff.resume(tmp_path / "run", progress=False)
     assert len(again.metrics) == 4 and again.notes == run.notes
+
+
+def test_checkpoints_may_become_fewer(tmp_path: Path) -> None:
+    whole = begin(tmp_path / "whole", rounds=7)
+    begin(tmp_path / "run")
+    run = ff.resume(tmp_path / "run", rounds=7, checkpoint={"every": 3, "keep": 2}, progress=False)
+    assert [parse_round(path) for path in run.files.checkpoints()] == [6, 7]
+    assert_same_bits(run.server.state, whole.server.state)
+    # The comparison that began it still knows it.
+    assert restore_records(whole.experiment, run.experiment) == run.experiment
 
 
 @pytest.mark.parametrize("method", ["scalefl", "heterofl", "fleetfit", "nefl"])

@@ -163,6 +163,7 @@ def test_resume_and_load(call: Calls, tmp_path: Path) -> None:
         rounds=3,
         fleet={"groups": [{"budget": 1.0}]},
         evaluate={"patience": None},
+        checkpoint={"every": 3},
         data=(X, Y),
     )
     assert len(longer.metrics) == 3

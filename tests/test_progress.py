@@ -98,6 +98,18 @@ def test_failures_of_an_evaluation_are_noted_once(capsys: pytest.CaptureFixture[
     assert "client 3" in lines[0] and sum("IndexError: 7" in line for line in lines) == 1
 
 
+def test_checkpoints_that_take_long_are_noted_once(capsys: pytest.CaptureFixture[str]) -> None:
+    def show(seconds: float, saving: float) -> str:
+        shown = progress.RoundProgress("", make_description())
+        for number in (1, 2, 3):
+            shown(report(number, failures=[], seconds=seconds, seconds_of={"checkpoints": saving}))
+        return capsys.readouterr().out
+
+    noted = show(20.0, 8.0)
+    assert noted.count("Note: ") == 1 and "40%" in noted and "checkpoint.every" in noted
+    assert "Note: " not in show(20.0, 3.9) and "Note: " not in show(6.0, 3.0)
+
+
 def test_what_the_method_leaves_out_has_not_failed(capsys: pytest.CaptureFixture[str]) -> None:
     shown = progress.RoundProgress("", make_description())
     shown(report(1, failures=[{"client": 1, "reason": LEFT_OUT}, {"client": 2, "reason": LEFT_OUT}]))

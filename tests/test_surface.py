@@ -23,7 +23,7 @@ from fleetfit.errors import ConfigError
 SIGNATURES = {
     "run": "file, *further, model, data, method, fleet, local, cohort, peft, attack, secure, privacy, engine, "
     "evaluate, checkpoint, rounds, seed, name, init_from, callbacks, out, on_round, progress, **unknown",
-    "resume": "folder, *, rounds, fleet, evaluate, on_round, callbacks, progress, **objects",
+    "resume": "folder, *, rounds, fleet, evaluate, checkpoint, on_round, callbacks, progress, **objects",
     "load": "folder, checkpoint, **objects",
     "plan": "file, **sections",
     "derive": "module, data, *, exits, heads, head, weights, axes, progress",

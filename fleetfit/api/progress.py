@@ -30,6 +30,8 @@ OnReport = Callable[[Mapping[str, Any]], None]
 """Called with the report of each round."""
 _LEVELS = 8  # whose accuracies are shown
 _REASONS = 5  # of failures, each shown once
+_SAVING = "checkpoints"  # the key of their note
+_SAVING_S, _SAVING_SHARE = 10.0, 0.2  # seconds and share of the time of checkpoints from which on a note says so
 _TITLE_WIDTH = 36  # characters of a title next to a bar
 _REDRAW_S = 0.2  # between two updates of a bar of counted work
 
@@ -45,13 +47,13 @@ class RoundFacts:
         norm: The batch-norm policy of the accuracies.
 
     Attributes:
-        failures: A sentence on the first job that failed by each reason.
+        notes: Sentences on the first job that failed by each reason, and on checkpoints that take long.
     """
 
     def __init__(self, rounds: int, norm: str) -> None:
-        self.failures: dict[str, str] = {}
+        self.notes: dict[str, str] = {}
         self.rounds, self.done = rounds, 0
-        self._norm, self._seconds, self._count = norm, 0.0, 0
+        self._norm, self._seconds, self._saving, self._count = norm, 0.0, 0.0, 0
         self._bytes: int | None = 0
         self._report: Mapping[str, Any] = {}
         self._columns: Mapping[str, Any] = {}
@@ -61,6 +63,12 @@ class RoundFacts:
         """Add the report of a round."""
         self._report, self.done = report, report["round"]
         self._seconds, self._count = self._seconds + report["seconds"], self._count + 1
+        self._saving += report.get("seconds_of", {}).get("checkpoints", 0.0)
+        if self._saving > max(_SAVING_S, _SAVING_SHARE * self._seconds) and _SAVING not in self.notes:
+            self.notes[_SAVING] = (
+                f"Checkpoints have taken {self._saving / self._seconds:.0%} of the time so far. Stop the run, and "
+                "resume it with checkpoint.every = 10, to write fewer."
+            )
         message_bytes = report["bytes_down"], report["bytes_up"]
         self._bytes = None if None in message_bytes or self._bytes is None else self._bytes + sum(message_bytes)
         for failure in (*report["failures"], *report.get("evaluate", {}).get("failures", ())):
@@ -72,10 +80,10 @@ class RoundFacts:
             self._part = f" (on {clients} clients)" if clients else ""
 
     def _add_failure(self, reason: str, client: int | None) -> None:
-        if reason not in ("", LEFT_OUT, *self.failures) and len(self.failures) < _REASONS:
+        if reason not in ("", LEFT_OUT, *self.notes) and (count := len(self.notes.keys() - {_SAVING})) < _REASONS:
             who = "a job of the server" if client is None else f"client {client}"
-            further = " Further reasons are in metrics.jsonl." if len(self.failures) == _REASONS - 1 else ""
-            self.failures[reason] = f"Round {self.done}: {who} failed: {truncate(reason, 300).rstrip('.')}.{further}"
+            further = " Further reasons are in metrics.jsonl." if count == _REASONS - 1 else ""
+            self.notes[reason] = f"Round {self.done}: {who} failed: {truncate(reason, 300).rstrip('.')}.{further}"
 
     @property
     def time_left(self) -> str:
@@ -192,9 +200,9 @@ class RoundProgress:
         if self._cell is not None:
             self._cell(format_html(self._title, self.facts, self.facts.time_left))
             return
-        for note in list(self.facts.failures.values())[self._noted :]:
+        for note in list(self.facts.notes.values())[self._noted :]:
             print_above(self._bars, wrap_text(f"Note: {note}", self._stream), self._stream)
-        self._noted = len(self.facts.failures)
+        self._noted = len(self.facts.notes)
         if self.facts.rollback:
             print_above(self._bars, self.facts.rollback, self._stream)
         if self._bars is None:
@@ -259,7 +267,7 @@ def format_html(title: str, facts: RoundFacts, time_left: str = "") -> str:
     """Return a bar with the facts below it as HTML without colors, for light and dark themes."""
     head = " · ".join(filter(None, [title, f"round {facts.done}/{facts.rounds}", time_left, facts.rollback]))
     bar = f'<progress value="{facts.done}" max="{facts.rounds}" style="width:20em"></progress>'
-    lines = [*facts.lines, *facts.failures.values()]
+    lines = [*facts.lines, *facts.notes.values()]
     below = "".join(f'<div style="white-space:pre-wrap">{escape_html(line)}</div>' for line in lines)
     return f"<div>{bar} {escape_html(head)}{below}</div>"
 

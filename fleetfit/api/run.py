@@ -193,6 +193,7 @@ def resume(
     rounds: int | None = None,
     fleet: Section | None = None,
     evaluate: Section | None = None,
+    checkpoint: Section | None = None,
     on_round: OnRound | None = None,
     callbacks: Sequence[Any] = (),
     progress: ProgressOption | RunDisplay = "auto",
@@ -206,6 +207,7 @@ def resume(
         fleet: Other `groups` or `levels`. Levels that stay keep their shapes and numbers; with others, the run has
             other bits from there on than one that continues unchanged.
         evaluate: Another `patience`.
+        checkpoint: Another `every` or `keep`.
         on_round: Called with each round's report.
         callbacks: Further callbacks besides those of the run's `config.toml` (see `run`). They first receive the missed
             rounds.
@@ -217,7 +219,7 @@ def resume(
         ConfigError: A callback or the key file of `[privacy]` is wrong, or a key may not change.
         PlanError: No level fits a new budget.
     """
-    change = drop_absent({"rounds": rounds, "fleet": fleet, "evaluate": evaluate})
+    change = drop_absent({"rounds": rounds, "fleet": fleet, "evaluate": evaluate, "checkpoint": checkpoint})
     return resume_run(folder, change, objects, on_round, callbacks, progress)
 
 

@@ -58,8 +58,8 @@ def run(
 def resume(folder: Folder, overrides: Changes = None, quiet: Quiet = False) -> None:
     """Continue a stopped run. The result equals that of an uninterrupted run, bit for bit.
 
-    With --set, it continues with other rounds, fleet.groups, fleet.levels or evaluate.patience; a finished run
-    trains further rounds.
+    With --set, it continues with other rounds, fleet.groups, fleet.levels, evaluate.patience or keys of [checkpoint]; a
+    finished run trains further rounds.
     """
     from fleetfit.api.run import resume_run
     from fleetfit.config.load import parse_overrides

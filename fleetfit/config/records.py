@@ -42,13 +42,13 @@ def record_choices(
 
 
 def restore_records(experiment: Experiment, recorded: Experiment) -> Experiment:
-    """Return the experiment with the values and callbacks that an earlier run recorded.
+    """Return the experiment with the values that an earlier run recorded, its callbacks and its keys of checkpoints.
 
     Args:
         experiment: The user's experiment.
         recorded: The experiment of the run folder.
     """
-    changes: dict[str, Any] = {"callbacks": recorded.callbacks, "recorded": recorded.recorded}
+    changes: dict[str, Any] = {key: getattr(recorded, key) for key in ("callbacks", "checkpoint", "recorded")}
     data, theirs = experiment.data, recorded.data
     if data.name == theirs.name:
         if has_data_sized_clients(experiment):
