@@ -105,8 +105,8 @@ def test_checkpoints_that_take_long_are_noted_once(capsys: pytest.CaptureFixture
             shown(report(number, failures=[], seconds=seconds, seconds_of={"checkpoints": saving}))
         return capsys.readouterr().out
 
-    noted = show(20.0, 8.0)
-    assert noted.count("Note: ") == 1 and "40%" in noted and "checkpoint.every" in noted
+    text = show(20.0, 8.0)
+    assert text.count("Note: ") == 1 and "40%" in text and "checkpoint.every" in text
     assert "Note: " not in show(20.0, 3.9) and "Note: " not in show(6.0, 3.0)
 
 
