@@ -23,7 +23,7 @@ from fleetfit.cost import (
     get_latency,
     submodel_cost,
 )
-from fleetfit.errors import ConfigError, PlanError, did_you_mean, escape_controls, truncate
+from fleetfit.errors import ConfigError, PlanError, did_you_mean, escape_controls, make_printable, truncate
 from fleetfit.markup import html_table
 from fleetfit.planner.budgets import (
     Budget,
@@ -138,8 +138,19 @@ class Plan:
             conditions=Conditions(self.batch_size, dict(self.measured)),
         )
 
+    def __str__(self) -> str:
+        """Return the levels as a table, for terminals."""
+        columns, rows, notes = self._list_levels()
+        widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+        lines = ["  ".join(map(str.rjust, row, widths)) for row in (columns, *rows)]
+        return "\n".join([*lines, *map(make_printable, notes)])
+
     def _repr_html_(self) -> str:
         """Return the levels as a table, for notebooks."""
+        columns, rows, notes = self._list_levels()
+        return html_table(columns, rows, f"A plan in {self.cost}", notes)
+
+    def _list_levels(self) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[str]]:
         columns = ("level", "depth", "width", "exits (after block)", "parameters", "multiply-adds",
                    f"{self.cost} / full", "target", "clients")  # fmt: skip
         rows = [
@@ -149,7 +160,7 @@ class Plan:
             for one in self.levels
         ]  # fmt: skip
         left_out = [f"{len(self.left_out)} clients afford no level: {', '.join(self.left_out)}."]
-        return html_table(columns, rows, f"A plan in {self.cost}", left_out if self.left_out else ())
+        return columns, rows, left_out if self.left_out else []
 
     def to_toml(self) -> str:
         """Return the plan as the text of a TOML file."""
