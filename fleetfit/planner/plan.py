@@ -150,7 +150,7 @@ class Plan:
         columns, rows, notes = self._list_levels()
         return html_table(columns, rows, f"A plan in {self.cost}", notes)
 
-    def _list_levels(self) -> tuple[tuple[str, ...], list[tuple[str, ...]], list[str]]:
+    def _list_levels(self) -> tuple[tuple[str, ...], Sequence[tuple[str, ...]], Sequence[str]]:
         columns = ("level", "depth", "width", "exits (after block)", "parameters", "multiply-adds",
                    f"{self.cost} / full", "target", "clients")  # fmt: skip
         rows = [
