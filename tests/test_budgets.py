@@ -68,6 +68,16 @@ def test_only_the_cost_that_failed_is_named() -> None:
     assert "parameters" not in assembly.notes[0]
 
 
+def test_levels_of_exclusivefl_need_all_of_every_cost() -> None:
+    groups = [{"budget": {"parameters": 1.0, "memory_bytes": 0.9}}, {"budget": {"parameters": 0.5}}, {"budget": 1.0}]
+    method = {"name": "exclusivefl", "exits": "all"}
+    federation = assemble(
+        load_experiment({**FLEET, "fleet": {"groups": groups, "tolerance": 0.2}, "method": method})
+    ).federation
+    assert len(federation.levels) > 1 and all(level.further == {"memory_bytes": 1.0} for level in federation.levels)
+    assert set(federation.level_of.tolist()) == {-1, len(federation.levels) - 1}
+
+
 @pytest.mark.parametrize("method", ["fedavg", "exclusivefl", "decoupled", "heterofl", "all_large"])
 def test_levels_of_every_method_need_the_further_costs(method: str) -> None:
     """A method's own levels too; All-Large asks nobody for anything."""

@@ -228,7 +228,7 @@ STATES = {
     "of an exit": ("inclusivefl with fedadam", replace("server/state/exit1/blocks.0.0.bias", shorter), "has shape"),
     "missing of an exit": ("inclusivefl with fedadam", missing("server/state/exit1/blocks.0.0.bias"), "is missing"),
     "the optimizer's": ("inclusivefl with fedadam", replace("server/memory/first/stem.bias", nan), "not finite"),
-    "movements": ("inclusivefl with fedadam", replace("server/memory/movement/1/0.bias", shorter), "0.bias"),
+    "movements": ("inclusivefl with fedadam", replace("server/memory/movement/1/block:0.bias", shorter), "0.bias"),
     "h": ("feddyn, lost by compression, losses", replace("server/memory/h/stem.bias", shorter), "has shape"),
     "statistics": ("decoupled", replace("statistics/0/blocks.0.1.mean", shorter), "has shape"),
     "variances": ("decoupled", replace("statistics/0/blocks.0.1.var", lambda t: t - 1e9), "below 0"),

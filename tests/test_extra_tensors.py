@@ -240,6 +240,47 @@ def test_an_error_of_an_aggregator_costs_that_update_only() -> None:
     assert_close(states[0], {name: tensor.double() for name, tensor in states[1].items()}, atol=1e-5)
 
 
+@pytest.mark.parametrize("option", ["scaffold", "fednova"])
+def test_early_stopping_counts_the_steps_it_keeps(option: str) -> None:
+    """The update is that of a job of as many steps as made the best weights."""
+    federation, simulation = fleet(option)
+    extra = federation.method.attach(federation, start(federation), 2, federation.levels[2].submodel)
+
+    def train(**settings: Any) -> Update:
+        local = plain(epochs=9, batch_size=8, **settings)
+        return train_job(make_job(federation, 2, 2, local=local, extra=extra), simulation.device(2))
+
+    stopped = train(lr=0.3, patience=2)
+    ends = [train(lr=0.3, max_steps=most) for most in range(1, stopped.metrics["steps"] + 1)]
+    (same,) = [end for end in ends if all(torch.equal(end.state[name], t) for name, t in stopped.state.items())]
+    assert same.metrics["steps"] < stopped.metrics["steps"]
+    assert same.metrics.get("a") == stopped.metrics.get("a")
+    assert_same_bits(same.extra, stopped.extra)
+
+
+@pytest.mark.parametrize("option", ["scaffold", "fednova"])
+def test_a_round_at_a_rate_of_zero_changes_nothing(option: str) -> None:
+    federation, simulation = fleet(option)
+    server = start(federation)
+    for lr in (0.05, 0.0):
+        before = server
+        server, report = run_round(federation, local_engine(simulation), Settings(3, LOCAL.replace(lr=lr)), before)
+        assert not report["failures"]
+    assert_close(server.state, {name: tensor.double() for name, tensor in before.state.items()}, atol=1e-7)
+
+
+def test_fednova_of_many_steps_is_fedavg() -> None:
+    """With equal a_i the step is FedAvg's, but for one subtraction, however large a is."""
+    (nova, simulation), (average, _) = fleet("fednova", equal=True), fleet("fedprox", equal=True, mu=0.0)
+    local = plain(lr=1e-4, epochs=300, batch_size="all", momentum=0.9)
+    states = []
+    for federation in (nova, average):
+        server, report = run_round(federation, local_engine(simulation), Settings(3, local), start(federation))
+        assert not report["failures"]
+        states.append(server.state)
+    assert_close(states[0], {name: tensor.double() for name, tensor in states[1].items()}, atol=5e-7)
+
+
 # ---- FedDistill+ --------------------------------------------------------------------------------------------------
 
 

@@ -66,8 +66,8 @@ def test_blocks_of_own_levels_are_found() -> None:
     """InclusiveFL's levels hand on the movement of blocks like their last one, whatever the blocks are called."""
     layout = infer_layout(FOREIGN["Wave"].build_architecture(), input_shape=FOREIGN["Wave"].input_shape)
     blocks = find_own_blocks(layout, (1, 2, 3))
-    assert set(blocks.top[2]) == set(blocks.top[3]) and "skip.weight" in blocks.top[3]
-    assert blocks.top[3]["skip.weight"] == "dilated.2.skip.weight"
+    assert set(blocks.top[2]) == set(blocks.top[3]) and not blocks.top[3].keys() & layout.tensors.keys()
+    assert blocks.top[3]["block:skip.weight"] == "dilated.2.skip.weight"
     assert len(blocks.further[3]) == 1
 
 

@@ -150,7 +150,7 @@ def test_numbers_of_the_first_three_rounds() -> None:
     torch.testing.assert_close(numbers["damped"][1].state[name] - first, 0.8 * g, rtol=1e-4, atol=1e-7)
     before, now = numbers["on"][0].state, numbers["on"][1].state
     m = sum((now[f"blocks.{b}.{key}"] - before[f"blocks.{b}.{key}"]) for b in (1, 2)) / 2
-    torch.testing.assert_close(numbers["on"][1].memory["movement"]["1"][key], m)
+    torch.testing.assert_close(numbers["on"][1].memory["movement"]["1"][f"block:{key}"], m)
     # level 2 is at the same state in both runs, and so is what level 1 begins round 2 with
     g2 = numbers["off"][2].state[name] - numbers["off"][1].state[name]
     torch.testing.assert_close(numbers["on"][2].state[name] - now[name], 0.2 * m + 0.8 * g2, rtol=1e-4, atol=1e-7)
@@ -220,8 +220,8 @@ def test_blocks_of_other_names_hand_their_movement_down() -> None:
     tensors |= {f"body.1.inner.{key}": TensorLayout(dims, 1, None, True) for key in ("conv.weight", "norm.bias")}
     layout = Layout({"a": Axis(4)}, (1, 2), {**tensors, "head": TensorLayout(dims, None, 2, True)})
     assert find_own_blocks(layout, (1, 2)).top == {
-        1: {"conv.weight": "exit1/body.0.conv.weight", "norm.bias": "exit1/body.0.norm.bias"},
-        2: {"conv.weight": "body.1.inner.conv.weight", "norm.bias": "body.1.inner.norm.bias"},
+        1: {"block:conv.weight": "exit1/body.0.conv.weight", "block:norm.bias": "exit1/body.0.norm.bias"},
+        2: {"block:conv.weight": "body.1.inner.conv.weight", "block:norm.bias": "body.1.inner.norm.bias"},
     }
 
 

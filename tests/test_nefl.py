@@ -326,3 +326,10 @@ def test_a_run_begins_with_the_norms_of_the_largest_level(whole: ff.Run, tmp_pat
     first = start(run.assembly.federation).state
     assert np.all([has_same_bits(first[name], whole.server.state[f"level2/{name}"]) for name in NORMS])
     assert has_same_bits(first["stem.weight"], whole.server.state["stem.weight"])
+
+
+@pytest.mark.parametrize("method", ["nefl", "decoupled"])
+def test_tensors_of_a_level_need_the_same_channels_in_all_rounds(method: str) -> None:
+    """They are sent and averaged by position."""
+    with raises(ConfigError, key="method.hooks.choose_channels"):
+        assemble(load_experiment({**TINY, "method": {"name": method, "hooks": {"choose_channels": "rolling"}}}))

@@ -35,7 +35,7 @@ from fleetfit.peft.frozen import frozen
 from fleetfit.peft.lora import lora
 from fleetfit.peft.parallel_adapter import parallel_adapter
 from fleetfit.peft.serial_adapter import serial_adapter
-from fleetfit.peft.ssf import ssf
+from fleetfit.peft.ssf import Ssf, ssf
 from fleetfit.submodel import extract
 
 MODES = [name for name in names.list_names("peft") if name != "full"]
@@ -194,6 +194,11 @@ def test_ssf_is_its_formula() -> None:
         0, 3, 1, 2
     )
     torch.testing.assert_close(module.get_submodule(name)(images), expected_pixels)
+
+
+def test_ssf_leaves_out_layers_without_a_weight() -> None:
+    tuned = Ssf(small(), ("*",))
+    assert tuned.accepts(nn.LayerNorm(4)) and not tuned.accepts(nn.LayerNorm(4, elementwise_affine=False))
 
 
 class Normalized(nn.Module):

@@ -346,6 +346,7 @@ def test_the_same_bits_on_other_engines(option: str, tmp_path: Path) -> None:
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+PROFILES = {"groups": [{"budget": 0.5, "profile": "phone"}, {"budget": 1.0, "profile": "phone"}]}
 REFUSED: list[tuple[dict[str, Any], Expected]] = [
     (
         {"method": {"name": "feddropout", "options": {"outliers": {}}}},
@@ -369,6 +370,14 @@ REFUSED: list[tuple[dict[str, Any], Expected]] = [
     (
         {"cohort": {"count": 8}, "method": {"options": {"krum": {"fraction": 0.4}}}},
         Expected("method.options.krum", 8, 15),
+    ),
+    (
+        {"cohort": {"count": 4, "over_selection": 1.0}, "method": {"options": {"krum": {}}}, "fleet": PROFILES},
+        Expected("method.options.krum", 4, 5),
+    ),
+    (
+        {"cohort": {"count": 8, "quorum": 0.5}, "method": {"options": {"krum": {}}}, "fleet": PROFILES},
+        Expected("method.options.krum", 4, 5),
     ),
     (
         {"cohort": {"count": 4}, "method": {"options": {"trimmed_mean": {}}}},

@@ -332,6 +332,15 @@ def test_representative_directions_are_chosen() -> None:
     assert all(c[0] == 2 and c[1] != 2 for c in chosen(federation, all_but_one, 20))
 
 
+def test_clients_whose_direction_is_not_kept_get_their_share() -> None:
+    """Directions of two of six clients, and no more are kept: two thirds of a cohort are among the other four."""
+    federation, _ = fleet("diversity", 6, 3, candidates=6, kept=2)
+    server = server_with(clients=torch.tensor([4, 1]), directions=torch.ones(2, 3, 8))
+    draws = chosen(federation, server, 3000)
+    assert all(len(set(c)) == 3 for c in draws)
+    assert shares(draws, 6) == pytest.approx(np.full(6, 0.5), abs=0.04)
+
+
 def test_the_newest_directions_are_kept() -> None:
     federation, simulation = fleet("diversity", 6, 3, kept=4, buckets=8)
     engine, server = local(simulation), start(federation)

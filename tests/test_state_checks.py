@@ -26,7 +26,7 @@ LAYOUT, STATE = FEDERATION.problem.layout, dict(start(FEDERATION).state)
 SMALL = FEDERATION.levels[0].submodel
 PACKED = pack_state(SMALL, dict(extract(LAYOUT, STATE, SMALL)))
 BLOCK = {
-    name.removeprefix("blocks.1."): torch.zeros(tuple(parameter.shape))
+    f"block:{name.removeprefix('blocks.1.')}": torch.zeros(tuple(parameter.shape))
     for name, parameter in build_module(FEDERATION.problem.architecture, LAYOUT.full_sizes, (2,)).named_parameters()
     if name.startswith("blocks.1.")
 }
@@ -115,7 +115,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "movements as a number": ({"movement": 3}, "server/memory"),
     "movements of no block": ({"movement": {"9": BLOCK}}, "server/memory"),
     "movements without a depth": ({"movement": {"deep": BLOCK}}, "server/memory"),
-    "a short movement": ({"movement": {"2": change(BLOCK, **{"0.bias": torch.ones(1)})}}, "0.bias"),
+    "a short movement": ({"movement": {"2": change(BLOCK, **{"block:0.bias": torch.ones(1)})}}, "0.bias"),
     "a number as scores": ({"adaptivefl": 3}, "server/memory"),
     "flat scores": ({"adaptivefl": change(SCORES, curiosity=torch.ones(3).double())}, "server/memory"),
     "infinite scores": ({"adaptivefl": change(SCORES, curiosity=SCORES["curiosity"] / 0)}, "adaptivefl/curiosity"),

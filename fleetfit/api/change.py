@@ -18,12 +18,7 @@ from fleetfit.errors import ConfigError, escape_controls
 from fleetfit.runs.folder import NODES, RunFolder, compute_checksum
 
 _KEYS = ("rounds", "evaluate.patience", "checkpoint.every", "checkpoint.keep", "fleet.groups", "fleet.levels")
-_KEYS_OF_FLEETS = (
-    *(key for key in _KEYS if key != "fleet.groups"),
-    "engine.nodes",
-    "engine.wait_s",
-    "engine.deadline_s",
-)
+_KEYS_OF_FLEETS = ("rounds", "evaluate.patience", "fleet.levels", "engine.nodes", "engine.wait_s", "engine.deadline_s")
 
 
 def change_run(files: RunFolder, sections: Mapping[str, Any], objects: Mapping[str, Any]) -> Run:

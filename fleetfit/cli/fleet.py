@@ -220,8 +220,7 @@ def resume(
 ) -> None:
     """Continue a stopped run of a fleet from its last checkpoint. Run this on the SuperLink's machine.
 
-    With --set, it continues with other rounds, fleet.levels, evaluate.patience, keys of [checkpoint], or engine.nodes,
-    wait_s and deadline_s.
+    With --set, it continues with other rounds, fleet.levels, evaluate.patience, or engine.nodes, wait_s and deadline_s.
     """
     from fleetfit.api.change import change_run
     from fleetfit.cli import output

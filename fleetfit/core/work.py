@@ -100,7 +100,7 @@ class LocalResult:
         state: All tensors of the sub-model, float32, in the layout's order.
         loss: The object that the hook `make_loss` made.
         task: The task that training saw, of the hook `adapt_task`.
-        steps: Optimizer steps.
+        steps: Optimizer steps that made the state; with early stopping, those up to its best check.
         rate_sum: Sum of the learning rates of these steps.
         untrained: Parameters that no gradient reached; they are as they were sent.
     """

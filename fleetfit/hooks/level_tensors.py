@@ -7,7 +7,7 @@ until then they are parts of the initial model.
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from fleetfit.aggregate import Aggregate, Mean
 from fleetfit.core import Federation, Problem, Server, Update
@@ -35,10 +35,16 @@ def select_all(name: str) -> bool:
     return True
 
 
+def has_level_tensors(federation: Federation) -> bool:
+    """Return whether its method is one of `keep_per_level`."""
+    dispatch = federation.method.dispatch
+    return isinstance(dispatch, partial) and dispatch.func is dispatch_own
+
+
 def get_select(federation: Federation) -> Select:
     """Return which tensors each level has for itself, of a method of `keep_per_level`; of another one, all."""
-    dispatch = federation.method.dispatch
-    if isinstance(dispatch, partial) and dispatch.func is dispatch_own:
+    if has_level_tensors(federation):
+        dispatch = cast(partial[State], federation.method.dispatch)
         return _resolve(dispatch.keywords["select"], federation.problem)
     return select_all
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fleetfit.aggregate import Aggregate
 from fleetfit.core import Device, Federation, Job, Problem, Server, Update
-from fleetfit.hooks import CoverageMean, ExtraShapes, get_round_submodel
+from fleetfit.hooks import CoverageMean, ExtraShapes, keep_prefix
 from fleetfit.layout import Layout, State
 from fleetfit.submodel import (
     FlatState,
@@ -52,15 +52,15 @@ def get_movement(federation: Federation, server: Server, update: Update) -> Tens
     )
 
 
-def count_trainers(federation: Federation, round: int) -> Tensor:
+def count_trainers(federation: Federation) -> Tensor:
     """Return the number of registered clients that may train each element of the full model, at least 1, flat.
 
     A client may train the elements of its level or, where channels roll or are drawn, all those of the level's blocks.
     """
+    is_fixed = federation.method.choose_channels is keep_prefix
 
     def get_submodel(level: int, client: int) -> Submodel:
         submodel = federation.levels[level].submodel
-        is_fixed = get_round_submodel(federation, round + 1, client) == submodel
         return submodel if is_fixed else Submodel({}, submodel.exits)
 
     return count_clients(federation, get_submodel).clamp_min_(1)

@@ -212,15 +212,18 @@ def find_own_blocks(layout: Layout, depths: tuple[int, ...]) -> _OwnBlocks:
 
 
 def _find_block(layout: Layout, number: int, prefix: str) -> dict[str, str]:
-    """Return the trained tensors of a block: by name within it, the name behind a prefix."""
+    """Return the trained tensors of a block: by "block:" and the name within it, the name behind a prefix.
+
+    A name of its own, because a checkpoint's tensors with names of the model are checked as those.
+    """
     names = [name for name, tensor in layout.tensors.items() if tensor.block == number and tensor.trainable]
     marker = f"blocks.{number}."
     if all(marker in name for name in names):
-        return {name.rpartition(marker)[2]: prefix + name for name in names}
+        return {f"block:{name.rpartition(marker)[2]}": prefix + name for name in names}
     # a block of another name: the common beginning of its tensors' names
     paths, common = [name.split(".") for name in names], 0
     for parts in zip(*(path[:-1] for path in paths), strict=False):
         if len(set(parts)) > 1:
             break
         common += 1
-    return {".".join(path[common:]): prefix + name for path, name in zip(paths, names, strict=True)}
+    return {f"block:{'.'.join(path[common:])}": prefix + name for path, name in zip(paths, names, strict=True)}

@@ -46,24 +46,35 @@ def check_rates(problem: Problem, levels: Sequence[Level], local: Local) -> Sequ
 
 
 def compute_length(local: Local, steps: int, rate_sum: float) -> float:
-    """Return |a_i|, the sum of the weights of all gradients."""
-    return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho) if (rho := local.momentum) else rate_sum / local.lr
+    """Return |a_i|, the sum of the weights of all gradients; at a rate of 0, where nothing moves, the steps."""
+    if not local.momentum:
+        return rate_sum / local.lr if local.lr else steps
+    rho = local.momentum
+    return (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
 
 
 class NormalizedMean:
-    """The mean of x + (y_i - x) / |a_i|, and of |a_i| for each element."""
+    """The mean of x + (y_i - x) a / |a_i|, and of |a_i| / a for each element, with a the first |a_i|.
+
+    The step does not depend on a. Without it, steps by the thousand would divide y_i - x below the precision of x.
+    """
 
     def __init__(self, federation: Federation, server: Server) -> None:
         self._federation, self._server, self._layout = federation, server, federation.problem.layout
-        self._mean, self._lengths = Mean(self._layout), Mean(self._layout)
+        self._mean, self._lengths, self._unit = Mean(self._layout), Mean(self._layout), 0.0
 
     def add(self, update: Update, weight: float) -> None:
         """Add an update."""
         length, movement = float(update.metrics["a"]), movements.get_movement(self._federation, self._server, update)
-        if not 0 < length < float("inf"):
-            raise ValueError(f"its a is {length}, expected a number above 0")
+        if not 0 <= length < float("inf"):
+            raise ValueError(f"its a is {length}, expected a number from 0 on")
+        self._unit = self._unit or length
+        share = length / self._unit if length else 0.0  # 0: no step was kept, and nothing moved
         sent, plan = concat_state(update.state) - movement, get_slice_plan(self._layout, update.submodel)
-        for mean, flat in ((self._mean, sent + movement / length), (self._lengths, torch.full_like(sent, length))):
+        for mean, flat in (
+            (self._mean, sent + movement / (share or 1.0)),
+            (self._lengths, torch.full_like(sent, share)),
+        ):
             mean.add(update.submodel, plan.views(flat), weight, update.untrained)
 
     def result(self) -> Aggregate:

@@ -53,8 +53,10 @@ def correct_drift(job: Job, device: Device) -> Penalty:
 
 
 def compute_change(job: Job, device: Device, result: LocalResult) -> Tensor:
-    """Return c_i+ - c_i = (x - y_i) / (K eta) - c."""
+    """Return c_i+ - c_i = (x - y_i) / (K eta) - c; zeros if the rate was 0 or no step was kept."""
     movement = concat_state(job.state) - concat_state(result.state)
+    if not result.rate_sum:
+        return torch.zeros_like(movement)
     return movement / result.rate_sum - movements.get_extra(job, device, "control")
 
 
@@ -73,6 +75,6 @@ def step(federation: Federation, server: Server, aggregate: Aggregate, reports: 
     """Move x by the mean movement, and c by the sum of changes over N."""
     move = movements.ServerStep(server, aggregate)
     before = move.load_memory("control")
-    control = before + aggregate.extra["control"] / movements.count_trainers(federation, server.round)
+    control = before + aggregate.extra["control"] / movements.count_trainers(federation)
     new = move.mean if lr == 1 else move.old + lr * (move.mean - move.old)
     return move.make_server(new, control=(control, before))

@@ -40,8 +40,8 @@ class Ssf(Tuned):
     """The family; made by `ssf`."""
 
     def accepts(self, part: nn.Module) -> bool:
-        """Return whether it is a linear layer, a convolution or a norm."""
-        return isinstance(part, _KINDS)
+        """Return whether it is a linear layer, a convolution or a norm, with a weight."""
+        return isinstance(part, _KINDS) and any(True for _ in part.parameters())
 
     def make_module(self, part: nn.Module) -> nn.Module:
         """Return the vectors of a layer, whose output they change from now on."""

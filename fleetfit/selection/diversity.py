@@ -7,7 +7,9 @@ chosen among them one after the other.
   cohort's samples over the classes is nearest to the target: least sum_c (share_c - target_c)^2, as in Fed-CBS (Zhang
   et al., ICML 2023) with its uniform target.
 - Else (Balakrishnan et al., ICLR 2022): the clients whose directions represent all clients best, by facility location
-  over the directions of their last updates. Clients without an update come first, at random.
+  over the directions of their last updates. Clients without a direction come first, at random. Once `kept` clients have
+  one, those without fill their share of the cohort, on average; so with many more clients it is drawn at random for the
+  most part.
 
 A direction is a small sketch of a movement m: s_b = sum over the elements j in bucket b of r_j m_j with seeded signs
 r_j (AMS and count sketches). The dot product of two sketches is that of the movements in expectation, with a standard
@@ -55,7 +57,7 @@ def diversity(candidates: int = 0, target: Target = "uniform", buckets: int = 25
     check_range("buckets", buckets, 1, closed=True)
     check_range("kept", kept, 2, closed=True)
     return Method(
-        choose_clients=partial(choose, candidates=candidates, target=target),
+        choose_clients=partial(choose, candidates=candidates, target=target, kept=kept),
         annotate=partial(note, buckets=buckets),
         update_server_memory=partial(observe, kept=kept),
         check_memory=check_directions,
@@ -63,7 +65,7 @@ def diversity(candidates: int = 0, target: Target = "uniform", buckets: int = 25
 
 
 def choose(
-    federation: Federation, server: Server, rng: np.random.Generator, candidates: int, target: Target
+    federation: Federation, server: Server, rng: np.random.Generator, candidates: int, target: Target, kept: int
 ) -> list[int]:
     """Choose by classes if clients report them, else by directions."""
     reachable, cohort = federation.reachable(server.round), federation.cohort
@@ -76,7 +78,9 @@ def choose(
     clients, sketches = _load_directions(server)
     rows = np.full(len(federation.clients), -1)
     rows[clients] = np.arange(len(clients))
-    first = sample_uniformly(reachable[rows[reachable] < 0], cohort, rng)
+    unknown = reachable[rows[reachable] < 0]
+    share = len(unknown) / max(len(reachable), 1)
+    first = sample_uniformly(unknown, cohort if len(clients) < kept else int(cohort * share + rng.random()), rng)
     ids = sample_uniformly(reachable[rows[reachable] >= 0], count, rng)
     rest = min(cohort - len(first), len(ids))
     if not rest:

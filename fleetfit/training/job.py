@@ -139,7 +139,7 @@ def _train(job: Job, device: Device, method: Method) -> tuple[Update | Failure, 
     if not is_finite(state) or not math.isfinite(result.loss):
         return Failure.of(job, DIVERGED, multiply_adds=work), device.memory
 
-    local_result = LocalResult(state, loss, task, result.steps, result.rate_sum, untrained)
+    local_result = LocalResult(state, loss, task, result.kept_steps, result.rate_sum, untrained)
     dispatched = job.dispatched or job.submodel
     memory = method.update_client_memory(job, device, local_result)
     submodel, state = method.reply(job, device, local_result)
@@ -160,7 +160,8 @@ def _train(job: Job, device: Device, method: Method) -> tuple[Update | Failure, 
 class _TrainingResult:
     loss: float  # mean per sample
     steps: int  # of the optimizer
-    rate_sum: float  # of the learning rates of these steps
+    kept_steps: int  # that made the weights: up to the best check of early stopping
+    rate_sum: float  # of the learning rates of these kept steps
     work: int  # multiply-adds, see `fleetfit.training.clock`
     late: bool  # whether the deadline stopped it
 
@@ -199,15 +200,15 @@ def train_locally(
         rate_sum += optimizer.param_groups[0]["lr"]
         total_loss += value.detach() * len(batch)
         samples, steps = samples + len(batch), steps + 1
-        ends = stopping.check(stopping.cost_after_step(steps)) or steps == local.max_steps
+        ends = stopping.check(stopping.cost_after_step(steps), steps, rate_sum) or steps == local.max_steps
         if ends_epoch or ends:
             late = not deadline.admits(count_work(), check_work * stopping.cost_after_epoch)
-            ends = late or stopping.check(stopping.cost_after_epoch) or ends
+            ends = late or stopping.check(stopping.cost_after_epoch, steps, rate_sum) or ends
         if ends:
             break
 
-    stopping.restore_best()
-    return _TrainingResult(total_loss.item() / max(samples, 1), steps, rate_sum, count_work(), late)
+    kept = stopping.restore_best() or (steps, rate_sum)
+    return _TrainingResult(total_loss.item() / max(samples, 1), steps, *kept, count_work(), late)
 
 
 def clip(grad: Tensor, local: Local) -> None:
@@ -291,6 +292,7 @@ class EarlyStopping:
         self.samples = 0
         self._best_loss, self._checks_since_best = math.inf, 0
         self._best_weights: Tensor | None = None
+        self._best_steps = 0, 0.0
         self._stops = False
         if local.check_every is not None:
             self.check(self._cost)
@@ -305,21 +307,30 @@ class EarlyStopping:
         """Samples of the check after an epoch; 0 for no check."""
         return self._cost if self._local.check_every is None else 0
 
-    def check(self, cost: int) -> bool:
-        """Check, unless it costs no samples; return whether to stop."""
+    def check(self, cost: int, steps: int = 0, rate_sum: float = 0.0) -> bool:
+        """Check, unless it costs no samples; return whether to stop.
+
+        Args:
+            cost: Samples of the check.
+            steps: Optimizer steps so far.
+            rate_sum: Sum of their learning rates.
+        """
         if cost:
             loss = self._compute_loss()
             self.samples += cost
             self._checks_since_best += 1
             if loss < self._best_loss:
                 self._best_loss, self._checks_since_best, self._best_weights = loss, 0, self._model.flat.clone()
+                self._best_steps = steps, rate_sum
             self._stops = self._checks_since_best >= (self._local.patience or 0)
         return self._stops
 
-    def restore_best(self) -> None:
-        """Load the best weights."""
-        if self._best_weights is not None:
-            self._model.flat.copy_(self._best_weights)
+    def restore_best(self) -> tuple[int, float] | None:
+        """Load the best weights; return the steps that made them and the sum of their rates. None without a check."""
+        if self._best_weights is None:
+            return None
+        self._model.flat.copy_(self._best_weights)
+        return self._best_steps
 
     @torch.no_grad()
     def _compute_loss(self) -> float:

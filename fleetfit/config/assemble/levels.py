@@ -214,18 +214,21 @@ def make_conditions(experiment: Experiment, largest: int | None) -> Conditions:
 
 
 def _add_further_costs(levels: Iterable[Level], problem: Problem, budgets: DeviceBudgets) -> tuple[Level, ...]:
-    """Add the further costs of levels that a method leaves out, except to levels that need no budget."""
+    """Add the further costs of levels that a method leaves out, except to levels that need no budget.
+
+    A level that needs the whole budget of the first cost, such as each one of `exclusivefl`, needs those of the others.
+    """
 
     def compute_share(level: Level, cost: str) -> float:
         part, full = (compute_level_cost(problem, one, cost, budgets.conditions) for one in (level, None))
         return part / full
 
-    return tuple(
-        replace(level, further={c: compute_share(level, c) for c in budgets.further} | dict(level.further))
-        if level.needs > 0
-        else level
-        for level in levels
-    )
+    def list_shares(level: Level) -> Mapping[str, float]:
+        if level.needs >= 1:
+            return dict.fromkeys(budgets.further, 1.0)
+        return {cost: compute_share(level, cost) for cost in budgets.further} | dict(level.further)
+
+    return tuple(replace(level, further=list_shares(level)) if level.needs > 0 else level for level in levels)
 
 
 # ---- the levels of an experiment, without a run --------------------------------------------------------------------

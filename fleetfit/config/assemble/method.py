@@ -12,7 +12,8 @@ from fleetfit.core import DataDescription, Federation, Problem
 from fleetfit.data import Data
 from fleetfit.errors import ConfigError
 from fleetfit.hooks import Method, build, find_replaced_parameters
-from fleetfit.hooks.fedavg import get_round_submodel
+from fleetfit.hooks.fedavg import get_round_submodel, keep_prefix
+from fleetfit.hooks.level_tensors import has_level_tensors
 from fleetfit.options import krum, outliers, trimmed_mean
 from fleetfit.peft.lora import B
 
@@ -116,20 +117,39 @@ _MAX_CLIENTS = 10_000  # tried sizes when looking for the smallest cohort
 _MAX_DRAWS = 4  # clients of a level, and rounds: with few channels two draws may coincide
 
 
-def check_comparable(experiment: Experiment, federation: Federation) -> None:
-    """Check the requirements of options that compare updates.
+def check_level_tensors(federation: Federation) -> None:
+    """Check that each level with tensors of its own has one set of channels.
 
     Raises:
-        ConfigError: The cohort is too small, or clients of one level do not train the same elements.
+        ConfigError: Its clients train other channels, which would be averaged by their position.
+    """
+    if has_level_tensors(federation) and federation.method.choose_channels is not keep_prefix:
+        raise ConfigError(
+            "a method that keeps tensors for each level sends and averages them by position, so that each level has "
+            'the same channels in all rounds. Leave method.hooks.choose_channels out, or set it to "prefix".',
+            key="method.hooks.choose_channels",
+        )
+
+
+def check_comparable(experiment: Experiment, federation: Federation, updates: int) -> None:
+    """Check the requirements of options that compare updates.
+
+    Args:
+        experiment: The run.
+        federation: The server's view.
+        updates: Number of updates that ends a round.
+
+    Raises:
+        ConfigError: They are too few, or clients of one level do not train the same elements.
     """
     for option in sorted(experiment.method.options.keys() & COMPARING.keys()):
         where, key = f"[method.options.{option}]", f"method.options.{option}"
         is_enough = partial(COMPARING[option], **experiment.method.options[option])
-        if not is_enough(federation.cohort):
-            fewest = next((n for n in range(federation.cohort, _MAX_CLIENTS) if is_enough(n)), _MAX_CLIENTS)
+        if not is_enough(updates):
+            fewest = next((n for n in range(updates, _MAX_CLIENTS) if is_enough(n)), _MAX_CLIENTS)
             raise ConfigError(
-                f"{where} compares the updates of a round, which needs a cohort of at least {fewest} with these keys, "
-                f"got {federation.cohort}. Set [cohort] count, or leave the option out.",
+                f"{where} compares the updates of a round, which needs at least {fewest} with these keys, got "
+                f"{updates}. Raise cohort.count or cohort.quorum, or leave the option out.",
                 key=key,
             )
         if "dispatch" in federation.method.own_hooks:

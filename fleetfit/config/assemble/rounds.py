@@ -211,10 +211,14 @@ def configure_links(
         links = LinkFaults(section.lost_down, section.lost_up, section.repeated, experiment.seed, has_clock)
         settings = replace(settings, links=links)
     if has_clock and (cohort.quorum < 1 or cohort.over_selection):
-        quorum = max(1, math.ceil(cohort.quorum * federation.cohort - 1e-9))
-        settings = replace(settings, quorum=quorum)
+        settings = replace(settings, quorum=count_quorum(cohort, federation.cohort))
         federation = replace(federation, cohort=count_asked_clients(cohort, federation.cohort))
     return federation, settings
+
+
+def count_quorum(section: CohortSection, cohort: int) -> int:
+    """Return the number of updates that ends a round of a cohort of a size."""
+    return max(1, math.ceil(section.quorum * cohort - 1e-9))
 
 
 def count_asked_clients(section: CohortSection, cohort: int) -> int:

@@ -14,7 +14,13 @@ from fleetfit.config.assemble.levels import (
     describe_single_level,
     plan_problem,
 )
-from fleetfit.config.assemble.method import build_method_spec, check_comparable, check_needs, describe_class_prior
+from fleetfit.config.assemble.method import (
+    build_method_spec,
+    check_comparable,
+    check_level_tensors,
+    check_needs,
+    describe_class_prior,
+)
 from fleetfit.config.assemble.model import describe_derivation, describe_task
 from fleetfit.config.assemble.rounds import (
     build_settings,
@@ -22,6 +28,7 @@ from fleetfit.config.assemble.rounds import (
     choose_evaluations,
     compute_cohort_size,
     configure_links,
+    count_quorum,
 )
 from fleetfit.config.assemble.splits import describe_groups, describe_misses, describe_split
 from fleetfit.config.assemble.trust import (
@@ -164,7 +171,9 @@ def _assemble(
         notes += describe_privacy(privacy, federation, experiment.rounds)
     settings = choose_evaluations(experiment, settings, truth, clients.data)
     notes += describe_class_prior(federation, experiment)
-    check_comparable(experiment, federation)
+    quorum = count_quorum(experiment.cohort, federation.cohort) if on_a_fleet else settings.quorum
+    check_comparable(experiment, federation, quorum or federation.cohort)
+    check_level_tensors(federation)
     check_personal(experiment, federation)
     settings = replace(settings, secure=secure)
     notes += describe_secure_run(secure, federation, None if privacy is None else privacy.rate)
