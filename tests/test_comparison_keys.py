@@ -129,6 +129,11 @@ def test_a_column_of_batch_statistics_needs_them(tmp_path: Path, override: str, 
     check_refused(tmp_path, ROWS, overrides, key, mention)
 
 
+@pytest.mark.parametrize("text", ["evaluate.between.clients = 3\n" + ROWS, ROWS + "evaluate.between.clients = 3\n"])
+def test_rounds_to_a_target_need_complete_evaluations(tmp_path: Path, text: str) -> None:
+    check_refused(tmp_path, text, ["compare.target=0.5", "evaluate.every=1"], "evaluate.between", "compare.target")
+
+
 @pytest.mark.parametrize(
     ("text", "overrides", "key", "mention"),
     [

@@ -224,6 +224,7 @@ def test_the_time_left_counts_the_rounds_of_the_tuning_runs(place: Path) -> None
         ("[compare.tune]\nlocal.lr = [0.1, 0.2]\n[compare.grid]\ndata.none = [true]\n", "data.validation"),
         ("[compare.tune]\nlocal.lr = [0.1, 0.1]\n", "[compare.tune]"),
         ("[compare.tune]\nlocal.lr = [0.1, 0.2]\n[compare]\ntune_seeds = [1, 1]\n", "[compare.tune]"),
+        ("[compare.tune]\nlocal.lr = [0.1, 0.2]\n[privacy]\n", "[compare.tune]"),
         ("[compare]\ntune_seeds = [-1]\n", "[compare] tune_seeds"),
         ("[compare]\ntune_seeds = []\n", "[compare] tune_seeds"),
     ],

@@ -587,7 +587,7 @@ def _check_allowed_keys(plan: ComparisonPlan) -> None:
 
 
 def _check_plan(plan: ComparisonPlan) -> ComparisonPlan:
-    """Return the plan if no two runs share a folder, and the accuracy of its targets is measured in each run."""
+    """Return the plan if no two runs share a folder, and each evaluation of a run measures the targets' accuracy."""
     _check_tuning(plan)
     folders: set[Path] = set()
     for run in (*plan.tuning_runs, *plan.runs):
@@ -598,6 +598,12 @@ def _check_plan(plan: ComparisonPlan) -> ComparisonPlan:
                 key=section,
             )
         folders.add(run.subfolder)
+        if plan.targets and run.experiment.evaluate.between is not None:
+            raise ConfigError(
+                f"[evaluate] between: rounds to a target accuracy count complete evaluations, and in {run.title} only "
+                "the last one is complete. Leave evaluate.between out, or compare.target.",
+                key="evaluate.between",
+            )
     target_on = plan.section.target_on
     if (
         plan.targets
@@ -614,7 +620,7 @@ def _check_plan(plan: ComparisonPlan) -> ComparisonPlan:
 
 
 def _check_tuning(plan: ComparisonPlan) -> None:
-    """Refuse keys of the tuning where nothing is tuned, and rounds of the tuning that its runs cannot have."""
+    """Refuse keys of the tuning where nothing is tuned, a criterion and rounds that its runs cannot have."""
     section, fields = plan.section, CompareSection.model_fields
     for key in ("tune_on", "tune_seeds", "tune_rounds") if not section.tune else ():
         if getattr(section, key) != fields[key].default:
@@ -622,6 +628,14 @@ def _check_tuning(plan: ComparisonPlan) -> None:
                 f"[compare] {key}: has no effect, because nothing is tuned. Leave it out, or list values in "
                 "[compare.tune].",
                 key=f"compare.{key}",
+            )
+    measured_on = section.target_on if section.tune_on == ROUNDS else section.tune_on
+    for run in plan.tuning_runs:
+        if run.experiment.is_private and measured_on in ON_THE_WAY:
+            raise ConfigError(
+                f'[compare.tune]: [privacy] withholds the "{measured_on}" accuracy, by which {run.name} would be '
+                "tuned. Leave [compare.tune] out.",
+                key="compare.tune",
             )
     rounds = section.tune_rounds
     if rounds is None:
