@@ -12,10 +12,11 @@ from support import compare_text, run_verb
 import fleetfit as ff
 from fleetfit.api.comparison import plan_comparison
 from fleetfit.api.comparison.plan import PlannedRun
-from fleetfit.api.comparison.recipe import describe_recipes
+from fleetfit.api.comparison.recipe import describe_costs, describe_recipes
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.method import build_method_spec
 from fleetfit.hooks import FEDAVG, build
+from fleetfit.runs.schema import SummaryRecord
 
 SMALL: dict[str, Any] = {
     "rounds": 2,
@@ -168,6 +169,16 @@ def test_the_lines_below_the_table_have_the_keys_that_differ_and_the_costs(tmp_p
         assert f"{name} {theirs:.2f} in theirs, {dyn:.2f} in dyn" in notes
     assert comparison.difference_table is not None
     assert not any("interval" in column for column in comparison.difference_table.columns), "one seed"
+
+
+def test_costs_are_of_runs_that_all_rows_have() -> None:
+    """The seed 1 of b failed; with its two other seeds against three of a the share would be 2 / 3."""
+    runs = {("", seed): SummaryRecord.model_construct(multiply_adds=100, bytes_down=1, bytes_up=1) for seed in range(3)}
+    rest = {key: run for key, run in runs.items() if key != ("", 1)}
+    assert describe_costs({"a": runs, "b": rest}) == []
+    triple = {key: run.model_copy(update={"multiply_adds": 300}) for key, run in rest.items()}
+    (sentence,) = describe_costs({"a": runs, "b": triple})
+    assert "3.00 in b" in sentence
 
 
 def test_a_comparison_with_one_recipe_says_so_and_what_is_left(tmp_path: Path) -> None:

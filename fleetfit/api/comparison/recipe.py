@@ -118,16 +118,17 @@ def _format(name: str, keys: Mapping[str, Any]) -> str:
     return " ".join([name, *(f"{key}={value}" for key, value in keys.items())])
 
 
-def describe_costs(rows: Mapping[str, Sequence[SummaryRecord]]) -> list[str]:
+def describe_costs(rows: Mapping[str, Mapping[tuple[str, int], SummaryRecord]]) -> list[str]:
     """Return a sentence with each row's multiply-adds and bytes as shares of the first row's; empty if all are equal.
 
     Args:
-        rows: The final numbers of all runs of each row, in the same settings and seeds.
+        rows: The final numbers of each row by setting and seed. Those that another row lacks do not count.
     """
     first, *others = rows
+    common = [key for key in rows[first] if all(key in rows[row] for row in others)]
     parts = []
     for title, names in (("multiply-adds", ("multiply_adds",)), ("bytes", ("bytes_down", "bytes_up"))):
-        totals = {row: _sum_costs(summaries, names) for row, summaries in rows.items()}
+        totals = {row: _sum_costs([runs[key] for key in common], names) for row, runs in rows.items()}
         base = totals[first]
         shares = {row: total / base for row in others if base and (total := totals[row]) is not None}
         if any(abs(share - 1) > _ALIKE for share in shares.values()):

@@ -365,7 +365,14 @@ def _list_recipe_notes(
     if len(labels) < 2:
         return []
     settings = [{row: runs[row, setting][0].experiment for row in labels} for setting in plan.settings]
-    costs = {row: [one for setting in plan.settings for one in summaries[row, setting]] for row in labels}
+    costs = {
+        row: {
+            (setting, run.experiment.seed): one
+            for setting in plan.settings
+            for run, one in zip(runs[row, setting], summaries[row, setting], strict=True)
+        }
+        for row in labels
+    }
     given = f"compare.same_recipe gave all rows the schedule and the server momentum of {next(iter(plan.rows))}. "
     return [given * plan.section.same_recipe + describe_recipes(settings), *describe_costs(costs)]
 
