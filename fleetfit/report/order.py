@@ -161,12 +161,17 @@ def measure_exits(summaries: "Sequence[SummaryRecord]") -> PartAccuracies:
     return PartAccuracies({}, {}, "")
 
 
+def number_levels(names: Sequence[str]) -> dict[str, str]:
+    """Return the number of each level, the key of its accuracy on the server's test set, by its name."""
+    return {name: name if name.isdecimal() else str(number) for number, name in enumerate(names, 1)}
+
+
 def measure_levels(summaries: "Sequence[SummaryRecord]") -> PartAccuracies:
     """Return the accuracies of each level, by its name."""
     names = [level.level for level in summaries[0].levels]
     headlines = [summary.headline for summary in summaries]
     by_number = _collect_seeds([one.test_levels for one in headlines])
-    numbers = {name: name if name.isdecimal() else str(n) for n, name in enumerate(names, 1)}
+    numbers = number_levels(names)
     on_test = {name: by_number[number] for name, number in numbers.items() if number in by_number}
     if len(on_test) > 1:
         samples = _find_smallest([one.test_samples for one in headlines])

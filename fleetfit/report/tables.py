@@ -150,9 +150,9 @@ def format_sample_counts(accuracies: "AccuracyRecord", kind: str) -> str:
 
     Args:
         accuracies: Accuracies of an evaluation.
-        kind: "global" or "local".
+        kind: The accuracy. Only the samples of "global" and "local" are known.
     """
-    samples = accuracies.global_samples if kind == "global" else accuracies.local_samples
+    samples = {"global": accuracies.global_samples, "local": accuracies.local_samples}.get(kind)
     every = accuracies.test_samples
     return f" ({samples:,} of {every:,} samples)" if samples is not None and every and samples < every else ""
 

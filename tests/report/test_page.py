@@ -173,6 +173,22 @@ def test_the_numbers_are_those_of_the_run(finished: Path) -> None:
     assert report.plots["accuracy-simulated_s"]["data"][0]["x"][-1] == pytest.approx(seconds, rel=1e-4)
 
 
+def test_levels_with_names_have_an_accuracy_on_the_test_set(copied: Path) -> None:
+    """It is stored by their numbers."""
+    rounds = [json.loads(line) for line in (copied / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((copied / "summary.json").read_text())
+    for level in summary["levels"]:
+        level["level"] = f"S{level['level']}"
+    for table in (summary, *(one for one in rounds if "evaluate" in one)):
+        columns = table["evaluate"]["static"]
+        columns["levels"] = {f"S{number}": level for number, level in columns["levels"].items()}
+    (copied / "metrics.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in rounds))
+    (copied / "summary.json").write_text(json.dumps(summary))
+    report = read(page.write_report(copied))
+    for number, accuracy in summary["evaluate"]["static"]["test_levels"].items():
+        assert any(row[0] == f"S{number}" and row[-1] == format_percent(accuracy) for row in report.cells)
+
+
 def test_who_took_part_who_failed_and_why(finished: Path) -> None:
     run, report = ff.load(finished), read(finished / "report.html")
     failures = [one for m in run.metrics for one in m["failures"]]

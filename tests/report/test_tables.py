@@ -9,7 +9,7 @@ from fleetfit.data import Facts
 from fleetfit.planner import Plan, PlannedLevel
 from fleetfit.report import tables
 from fleetfit.report.text import Table, format_bytes, format_count, format_duration, format_mean
-from fleetfit.runs.schema import SummaryRecord
+from fleetfit.runs.schema import NO_ACCURACIES, SummaryRecord
 from fleetfit.runs.summary import make_summary
 
 PLAN = Plan(
@@ -71,6 +71,15 @@ def test_the_level_table_has_what_the_issue_asks_for(record: SummaryRecord) -> N
         "local accuracy %": "75.00",
     }
     assert table.rows[1][-1] == "-"
+
+
+def test_counts_of_samples_are_of_the_accuracies_that_have_them() -> None:
+    counts = {"global_samples": 300, "local_samples": 200, "test_samples": 1000}
+    accuracies = NO_ACCURACIES.model_copy(update=counts)
+    kinds = ("global", "local", "avg", "full", "ensemble", "personal", "local_worst_tenth")
+    texts = {kind: tables.format_sample_counts(accuracies, kind) for kind in kinds}
+    assert {kind for kind, text in texts.items() if text} == {"global", "local"}
+    assert "300" in texts["global"] and "200" in texts["local"]
 
 
 def test_the_totals_name_both_batch_norm_policies(record: SummaryRecord) -> None:

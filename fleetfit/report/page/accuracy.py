@@ -20,7 +20,7 @@ from fleetfit.report.curves import (
     loss_curves,
     to_percent,
 )
-from fleetfit.report.order import explain_order, explain_row_order
+from fleetfit.report.order import explain_order, explain_row_order, number_levels
 from fleetfit.report.page.blocks import Block, PageSection, Paragraph, Plot, Plots, Sheet
 from fleetfit.report.page.plots import (
     MAX_MARKERS,
@@ -180,6 +180,7 @@ def hide_private_numbers(run: RunFolder) -> SummaryRecord:
 def _make_level_table(run: RunFolder) -> Table:
     """Return the last evaluation by level: on its own clients, of each exit, on the whole test set."""
     levels = {level.level: level.exits for level in run.summary.levels}
+    numbers = number_levels(list(levels))
     exits = run.summary.levels[-1].exits if levels else []
     columns: list[str] = ["level"]
     if not run.is_private:
@@ -198,7 +199,7 @@ def _make_level_table(run: RunFolder) -> Table:
                 *(format_percent(by_exit.get(exit)) for exit in exits),
             ]
         if run.last.test_levels:
-            cells.append(format_percent(run.last.test_levels.get(name)))
+            cells.append(format_percent(run.last.test_levels.get(numbers.get(name, name))))
         rows.append(tuple(cells))
     return Table(tuple(columns), tuple(rows), f"After round {run.evaluations[-1][0]}")
 
