@@ -41,7 +41,7 @@ from fleetfit.runs.folder import RunFolder
 from fleetfit.training.runtime import prepare_model
 
 LevelName = int | str | None
-"""1..L or a level's name; None for the largest."""
+"""1..L or a level's name; None for the largest that a client trains."""
 ON_NODES = "this run's data are on the nodes of a fleet. Name data of the same shape on this machine"
 
 
@@ -82,9 +82,10 @@ def find_level(run: TrainedRun, level: LevelName) -> Level:
     Raises:
         ConfigError: The level is unknown.
     """
-    levels = {entry.name: entry for entry in run.assembly.federation.levels}
+    federation = run.assembly.federation
+    levels = {entry.name: entry for entry in federation.levels}
     level_names = list(levels)
-    name = level_names[-1] if level is None else str(level)
+    name = level_names[evaluation.find_top_level(federation)] if level is None else str(level)
     is_named = any(map(str.isdecimal, level_names))  # by numbers, of which a run that dropped a level lacks some
     if not is_named and name.isdecimal() and 1 <= int(name) <= len(level_names):
         name = level_names[int(name) - 1]
@@ -112,6 +113,8 @@ def build_level_module(run: TrainedRun, level: LevelName) -> nn.Module:
     """
     assembly, name = run.assembly, find_level(run, level).name
     index = [entry.name for entry in assembly.federation.levels].index(name)
+    if index > evaluation.find_top_level(assembly.federation):
+        logging.getLogger("fleetfit").warning("No client trained all of level %s: it is above their budgets.", name)
     statistics = run.checkpoint["statistics"] or {}
     if index not in statistics and evaluation.has_batch_norm(assembly.federation):
         with contextlib.closing(assembly.engine()) as engine:

@@ -326,7 +326,7 @@ def make_prediction_table(
     every = run.assembly.federation.problem.exits
     titles = dict(enumerate(exit_names(every, every), 1))
     is_chosen = is_chosen or len(run.assembly.federation.levels) == 1
-    level = f"level {result.level}" if is_chosen else f"level {result.level} (the largest; --level names another)"
+    level = f"level {result.level}{'' if is_chosen else ' (the largest trained; --level names another)'}"
     samples, notes = str(len(result)), () if is_own else result.notes
     title = f"{level} on {samples} {f'{result.split} ' * is_own}samples of {result.data}"
     if result.truth is None:

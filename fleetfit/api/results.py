@@ -265,7 +265,7 @@ class Run:
         `predict` and exported files answer in the unit of the targets.
 
         Args:
-            level: 1..L, or its name ("S1" of AdaptiveFL's pool); the largest by default.
+            level: 1..L, or its name ("S1" of AdaptiveFL's pool); by default the largest trained.
 
         Raises:
             ConfigError: The level is unknown.
@@ -318,7 +318,7 @@ class Run:
             data: A file or folder in the format of the training data, a built-in data set's name, a data frame or
                 another table, a list of texts, arrays or tensors (without labels, or `(x, y)`), a torch Dataset or
                 DataLoader, or a `fleetfit.Data`. None: the run's own data.
-            level: 1..L, or its name; the largest by default, even if a smaller one is more accurate.
+            level: 1..L, or its name; by default the largest trained, even if a smaller one is more accurate.
             exit: "last"; "best" on validation data; "early": the first that is as confident as `calibrate` wants; or
                 "all": each one (`by_exit` has their predictions).
             split: The split that is predicted, of data with splits: "test", "validation" or "train".
@@ -342,7 +342,7 @@ class Run:
 
         Args:
             data: As of `predict`.
-            level: 1..L, or its name; the largest by default, even if a smaller one is more accurate.
+            level: 1..L, or its name; by default the largest trained, even if a smaller one is more accurate.
             split: As of `predict`.
             client: As of `predict`.
 
@@ -373,7 +373,7 @@ class Run:
         """Return the exit of a level (from 1) with the best validation accuracy; the shallowest on a tie.
 
         Args:
-            level: 1..L, or its name; the largest by default, even if a smaller one is more accurate.
+            level: 1..L, or its name; by default the largest trained, even if a smaller one is more accurate.
             client: The client whose validation data are used; all by default.
 
         Raises:
@@ -403,7 +403,7 @@ class Run:
         The calibration is also written to the run folder (`inference/level-N.json`), unless it is for one client.
 
         Args:
-            level: 1..L, or its name; the largest by default, even if a smaller one is more accurate.
+            level: 1..L, or its name; by default the largest trained, even if a smaller one is more accurate.
             budget: Average cost of a sample: a fraction of the last exit's cost (up to 1), absolute above 1, or with a
                 unit ("35 ms", "20 M").
             cost: "multiply_adds" or "latency_s" (measured on this machine, one sample at a time).
@@ -442,7 +442,7 @@ class Run:
 
         Args:
             out: A new or empty folder.
-            level: 1..L, or its name; the largest by default, even if a smaller one is more accurate.
+            level: 1..L, or its name; by default the largest trained, even if a smaller one is more accurate.
             forms: One or more forms besides safetensors and the `torch.export` program: "onnx", "int8", "static-int8"
                 (ONNX both), "transformers", "executorch"; `fleetfit.inference.export.FORMS` describes them.
             data: Source of preprocessing and samples; the run's data by default.

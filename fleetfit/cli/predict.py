@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _ACCURACIES = ("global", "local", "global_worst_tenth", "local_worst_tenth", "ensemble", "mean_over_exits", "best_exit",
                "personal", "avg", "full")  # fmt: skip
 
-LevelName = Annotated[str | None, typer.Option(help="Level; 1 is the smallest. Default: the largest.")]
+LevelName = Annotated[str | None, typer.Option(help="Level; 1 is the smallest. Default: the largest trained.")]
 Client = Annotated[int | None, typer.Option(help="Use the data of one client.")]
 
 

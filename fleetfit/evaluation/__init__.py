@@ -26,6 +26,7 @@ from fleetfit.evaluation.jobs import make_failure_record as make_failure_record,
 from fleetfit.evaluation.levels import (
     Statistics as Statistics,
     build_level_module as build_level_module,
+    find_top_level as find_top_level,
     find_trained_levels as find_trained_levels,
     has_batch_norm as has_batch_norm,
 )

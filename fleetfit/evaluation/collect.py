@@ -96,7 +96,7 @@ def _run_levels(
 def evaluate_on_device(
     federation: Federation, server: Server, scope: EvaluationScope, device: Device, statistics: Statistics
 ) -> dict[str, Any]:
-    """Return the columns of every level on one device's data, without the clients.
+    """Return the columns of every trained level on one device's data, without the clients.
 
     Args:
         federation: The server's view.
@@ -116,7 +116,7 @@ def evaluate_on_device(
     columns: dict[str, Any] = {"split": split, "data": device.data.name}
     for norm in scope.norms if has_norms else scope.norms[:1]:
         needs_statistics = has_norms and norm == "static"
-        levels = [i for i in range(len(federation.levels)) if i in statistics or not needs_statistics]
+        levels = [i for i in range(find_top_level(federation) + 1) if i in statistics or not needs_statistics]
         replies = {}
         for level, reply in _run_levels(federation, server, scope, norm, levels, statistics, device):
             if isinstance(reply, Failure):

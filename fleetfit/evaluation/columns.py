@@ -100,10 +100,10 @@ def _tabulate(
 
 
 def make_device_columns(federation: Federation, replies: Mapping[int, Metrics]) -> dict[str, Any]:
-    """Return the columns of levels that were all run on one device's data, from their metrics by level."""
+    """Return the columns of the trained levels, all run on one device's data, from their metrics by level."""
     scored = {level: m for level, m in replies.items() if m["n"]}
     exits = {level: _get_accuracies(m) for level, m in scored.items()}
-    top = len(federation.levels) - 1
+    top = find_top_level(federation)
     full = exits.get(top, [])
     own: dict[str, Any] = {}
     for level, m in scored.items():
@@ -120,7 +120,7 @@ def make_device_columns(federation: Federation, replies: Mapping[int, Metrics]) 
         "samples": max((m["n"] for m in scored.values()), default=0),
         "levels": {
             level.name: {"accuracy": exits[i][-1] if i in exits else None, "exits": exits.get(i, [])}
-            for i, level in enumerate(federation.levels)
+            for i, level in enumerate(federation.levels[: top + 1])
         },
     }
 

@@ -1,5 +1,6 @@
 """Predictions exit by exit: the numbers of the forward pass, nothing computed twice, nothing that is not needed."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,3 +122,26 @@ def test_a_run_predicts_at_every_level(tmp_path: Any) -> None:
     ):
         with raises(ConfigError, mention):
             run.calibrate(2, budget=budget)  # type: ignore[arg-type]
+
+
+def test_the_default_level_is_the_largest_that_a_client_trains(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No client has the full budget, so level 3 keeps parameters from the start."""
+    run = ff.run(
+        {"rounds": 1, "data": {"name": "tiny:tiny_data", "partition": {"kind": "iid", "clients": 4}},
+         "model": {"name": "tiny:tiny"}, "fleet": {"groups": [{"budget": 0.3}, {"budget": 0.6}], "tolerance": 0.5}},
+        out=tmp_path / "run", progress=False,
+    )  # fmt: skip
+    data: Any = run.assembly.data
+    rows = data.split("test")
+    assert len(run.assembly.federation.levels) == 3
+    assert run.predict().level == "2"
+    other = run.evaluate(data=(data.x[rows], data.y[rows]))["static"]
+    assert (
+        list(other["levels"]) == ["1", "2"]
+        and other["full"] == run.predict().accuracy == run.evaluate()["static"]["full"]
+    )
+    assert not caplog.records
+    run.model(level=3)
+    assert [record.args for record in caplog.records] == [("3",)]
