@@ -40,7 +40,7 @@ _COLDEST, _HOTTEST = 0.05, 20.0
 
 
 def confidence(logits: Tensor, measure: Measure = "max", temperature: float = 1.0) -> Tensor:
-    """Return the confidence of predictions, from 0 to 1, [...] of logits [..., classes].
+    """Return the confidence of predictions, from 0 to 1, float64 [...] of logits [..., classes].
 
     Args:
         logits: Logits of one or several exits.
@@ -56,11 +56,11 @@ def confidence(logits: Tensor, measure: Measure = "max", temperature: float = 1.
             f'unknown confidence "{measure}". Choose one of {", ".join(measures)}.{did_you_mean(measure, measures)}',
             key="measure",
         )
-    logs = F.log_softmax(logits.float() / temperature, dim=-1)
+    logs = F.log_softmax(logits.double() / temperature, dim=-1)
     if measure == "max":
         return logs.amax(-1).exp()
     if logits.shape[-1] < 2:
-        return torch.ones(logits.shape[:-1])
+        return torch.ones(logits.shape[:-1], dtype=torch.float64)
     if measure == "entropy":
         return (1 + (logs.exp() * logs).sum(-1) / math.log(logits.shape[-1])).clamp(0, 1)
     first, second = logs.exp().topk(2, dim=-1).values.unbind(-1)

@@ -23,10 +23,10 @@ from fleetfit.api.inference import find_level
 from fleetfit.cli.predict import make_export_table
 from fleetfit.core import DataDescription
 from fleetfit.data import Data
-from fleetfit.data.files.table import MISSING
+from fleetfit.data.files.table import MISSING, prepare_table, table
 from fleetfit.errors import ConfigError, DataError, FleetFitError, MissingExtra, ModelError, RunError
 from fleetfit.hooks import apply_model_hook
-from fleetfit.inference import Policy, stop_early
+from fleetfit.inference import Policy, Scores, choose_policy, stop_early
 from fleetfit.inference.export import FORMS, LevelModel, export, onnx as onnx_form
 from fleetfit.inference.export.folder import BASE_FORMS
 from fleetfit.inference.export.level import Preprocessing
@@ -166,8 +166,8 @@ def test_the_loader_reads_rows_as_training_did(tmp_path: Path) -> None:
     assert ROWS_MISSING == MISSING
     path = tmp_path / "rows.csv"
     path.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
-    table = {"name": str(path), "categories": ["district"], "partition": {"clients": 4}}
-    run = ff.run(data=table, rounds=1, progress=False, out=tmp_path / "run")
+    source = {"name": str(path), "categories": ["district"], "partition": {"clients": 4}}
+    run = ff.run(data=source, rounds=1, progress=False, out=tmp_path / "run")
     out = run.export(tmp_path / "out", level=1).folder
     path.write_text(path.read_text(encoding="utf-8") + "30;1.0 €;1.0;01;no\n", encoding="utf-8")
     code = ALONE.format(folder=str(out), script=str(out / "run.py"))
@@ -181,6 +181,60 @@ def test_the_loader_reads_rows_as_training_did(tmp_path: Path) -> None:
     path.write_text(path.read_text(encoding="utf-8").replace("20;", "old;", 1), encoding="utf-8")
     done = subprocess.run([sys.executable, "-c", code, "-", str(path)], text=True, capture_output=True, check=False)
     assert done.returncode == 1 and "line 2" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("cells", "options", "new"),
+    [
+        (("1.0", "2.0", "beta"), {}, ("1.0", "beta", "gamma")),
+        (("1.50", "2.25", "3"), {"categories": ("size",)}, ("1.50", "3.0", "1,5", "4")),
+        (("-999", "4", "7"), {"missing": ("-999",)}, ("-999.0", "-999", "7e0")),
+        (("3", "4", "7"), {}, ("1,5", " 7", "?")),
+        (("1,200", "4,000", "70,100.5"), {}, ("1,200", "1200", "12")),
+    ],
+)
+def test_the_loader_reads_each_cell_as_training_did(
+    cells: tuple[str, ...], options: dict[str, Any], new: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Below comments; texts that are numbers, marks and categories as numbers, and decimal commas."""
+    path, other = tmp_path / "rows.csv", tmp_path / "new.csv"
+    rows = [f"{age};{cells[age % 3]};{'yes' if age % 2 else 'no'}" for age in range(60)]
+    path.write_text("\n".join(["age;size;buys", *rows]) + "\n", encoding="utf-8")
+    data = table(str(path), label="buys", **options)
+    (tmp_path / "columns.json").write_text(data.columns, encoding="utf-8")
+    other.write_text("# of today\n\nage;size;buys\n" + "".join(f"30;{cell};no\n" for cell in new), encoding="utf-8")
+    expected = prepare_table(other, data).x.numpy()
+    np.testing.assert_allclose(read_rows(other, tmp_path), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("cells", "cell"), [(("1,200", "4,000"), "1,5"), (("3", "4"), "1_0"), (("3", "4"), "inf")])
+def test_the_loader_refuses_cells_that_training_refuses(cells: tuple[str, ...], cell: str, tmp_path: Path) -> None:
+    path, other = tmp_path / "rows.csv", tmp_path / "new.csv"
+    rows = [f"{age}\t{cells[age // 2 % 2]}\t{'yes' if age % 2 else 'no'}" for age in range(60)]
+    path.write_text("\n".join(["#age\tsize\tbuys", *rows]) + "\n", encoding="utf-8")
+    data = table(str(path), label="buys")
+    (tmp_path / "columns.json").write_text(data.columns, encoding="utf-8")
+    np.testing.assert_allclose(read_rows(path, tmp_path), prepare_table(path, data).x.numpy(), rtol=1e-6)
+    other.write_text(f"# of today\n#age\tsize\n30\t{cells[0]}\n30\t{cell}\n", encoding="utf-8")
+    with raises(DataError):
+        prepare_table(other, data)
+    with pytest.raises(SystemExit) as caught:
+        read_rows(other, tmp_path)
+    assert f"{other}, line 4:" in str(caught.value)
+
+
+@pytest.mark.parametrize("measure", ["max", "entropy", "margin"])
+def test_the_loader_stops_where_samples_are_sure(measure: Any) -> None:
+    """Logits whose confidence is 1 in float32 have different ones in float64, so the same samples stop."""
+    labels = torch.arange(400) % 10
+    logits = torch.nn.functional.one_hot(labels, 10) * torch.linspace(0, 30, 400)[:, None]
+    scores = Scores(torch.stack([logits, logits]), labels, torch.arange(400))
+    policy = choose_policy(scores, (1.0, 2.0), 1.5, measure=measure)
+    expected = policy.leaves(0, logits)
+    assert 0.4 < float(expected.double().mean()) < 0.6
+    stored = {"temperatures": [], "thresholds": list(policy.thresholds), "measure": measure}
+    leaves = Loader.__new__(Loader).leaves(0, logits.numpy(), stored)
+    assert (leaves != expected.numpy()).sum() <= 1  # the sample at the threshold, by rounding
 
 
 @pytest.mark.slow

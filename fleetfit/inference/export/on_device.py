@@ -20,7 +20,7 @@ class Model:
         self.segments = [onnxruntime.InferenceSession(f, options, providers=["CPUExecutionProvider"]) for f in files]
 
     def leaves(self, exit, logits, policy):
-        z = logits / (policy["temperatures"] or np.ones(exit + 1))[exit]
+        z = logits.astype(np.float64) / (policy["temperatures"] or np.ones(exit + 1))[exit]
         p = np.exp(z - z.max(1, keepdims=True))
         p = np.sort(p / p.sum(1, keepdims=True), axis=1)
         entropy = -(p * np.log(np.maximum(p, 1e-30))).sum(1) / np.log(p.shape[1])
@@ -66,6 +66,8 @@ if __name__ == "__main__":
         x = read_rows(args.samples, folder)
     if args.stop and not (model.config["policy"] and len(model.segments) > 1):
         raise SystemExit("this model was exported without calibration or segments, so it cannot stop early.")
+    if not len(x):
+        raise SystemExit(f"{args.samples} has no samples.")
     answers, exits = map(np.concatenate, zip(*(model.predict(x[i : i + 64], args.stop) for i in range(0, len(x), 64))))
     names = model.config["class_names"] or range(model.config["classes"])
     if model.config["task"] == "regression":
@@ -73,9 +75,9 @@ if __name__ == "__main__":
     else:
         print("class exit", *(f"{names[c]} {e}" for c, e in zip(answers, exits)), sep="\n")
     if args.labels:
-        labels = np.load(args.labels)
+        labels = np.load(args.labels).reshape(answers.shape)
         if model.config["task"] == "regression":
-            score = f"mean absolute error {np.abs(answers - labels.reshape(answers.shape)).mean():.6g}"
+            score = f"mean absolute error {np.abs(answers - labels).mean():.6g}"
         else:
             score = f"accuracy {(answers == labels).mean():.4f}"
         print(f"{score}, mean exit {exits.mean():.2f}")
