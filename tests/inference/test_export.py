@@ -171,16 +171,24 @@ def test_the_loader_reads_rows_as_training_did(tmp_path: Path) -> None:
     out = run.export(tmp_path / "out", level=1).folder
     path.write_text(path.read_text(encoding="utf-8") + "30;1.0 €;1.0;01;no\n", encoding="utf-8")
     code = ALONE.format(folder=str(out), script=str(out / "run.py"))
-    done = subprocess.run([sys.executable, "-c", code, "-", str(path)], text=True, capture_output=True, check=True)
-    answers = [line.split()[0] for line in done.stdout.splitlines()[1:]]
-    expected = run.predict(path, level=1).to_frame()
+    expected, labels = run.predict(path, level=1).to_frame(), tmp_path / "labels.npy"
+    np.save(labels, (expected["label"] == "yes").to_numpy(int)[:, None])
+    done = subprocess.run([sys.executable, "-c", code, "-", str(path), "--labels", str(labels)], text=True,
+                          capture_output=True, check=True)  # fmt: skip
+    *lines, score = done.stdout.splitlines()
+    assert float(score.split()[1].strip(",")) == pytest.approx(
+        (expected["label"] == expected["prediction"]).mean(), abs=1e-4
+    )
+    answers = [line.split()[0] for line in lines[1:]]
     assert answers == list(expected["prediction"]) and len(set(answers)) == 2
     encoded = torch.from_numpy(read_rows(path, out))
     sure = run.model(1)(encoded)[-1].softmax(1).amax(1)
     assert torch.allclose(sure, torch.tensor(expected["probability"].tolist()), atol=1e-6)
-    path.write_text(path.read_text(encoding="utf-8").replace("20;", "old;", 1), encoding="utf-8")
-    done = subprocess.run([sys.executable, "-c", code, "-", str(path)], text=True, capture_output=True, check=False)
-    assert done.returncode == 1 and "line 2" in done.stderr and "Traceback" not in done.stderr
+    text = path.read_text(encoding="utf-8")
+    for wrong, place in ((text.replace("20;", "old;", 1), "line 2"), (text.partition("\n")[0], str(path))):
+        path.write_text(wrong, encoding="utf-8")
+        done = subprocess.run([sys.executable, "-c", code, "-", str(path)], text=True, capture_output=True, check=False)
+        assert done.returncode == 1 and place in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
