@@ -307,6 +307,13 @@ def test_equal_scores_are_no_edge() -> None:
     tied = tied.model_copy(update={"candidates": [one.model_copy(update={"score": 50.0}) for one in tied.candidates]})
     (note,) = find_grid_edges([tied])
     assert "equally good" in note
+    scores = {0.1: (80.0, 82.0), 1.0: (81.0, 81.0)}
+    means = [TuningCandidate(values={"local.lr": lr}, score=one, seed=0) for lr in scores for one in scores[lr]]
+    assert tied.model_copy(update={"candidates": means}).is_tied
+    assert not tied.model_copy(update={"candidates": means[:2]}).is_tied, "two seeds of one value"
+    failed = [one.model_copy(update={"score": None}) for one in means]
+    (note,) = find_grid_edges([tied.model_copy(update={"candidates": failed})])
+    assert "equally good" not in note
 
 
 def test_rounds_that_choose_are_in_the_table() -> None:
@@ -314,13 +321,14 @@ def test_rounds_that_choose_are_in_the_table() -> None:
     values = [
         TuningCandidate(values={"local.lr": lr}, score=50 + lr, seed=seed, rounds=rounds) for lr, seed, rounds in tried
     ]
+    values.append(TuningCandidate(values={"local.lr": 0.3}, seed=3))
     table = make_tuning_table(
         [TuningResult(row="A", setting="", chosen={"local.lr": 0.1}, candidates=values)], "rounds"
     )
     assert table.rows == (
         ("A", "local.lr = 0.1", "5.0", "50.10 ± 0.00", "chosen"),
         ("A", "local.lr = 0.2", "1 of 2 seeds", "50.20 ± 0.00", ""),
-        ("A", "local.lr = 0.3", "-", "50.30 ± 0.00", ""),
+        ("A", "local.lr = 0.3", "-", "50.30 ± 0.00 (2 of 3 seeds)", ""),
     )
 
 

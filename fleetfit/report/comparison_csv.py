@@ -4,7 +4,8 @@ The column `what` is the kind of a line:
 
 - `run`: one run, with its seed;
 - `mean`, `deviation`: over the seeds of a row in a setting; `seeds` is their number;
-- `difference`, `low`, `high`: from the row in `against`, over common seeds, and its 95% interval;
+- `difference`, `low`, `high`: from the row in `against`, and its 95% interval, over `seeds` common seeds; numbers with
+  fewer common seeds have lines of their own;
 - `paper`: a paper's own numbers;
 - `candidate`: values `tuned` for a row on validation data, and their score `validation`.
 
@@ -52,6 +53,7 @@ def format_comparison_csv(results: ComparisonResults) -> str:
     writer.writerows(_iter_difference_lines(differences, results.against))
     for one in results.printed:
         numbers = {number_name(column): number for column, number in one.numbers.items()}
+        numbers = {name: number for name, number in numbers.items() if name in names}  # not of targets of other tables
         writer.writerow({"what": "paper", "row": one.row, "setting": one.setting, **numbers})
     writer.writerows(_iter_tuning_lines(results.tuning, results.targets))
     return escape_controls(text.getvalue())
@@ -82,11 +84,10 @@ def _iter_seed_lines(row: str, setting: str, lines: Sequence[Line]) -> Iterator[
 
 
 def _iter_difference_lines(differences: Sequence[Difference], against: str) -> Iterator[Line]:
-    groups: dict[tuple[str, str], list[Difference]] = {}
+    groups: dict[tuple[str, str, int], list[Difference]] = {}
     for one in differences:
-        groups.setdefault((one.row, one.setting), []).append(one)
-    for (row, setting), group in groups.items():
-        seeds = max(len(one.seeds) for one in group)
+        groups.setdefault((one.row, one.setting, len(one.seeds)), []).append(one)
+    for (row, setting, seeds), group in groups.items():
         labels: dict[str, str | float] = {"row": row, "setting": setting, "against": against, "seeds": seeds}
         for kind, values in (
             ("difference", {one.column: one.mean for one in group}),

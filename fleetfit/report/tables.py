@@ -387,7 +387,7 @@ def _iter_difference_notes(differences: Sequence["Difference"]) -> Iterator[str]
         )
         yield (
             f"{_STAR.strip()}: the interval excludes zero. Without it the order is inconclusive; of "
-            f"{len(differences)} intervals, some exclude zero by chance."
+            f"{sum(one.low is not None for one in differences)} intervals, some exclude zero by chance."
         )
     if any(len(one.seeds) == 1 for one in differences):
         yield "With fewer than two seeds there is no interval and no order."
@@ -421,7 +421,7 @@ def make_tuning_table(tuning: Sequence["TuningResult"], criterion: str, rounds: 
             "chosen" if group[0].values == one.chosen else "",
         )
         for one in tuning
-        for group in group_candidates(one)
+        for group in one.groups
     )
     seeds = dict.fromkeys(tried.seed for one in tuning for tried in one.candidates)
     note = f"On validation data, with seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
@@ -434,26 +434,15 @@ def make_tuning_table(tuning: Sequence["TuningResult"], criterion: str, rounds: 
     return Table(columns, rows, "Tuned", (f"{note}.", *find_grid_edges(tuning)))
 
 
-def group_candidates(tuning: "TuningResult") -> list[list["TuningCandidate"]]:
-    """Return the candidates in groups of equal values, in order of first occurrence."""
-    groups: list[list[TuningCandidate]] = []
-    for candidate in tuning.candidates:
-        for group in groups:
-            if group[0].values == candidate.values:
-                group.append(candidate)
-                break
-        else:
-            groups.append([candidate])
-    return groups
-
-
 def find_grid_edges(tuning: Sequence["TuningResult"]) -> list[str]:
     """Return a warning for each chosen number that is the smallest or largest tried for its row."""
     warnings = []
     for one in tuning:
         label = ", ".join(filter(None, [one.row, one.setting]))
         if one.is_tied:
-            warnings.append(f"{label}: all tried values are equally good, and the first was taken.")
+            has_scores = any(None not in [tried.score for tried in group] for group in one.groups)
+            reason = "all tried values are equally good" if has_scores else "no tried value has a score for every seed"
+            warnings.append(f"{label}: {reason}, and the first was taken.")
             continue
         for key, value in one.chosen.items():
             numbers = {tried.values[key] for tried in one.candidates if _is_number(tried.values.get(key))}
@@ -473,7 +462,8 @@ def _format_score(candidates: Sequence["TuningCandidate"]) -> str:
     if not scores:
         return "-"
     deviation = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
-    return f"{statistics.fmean(scores):.2f}{deviation}"
+    some = f" ({len(scores)} of {len(candidates)} seeds)" if len(scores) < len(candidates) else ""
+    return f"{statistics.fmean(scores):.2f}{deviation}{some}"
 
 
 def _format_mean_rounds(candidates: Sequence["TuningCandidate"]) -> str:

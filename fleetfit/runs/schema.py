@@ -5,7 +5,8 @@ because later versions and methods write more. A key with a default was added af
 have it. Accuracies are fractions from 0 to 1, sizes are in bytes, times in seconds.
 """
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from json import JSONDecodeError
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, TypeVar
@@ -740,9 +741,34 @@ class TuningResult(Record):
     candidates: List[TuningCandidate]
 
     @property
+    def groups(self) -> list[list[TuningCandidate]]:
+        """The candidates in groups of equal values, in order of first occurrence."""
+        groups: list[list[TuningCandidate]] = []
+        for candidate in self.candidates:
+            for group in groups:
+                if group[0].values == candidate.values:
+                    group.append(candidate)
+                    break
+            else:
+                groups.append([candidate])
+        return groups
+
+    @property
     def is_tied(self) -> bool:
         """Whether all tried values are equally good."""
-        return len(self.candidates) > 1 and len({(one.score, one.rounds) for one in self.candidates}) == 1
+        groups = self.groups
+        return len(groups) > 1 and len(set(map(rank_candidates, groups))) == 1
+
+
+def rank_candidates(candidates: Sequence[TuningCandidate]) -> tuple[float, float]:
+    """Return (-mean rounds to the target, mean score) over the seeds of one group; -inf where a seed has none.
+
+    If scores decide, no candidate has rounds.
+    """
+    scores = [one.score for one in candidates if one.score is not None]
+    rounds = [one.rounds for one in candidates if one.rounds is not None]
+    score = statistics.fmean(scores) if len(scores) == len(candidates) else float("-inf")
+    return (-statistics.fmean(rounds) if len(rounds) == len(candidates) else float("-inf")), score
 
 
 class LevelResult(Record):

@@ -71,6 +71,8 @@ def test_seeds_count_only_together() -> None:
     assert columns.format_cell(name, [10.0, 12.0, 17.0], [20.0, 26.0, 32.0]) == "13.0 ± 3.6 (2.0x)"
     assert columns.format_cell(name, [10.0, None, 17.0], [20.0, 26.0, 32.0]) == "2 of 3 seeds"
     assert columns.format_cell(name, [10.0, 12.0, 17.0], [20.0, None, 32.0]) == "13.0 ± 3.6"
+    assert columns.format_cell("local", [0.5, None, 0.7]) == "60.00 ± 14.14 (2 of 3 seeds)"
+    assert [columns.format_cell("local", values) for values in ([None, None], [0.5])] == ["-", "50.00"]
 
 
 def evaluation(**policies: dict[str, float]) -> EvaluationRecord:

@@ -148,6 +148,11 @@ def test_a_number_that_is_missing_is_no_pair() -> None:
 # ---- the tables ------------------------------------------------------------------------------------------------------
 
 
+def test_only_differences_with_an_interval_count_as_intervals() -> None:
+    one, other = Difference("B", "", "local", (0, 1), 1.0, 0.5, 1.5), Difference("C", "", "local", (0,), 1.0)
+    assert "1 intervals" in notes([one, other])
+
+
 def test_settings_have_a_column_only_where_there_are_some() -> None:
     one = Difference("B", "", "local", (0, 1), 1.0, 0.5, 1.5)
     assert make_difference_table([one], "A").columns == ("row", "column", "seeds", "difference [95% interval]")
@@ -176,12 +181,23 @@ def test_columns_of_attacks_are_there_where_some_run_has_them() -> None:
     assert [line["honest_excluded_2"] for line in lines(text)[:2]] == ["12.5", ""]
 
 
+def test_numbers_with_fewer_common_seeds_have_lines_of_their_own() -> None:
+    finals = {("A", ""): local([1, 2, 3]), ("B", ""): local([2, 3, 4])}
+    finals["A", ""][0]["global"] = finals["B", ""][0]["global"] = 5.0
+    comparison = results(finals).model_copy(update={"columns": ["local", "global"]})
+    differences = [line for line in lines(format_comparison_csv(comparison)) if line["what"] == "difference"]
+    assert [(line["seeds"], line["local"], line["global"]) for line in differences] == [
+        ("3", "1.0", ""),
+        ("1", "", "0.0"),
+    ]
+
+
 def test_the_csv_has_numbers_and_a_stable_header() -> None:
     finals: Finals = {
         ("A", "x"): {0: {"local": 40.0, "rounds_to_40": 7.5, "bytes_up": 10}, 1: {"local": 41.0, "bytes_up": 30}},
         ("B", "x"): {0: {"local": 42.0, "bytes_up": 1}, 1: {"local": 45.0, "bytes_up": 1}},
     }
-    printed = [PaperNumbers(row="A", setting="x", numbers={"rounds to 40%": 12.0})]
+    printed = [PaperNumbers(row="A", setting="x", numbers={"rounds to 40%": 12.0, "rounds to 99%": 5.0})]
     update = {"columns": ["local"], "targets": [0.4, 0.975], "printed": printed}
     text = format_comparison_csv(results(finals).model_copy(update=update))
     assert text.splitlines()[0] == HEADER

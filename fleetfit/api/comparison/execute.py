@@ -57,7 +57,7 @@ from fleetfit.machine import PARENT
 from fleetfit.report.columns import ROUNDS, find_rounds_to, keep_best, make_accuracy_curve
 from fleetfit.runs.data import CHANGED, format_difference
 from fleetfit.runs.folder import compute_checksum
-from fleetfit.runs.schema import FingerprintRecord, TuningCandidate, TuningResult
+from fleetfit.runs.schema import FingerprintRecord, TuningCandidate, TuningResult, rank_candidates
 
 _ENGINES_WITH_WORKERS = ("processes", "ray")
 _STOP_S = 20.0  # between the interrupt of a process and its kill
@@ -428,7 +428,7 @@ def choose_values(plan: ComparisonPlan, runs: Sequence[tuple[PlannedRun, Run | N
     candidates = [_score_run(plan, planned, run) for planned, run in runs]
     seeds = len(plan.tune_seeds)
     by_values = [candidates[i : i + seeds] for i in range(0, len(candidates), seeds)]
-    best = max(by_values, key=lambda group: _rank(plan, group))  # the first one on a tie
+    best = max(by_values, key=rank_candidates)  # the first one on a tie
     row, setting = runs[0][0].group
     return TuningResult(row=row, setting=setting, chosen=best[0].values, candidates=candidates)
 
@@ -448,16 +448,6 @@ def _score_run(plan: ComparisonPlan, planned: PlannedRun, run: Run | None) -> Tu
     best = keep_best(points)[-1][1]
     rounds = find_rounds_to(points, plan.targets[0]) if section.tune_on == ROUNDS else None
     return TuningCandidate(values=values, score=round(100 * best, 4), seed=planned.seed, rounds=rounds)
-
-
-def _rank(plan: ComparisonPlan, candidates: Sequence[TuningCandidate]) -> tuple[float, float]:
-    """Return (-mean rounds to the target, or 0 if accuracy decides; mean accuracy) over the seeds."""
-    scores = [one.score for one in candidates if one.score is not None]
-    accuracy = statistics.fmean(scores) if len(scores) == len(candidates) else float("-inf")
-    if plan.section.tune_on != ROUNDS:
-        return 0.0, accuracy
-    rounds = [one.rounds for one in candidates if one.rounds is not None]
-    return (-statistics.fmean(rounds) if len(rounds) == len(candidates) else float("-inf")), accuracy
 
 
 # ---- runs in this process ------------------------------------------------------------------------------------------
