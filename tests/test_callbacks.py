@@ -507,6 +507,25 @@ def test_mlflow_has_every_number_and_resumes_its_run(tmp_path: Path) -> None:
     assert tracked.data.metrics["final/local"] == run.summary["local"]
 
 
+@pytest.mark.filterwarnings("ignore:The ``noload``")  # of MLflow's use of SQLAlchemy
+def test_mlflow_gets_names_that_it_accepts(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow", reason="it is an extra: fleetfit[mlflow]")
+    from mlflow import MlflowClient
+
+    from fleetfit.callbacks.mlflow import mlflow
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    callback = mlflow(uri, "e")
+    config = {"local": {"lr (first)": 0.1}, "recorded": {"latencies": {"a=1": [0.5]}}}
+    callback.on_start(RunStart(tmp_path, "run", "", config, 1, 0))
+    callback.on_end({"rounds": 1, "failure_reasons": {"diverged (loss: nan)": 2, "x" * 300: 1}})
+    client = MlflowClient(uri)
+    (run,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
+    assert run.info.status == "FINISHED" and run.data.params == {"local.lr _first_": "0.1"}
+    values = {name.rpartition("/")[2]: value for name, value in run.data.metrics.items()}
+    assert values["diverged _loss_ nan_"] == 2.0 and sorted(values.values()) == [1.0, 1.0, 2.0], "with the rounds"
+
+
 @pytest.mark.slow
 def test_the_runs_of_a_comparison_are_one_group_of_wandb(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="it is an extra: fleetfit[wandb]")

@@ -5,6 +5,7 @@ shows. A resumed run continues the same run there; the runs of a comparison have
 """
 
 import json
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from fleetfit.config.merge import flatten
 from fleetfit.errors import import_optional
 
 _MAX_PARAMETERS = 100  # of a request
+_LONGEST_NAME = 250
 
 
 def mlflow(uri: str = "", experiment: str = "fleetfit", group: str = "") -> Callback:
@@ -55,7 +57,8 @@ class _MLflow(Callback):
         tags = {"folder": str(start.folder), "group": self._group or start.group}
         self._run = self._client.create_run(number, run_name=start.title, tags=tags).info.run_id
         files.write_text(path, json.dumps({"run": self._run}) + "\n")
-        parameters = [Param(key, value) for key, value in flatten(start.config).items()]
+        config = {name: section for name, section in start.config.items() if name != "recorded"}
+        parameters = [Param(_make_name(key), value) for key, value in flatten(config).items()]
         for first in range(0, len(parameters), _MAX_PARAMETERS):
             self._client.log_batch(self._run, params=parameters[first : first + _MAX_PARAMETERS])
 
@@ -73,4 +76,10 @@ class _MLflow(Callback):
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        self._client.log_batch(self._run, metrics=[Metric(name, value, now, step) for name, value in numbers.items()])
+        metrics = [Metric(_make_name(name), value, now, step) for name, value in numbers.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+
+def _make_name(text: str) -> str:
+    """Return a name that MLflow accepts on every platform."""
+    return re.sub(r"[^\w.\-/ ]", "_", text)[:_LONGEST_NAME]
