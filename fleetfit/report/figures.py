@@ -8,7 +8,7 @@ clients (ScaleFL, CVPR 2023, Figure 4 of its appendix); and the levels as rectan
 import html
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fleetfit.files import make_slug
@@ -67,7 +67,11 @@ def draw_run(run: RunFolder) -> "dict[str, Figure]":
         "accuracy": _draw_plots([*_choose(plots, "accuracy"), *ends], title, explain_order(summaries)),
         "loss": _draw_plots(_choose(plots, "loss"), title),
         "cost": _draw_plots(_choose(plots, "accuracy-.*"), title),
-        "levels": draw_levels({run.method: [run.summary.levels]}, score=get_score_name(run.summary)),
+        "levels": draw_levels(
+            {run.method: [run.summary.levels]},
+            score=get_score_name(run.summary),
+            private=[run.method] * run.is_private,
+        ),
         "partition": _draw_plots([partition] if partition is not None else [], title),
     }
     return {name: figure for name, figure in figures.items() if figure is not None}
@@ -89,6 +93,7 @@ def draw_comparison(record: ComparisonRecord) -> "dict[str, Figure]":
         rows = runs.select(setting)
         summaries = {row.row: [hide_private_numbers(run) for run in row.records] for row in rows}
         levels = {row: [summary.levels for summary in of_row] for row, of_row in summaries.items()}
+        private = {row.row for row in rows if row.is_private}
         suffix = f"-{make_slug(setting)}" if setting else ""
         figures |= {
             f"accuracy{suffix}": _draw_plots(
@@ -96,7 +101,7 @@ def draw_comparison(record: ComparisonRecord) -> "dict[str, Figure]":
             ),
             f"loss{suffix}": _draw_plots(_choose(plots, "loss-.*"), setting, captions),
             f"cost{suffix}": _draw_plots(costs, setting, captions),
-            f"levels{suffix}": draw_levels(levels, setting, runs.score),
+            f"levels{suffix}": draw_levels(levels, setting, runs.score, private) if levels else None,
         }
     return {name: figure for name, figure in figures.items() if figure is not None}
 
@@ -178,7 +183,10 @@ def _read_color(text: str) -> tuple[str, float]:
 
 
 def draw_levels(
-    rows: Mapping[str, Sequence[Sequence[LevelRecord]]], title: str = "", score: str = "accuracy"
+    rows: Mapping[str, Sequence[Sequence[LevelRecord]]],
+    title: str = "",
+    score: str = "accuracy",
+    private: Collection[str] = (),
 ) -> "Figure":
     """Draw each level as a rectangle, width by depth of the full model, with its local accuracy above it.
 
@@ -188,6 +196,7 @@ def draw_levels(
         rows: The levels of each seed by row. The first seed's are drawn.
         title: The label of the setting.
         score: The name of the accuracy.
+        private: The rows that withhold it.
     """
     from matplotlib.patches import Rectangle
 
@@ -210,8 +219,9 @@ def draw_levels(
                 1.08, 1 - depth / 2, f"{100 * depth:.0f}% deep", rotation=270, va="center", fontsize=8, color=DARK
             )
             accuracy = format_mean([levels[i].local for levels in seeds if i < len(levels)])
-            if accuracy == "-":  # withheld in runs with `[privacy]`
-                accuracy = "withheld" if level.clients else "no clients"
+            if accuracy == "-":
+                missing = "withheld" if name in private else "not measured"
+                accuracy = missing if level.clients else "no clients"
             else:
                 accuracy += "%"
             axes.set_title(f"level {level.level}\n{accuracy}", fontsize=9, color=DARK)

@@ -35,6 +35,8 @@ RESULTS_FILE = "results.json"
 """The results of a comparison, in its folder."""
 TUNING_FOLDER = "tune"
 """The folder of a comparison's tuning runs, in its folder."""
+MAX_FOLDERS = 5
+"""Folders between the folder of a comparison and a run: tune, row, setting, values and seed."""
 
 
 class InvalidRecord(ValueError):

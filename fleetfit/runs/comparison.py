@@ -10,15 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleetfit.errors import RunError
+from fleetfit.errors import RunError, join_some
 from fleetfit.files import is_file, parse_path
-from fleetfit.runs import RESULTS_FILE, TUNING_FOLDER
+from fleetfit.runs import MAX_FOLDERS, RESULTS_FILE, TUNING_FOLDER
 from fleetfit.runs.folder import RunFolder
 from fleetfit.runs.schema import ComparisonResults, PlannedRunRecord, PlannedRunsRecord, RunResult
 
 RUNS_FILE = "runs.json"
-_MAX_FOLDERS = 5
-"""Folders between the folder of a comparison and a run: tune, row, setting, values and seed."""
+_MAX_TITLES = 4  # runs listed in a problem
 
 
 def list_planned_runs(folder: Path) -> list[PlannedRunRecord]:
@@ -34,7 +33,7 @@ def list_planned_runs(folder: Path) -> list[PlannedRunRecord]:
 def find_comparison(folder: Path) -> tuple[str, str]:
     """Return the title of a run in its comparison, and the name of the comparison's folder; ("", "") of other runs."""
     path = folder.resolve()
-    for parent in path.parents[:_MAX_FOLDERS]:
+    for parent in path.parents[:MAX_FOLDERS]:
         with contextlib.suppress(RunError, OSError):
             for run in list_planned_runs(parent):
                 if parent / run.subfolder == path:
@@ -104,9 +103,19 @@ def read_comparison(folder: str | Path) -> ComparisonRecord:
     path = parse_path(folder)
     results, problems = read_results(path / RESULTS_FILE), list[str]()
     rows: dict[tuple[str, str], list[tuple[int, RunFolder]]] = {}
+    lost: list[str] = []
     for result, record in _iter_runs(path, results.runs):
+        title = ", ".join(filter(None, [result.row, result.setting, f"seed {result.seed}"]))
+        if record is None:
+            lost.append(title)
+            continue
         rows.setdefault((result.row, result.setting), []).append((result.seed, record))
-        problems += [f"{result.row}, seed {result.seed}: {sentence}" for sentence in record.find_problems()]
+        problems += [f"{title}: {sentence}" for sentence in record.find_problems()]
+    if lost:
+        problems.append(
+            f"No run folder has the configuration of {join_some(lost, _MAX_TITLES, '; ')}: removed, or changed "
+            "afterwards. The tables have the numbers of these runs, the plots do not."
+        )
     records = [RowRecord(*key, runs) for key, runs in rows.items()]
     return ComparisonRecord(path, results, records, tuple(problems))
 
@@ -123,13 +132,13 @@ def read_results(path: str | Path) -> ComparisonResults:
     return ComparisonResults.read(Path(path))
 
 
-def _iter_runs(folder: Path, results: Sequence[RunResult]) -> Iterator[tuple[RunResult, RunFolder]]:
-    """Yield the runs whose folders exist and whose configuration has the result's checksum."""
+def _iter_runs(folder: Path, results: Sequence[RunResult]) -> Iterator[tuple[RunResult, RunFolder | None]]:
+    """Yield each result with the run whose configuration has its checksum, or None."""
     folders: dict[str, list[Path]] = {}
     for config in sorted(folder.glob("*/**/config.toml")):
         if config.relative_to(folder).parts[0] != TUNING_FOLDER and config.is_file():
             folders.setdefault(hashlib.sha256(config.read_bytes()).hexdigest(), []).append(config.parent)
     for result in results:
         candidates = folders.get(result.digest, [])
-        if candidates:
-            yield result, RunFolder.open(candidates.pop(0) if len(candidates) > 1 else candidates[0])
+        path = None if not candidates else candidates.pop(0) if len(candidates) > 1 else candidates[0]
+        yield result, None if path is None else RunFolder.open(path)

@@ -15,10 +15,9 @@ from typing import Any
 
 from fleetfit import files
 from fleetfit.errors import FleetFitError, RunError, truncate
-from fleetfit.runs import RESULTS_FILE, RUN_FILES, RUNS, TUNING_FOLDER, InvalidRecord
+from fleetfit.runs import MAX_FOLDERS, RESULTS_FILE, RUN_FILES, RUNS, TUNING_FOLDER, InvalidRecord
 from fleetfit.runs.folder import RunFolder, StoredFile, parse_round
 
-_MAX_FOLDERS = 4  # levels between the listed folder and a run; a comparison has three
 _MAX_CHARACTERS = 80  # of a name
 _FILES = ("config.toml", "metrics.jsonl", "summary.json")  # whose damage is listed
 
@@ -73,7 +72,7 @@ def list_runs(folder: str | Path = RUNS) -> list[RunInfo]:
     """Return the runs and comparisons in a folder. A run's folder returns the run, a comparison's folder its runs.
 
     Args:
-        folder: The folder. The search has a depth of four, and does not follow links.
+        folder: The folder. The search has a depth of six, and does not follow links.
 
     Raises:
         RunError: The folder is missing or cannot be read.
@@ -89,7 +88,7 @@ def list_runs(folder: str | Path = RUNS) -> list[RunInfo]:
         return [_read_run(root)]
     if RESULTS_FILE in names:
         return list(_read_comparison(root).children)
-    return list(_iter_folders(root, _MAX_FOLDERS))
+    return list(_iter_folders(root, MAX_FOLDERS + 1))
 
 
 def _iter_folders(root: Path, depth: int) -> Iterator[RunInfo]:
@@ -237,7 +236,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _read_comparison(folder: Path) -> RunInfo:
-    children = tuple(_iter_folders(folder, _MAX_FOLDERS))
+    children = tuple(_iter_folders(folder, MAX_FOLDERS))
     rows = [child for child in children if folder / TUNING_FOLDER not in child.folder.parents]
     damage = [f"{child.folder.relative_to(folder)}: {child.damage}" for child in children if child.damage]
     finished, is_complete = sum(child.finished for child in rows), False

@@ -174,8 +174,11 @@ def test_a_private_run_has_what_the_server_measures() -> None:
     (axes,) = drawn["accuracy"].axes
     assert sorted(list(line.get_ydata()) for line in get_lines_by_label(axes).values()) == [[40], [50]]
     assert {"loss", "cost"} & drawn.keys() == set()
-    shape = figures.draw_levels({"a": [shapes({**LEVELS[1], "clients": 3})]}).axes[0]
-    assert shape.get_title() == "level 2\nwithheld", "which is not that there are none"
+    level = shapes({**LEVELS[1], "clients": 3})
+    titles = [
+        figures.draw_levels({"a": [level]}, private=rows).axes[0].get_title().split("\n")[1] for rows in (["a"], ["b"])
+    ]
+    assert titles == ["withheld", "not measured"], "which is not that there are none"
     compared = draw_rows({"a": [run]})
     assert {"loss", "cost"} & compared.keys() == set() and len(compared["accuracy"].axes) == 2
 
@@ -234,6 +237,12 @@ def test_a_comparisons_figures_are_one_set_per_setting() -> None:
     assert sorted(figures.draw_comparison(make_comparison(groups))) == [
         f"{kind}-alpha-{alpha}" for kind in ("accuracy", "cost", "levels", "loss") for alpha in (1, 9)
     ]
+
+
+def test_a_setting_whose_runs_are_gone_has_no_levels() -> None:
+    groups = [*make_row_records({"a": ONE}, "x"), *make_row_records({"a": ONE}, "y")]
+    record = ComparisonRecord(Path("compared"), collect_runs(groups).results, groups[:1], ())
+    assert {name for name in figures.draw_comparison(record) if "levels" in name} == {"levels-x"}
 
 
 def test_without_matplotlib_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,6 +260,15 @@ def test_a_comparison_has_the_names_of_its_runs(stored: Path) -> None:
     assert verbs._format_methods(replace(one, method=named, children=tuple(long))) == "3 methods"
 
 
+def test_tuning_runs_with_settings_are_found(own: Path) -> None:
+    """They are five folders below their comparison, which has no results before the first of its table's runs."""
+    tuning = own / "compared/tune/fedavg/few/lr-0.1/seed-7"
+    shutil.copytree(own / "whole", tuning)
+    assert tuning in [child.folder for child in list_runs_by_name(own)["compared"].children]
+    (own / "compared/results.json").unlink()
+    assert str(tuning.relative_to(own)) in list_runs_by_name(own)
+
+
 # ---- the verb --------------------------------------------------------------------------------------------------------
 
 
