@@ -22,8 +22,9 @@ from fleetfit.report import page
 from fleetfit.report.curves import Point, Series, accuracy_curves
 from fleetfit.report.page import participants, plots, provenance, render
 from fleetfit.report.page.accuracy import make_run_accuracy_section
-from fleetfit.report.page.blocks import Page, Plots
+from fleetfit.report.page.blocks import Page, Plots, Sheet
 from fleetfit.report.page.run_page import make_run_page
+from fleetfit.report.page.run_set import collect_runs, group_runs
 from fleetfit.report.text import format_bytes, format_percent
 from fleetfit.runs.comparison import RowRecord
 from fleetfit.runs.folder import RunFolder
@@ -199,6 +200,19 @@ def test_who_took_part_who_failed_and_why(finished: Path) -> None:
         assert bars[f"level {level}"] == [m["train"]["by_level"].get(level, 0) for m in run.metrics]
     row = next(row for row in report.cells if row[0] == failures[0]["reason"])
     assert row[2] == str(sum(one["reason"] == failures[0]["reason"] for one in failures))
+
+
+def test_failures_of_training_and_of_evaluations_add_up() -> None:
+    late = {"client": 1, "reason": "late"}
+    reports = [RoundRecord.load({
+        "round": 1, "train": {"loss": 1.0, "clients": 2}, "failures": [late] * 10, "bytes_down": 1, "bytes_up": 1,
+        "seconds": 1.0, "evaluate": {"split": "test", "failures": [late] * 3},
+    })]  # fmt: skip
+    run = RunFolder(Path("run")).replace_contents(config={}, rounds=reports, stored_summary=None)
+    section = participants.make_participation_section([RowRecord("a", "", [(0, run)])])
+    assert section is not None
+    (sheet,) = section.blocks
+    assert isinstance(sheet, Sheet) and sheet.table.rows[0][-2:] == ("13", "late (13)")
 
 
 def test_the_pieces_lie_inside_each_other_and_say_what_they_cost(finished: Path) -> None:
@@ -443,6 +457,13 @@ def test_several_folders_go_on_one_page_where_seeds_are_one_row(
     assert "4 rows, 2 seeds, 7 runs" in report.text
     assert "data, fleet, rounds," in report.text
     assert report.text.count("the clients: ") == 2, "a plot for each set of clients"
+
+
+def test_runs_that_are_not_finished_are_named_and_not_compared(finished: Path, copied: Path) -> None:
+    (copied / "summary.json").unlink()
+    runs = collect_runs(group_runs([RunFolder.open(folder) for folder in (finished, copied)]))
+    assert "paged (2), seed 0 (3 of 3 rounds)" in runs.results.notes[-1]
+    assert not runs.differences
 
 
 def test_a_private_run_hides_its_own_numbers_and_no_others(finished: Path, copied: Path, tmp_path: Path) -> None:

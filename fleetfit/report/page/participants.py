@@ -175,7 +175,8 @@ def make_participation_section(rows: Sequence[RowRecord]) -> PageSection | None:
         updates = sum(report.train.clients or 0 for run in row.records for report in run.rounds)
         counts: Counter[str] = Counter()
         for run in row.records:
-            counts.update({one.reason: one.count for one in list_reasons(run.rounds)})
+            for one in list_reasons(run.rounds):  # a reason may occur in training and in evaluations
+                counts[one.reason] += one.count
         reasons = "; ".join(f"{reason} ({count})" for reason, count in counts.most_common(_FEW_REASONS))
         more = f"; and {len(counts) - _FEW_REASONS} other reasons" if len(counts) > _FEW_REASONS else ""
         cells.append((*label, f"{updates:,}", f"{counts.total():,}", reasons + more))

@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fleetfit.errors import join_some
 from fleetfit.report.columns import ROUNDS, is_rounds, number_name
 from fleetfit.report.results import make_run_result
 from fleetfit.report.statistics import Difference, paired_differences
@@ -17,6 +18,7 @@ MAIN_KINDS = ("local", "global")
 """The accuracies of the papers' tables."""
 PRIVATE_KINDS = ("full", "avg")
 """The accuracies of a run with `[privacy]`."""
+_MAX_TITLES = 4  # unfinished runs listed in a note
 _ALIKE = ("data", "fleet", "rounds", "evaluate")  # sections that comparable runs share
 _MAY_DIFFER = ("seed", "every", "between")  # keys of these: the last evaluation is complete in each run
 
@@ -128,7 +130,7 @@ def _list_numbers(run: RunResult, columns: Sequence[str]) -> dict[str, float | N
 def collect_runs(rows: Sequence[RowRecord]) -> RunSet:
     """Return runs of several folders, from `group_runs`. The first row is the baseline.
 
-    There are no differences between rows if the runs differ in data or clients.
+    There are no differences between rows if the runs differ in data or clients, or one is not finished.
     """
     runs = [run for row in rows for run in row.records]
     summaries = [run.summary for run in runs]
@@ -143,12 +145,23 @@ def collect_runs(rows: Sequence[RowRecord]) -> RunSet:
             f"These runs also differ in {', '.join(unlike)}, so their numbers do not rank methods, and differences "
             "between rows are left out."
         )
+    unfinished = [
+        f"{row.label}, seed {seed} ({len(run.rounds)} of {run.get_setting('rounds')} rounds)"
+        for row in rows
+        for seed, run in row.runs
+        if not run.is_finished
+    ]
+    if unfinished:
+        notes.append(
+            f"Not finished: {join_some(unfinished, _MAX_TITLES, '; ')}. Numbers after different rounds do not rank "
+            "methods, and differences between rows are left out."
+        )
     numbers = [make_run_result(row.row, row.setting, seed, run) for row in rows for seed, run in row.runs]
     results = ComparisonResults(
         name="", file="", versions={}, machine={}, against=rows[0].row, settings={}, notes=notes,
         columns=_choose_columns(rows), runs=numbers,
     )  # fmt: skip
-    return RunSet(rows, results, has_differences=not unlike)
+    return RunSet(rows, results, has_differences=not (unlike or unfinished))
 
 
 def group_runs(folders: Sequence[RunFolder | RowRecord]) -> list[RowRecord]:
