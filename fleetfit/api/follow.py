@@ -42,7 +42,7 @@ class FollowedRun:
         path, new = self.folder / "metrics.jsonl", list[dict[str, Any]]()
         size = path.stat().st_size if files.is_file(path) else 0
         if size != self._size:
-            reports = self.run.files.metrics()
-            new, self.round, self._size = reports[self.round :], len(reports), size
+            new, self._size = self.run.files.metrics(after=self.round), size
+            self.round = new[-1]["round"] if new else self.run.files.count_reports()
         self.finished = is_finished
         return new

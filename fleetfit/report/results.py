@@ -23,11 +23,20 @@ _FEWEST = 5
 
 def format_results(results: ComparisonResults) -> str:
     """Return the text of the file."""
-    points = MAX_POINTS
-    text = _format(results, points)
-    while len(text.encode()) > SMALL_BYTES and points > _FEWEST:
-        points -= 1
+    few, many = _FEWEST, MAX_POINTS
+    for points in (many, few):
         text = _format(results, points)
+        if len(text.encode()) <= SMALL_BYTES:
+            break
+    else:
+        return text  # even the fewest points are too many bytes
+    while points < many - 1:  # `points` fit, `many` do not
+        middle = (points + many) // 2
+        longer = _format(results, middle)
+        if len(longer.encode()) <= SMALL_BYTES:
+            points, text = middle, longer
+        else:
+            many = middle
     return text
 
 

@@ -417,13 +417,16 @@ class RunFolder:
                 f"{path} cannot be written: {files.format_os_error(error)}. The last checkpoint is intact.", path=path
             ) from None
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self, after: int = 0) -> list[dict[str, Any]]:
         """Return the reports of the rounds as tables. An incomplete last line does not count.
+
+        Args:
+            after: The number of rounds to leave out at the beginning.
 
         Raises:
             RunError: A line is damaged, or belongs to another round.
         """
-        return [files.parse_json(text) for text, _ in self._read_intact_lines(_load_round)]
+        return [files.parse_json(text) for text, _ in self._read_intact_lines(_load_round, after)]
 
     def read_rounds(self) -> "list[RoundRecord]":
         """Return the reports of the rounds. An incomplete last line does not count.
@@ -449,22 +452,27 @@ class RunFolder:
         """
         return len(self._read_lines(_load_round)[0])
 
-    def _read_intact_lines(self, load: Callable[[Any], N]) -> list[tuple[str, N]]:
-        lines, error, is_incomplete = self._read_lines(load)
+    def _read_intact_lines(self, load: Callable[[Any], N], after: int = 0) -> list[tuple[str, N]]:
+        lines, error, is_incomplete = self._read_lines(load, after)
         if error is None or is_incomplete:
             return lines
-        path, number = self.path / _METRICS, len(lines) + 1
+        path, number = self.path / _METRICS, after + len(lines) + 1
         key = error.key if isinstance(error, InvalidRecord) else None
         remedy = "" if key else " Remove this line and those after it."
         raise RunError(f"{path}, line {number}, is damaged: {error}.{remedy}", key=key, path=path)
 
-    def _read_lines(self, load: Callable[[Any], N]) -> tuple[list[tuple[str, N]], ValueError | None, bool]:
-        """Return the lines of `metrics.jsonl` before the first damaged one, its damage, and whether it is the last."""
+    def _read_lines(
+        self, load: Callable[[Any], N], after: int = 0
+    ) -> tuple[list[tuple[str, N]], ValueError | None, bool]:
+        """Return the lines of `metrics.jsonl` before the first damaged one, its damage, and whether it is the last.
+
+        The first `after` lines are neither checked nor returned.
+        """
         if not self.has(_METRICS):
             return [], None, False
         *texts, remainder = files.read_bytes(self.path / _METRICS, RunError).split(b"\n")
         lines: list[tuple[str, N]] = []
-        for number, line in enumerate(texts, 1):
+        for number, line in enumerate(texts[after:], after + 1):
             try:
                 text = line.decode()
                 report = load(files.parse_json(text))

@@ -2,10 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fleetfit.report.results import format_results
+from fleetfit.report.results import format_results, thin_curves
 from fleetfit.runs.comparison import read_results
 from fleetfit.runs.schema import ComparisonResults, CurvesRecord, RunResult, TuningCandidate, TuningResult
 
@@ -57,6 +58,21 @@ def test_the_results_of_a_large_table_are_small() -> None:
     assert len(stored[0]["curves"]["round"]) >= 5
     assert stored[0]["curves"]["round"][-1] == 400, "the last point is kept"
     assert stored[0]["final"] == runs[0].final, "and the final numbers as they are"
+
+
+def test_the_number_of_points_is_found_in_few_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ends and, by halves, four of the 14 numbers between."""
+    runs = [run(f"a row with a name {i}", "", seed, 400) for i in range(8) for seed in range(6)]
+    trials: list[int] = []
+
+    def thin(curves: CurvesRecord, points: int) -> dict[str, Any]:
+        trials.append(points)
+        return thin_curves(curves, points)
+
+    monkeypatch.setattr("fleetfit.report.results.thin_curves", thin)
+    stored = json.loads(format_results(whole(runs)))["runs"]
+    points = len(stored[0]["curves"]["round"])
+    assert 5 < points < 20 and len(set(trials)) <= 6
 
 
 @pytest.mark.parametrize(("rounds", "every", "expected"), [

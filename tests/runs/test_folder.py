@@ -250,6 +250,18 @@ def test_metrics_are_cut_at_the_checkpoint(folder: RunFolder) -> None:
     assert folder.metrics() == [report(1), report(2), report(3, again=True)]
 
 
+def test_rounds_that_are_known_are_not_read_again(folder: RunFolder) -> None:
+    for round in (1, 2, 3):
+        folder.append(report(round))
+    path = folder.path / "metrics.jsonl"
+    first, *rest = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(["damaged\n", *rest]))
+    assert folder.metrics(after=1) == [report(2), report(3)] and folder.metrics(after=4) == []
+    path.write_text("".join([first, rest[0], "damaged\n", rest[1]]))
+    with raises(RunError, "line 3"):
+        folder.metrics(after=1)
+
+
 def test_a_half_written_first_line_is_cut_too(folder: RunFolder) -> None:
     (folder.path / "metrics.jsonl").write_text('{"rou')
     assert folder.has_rounds()
