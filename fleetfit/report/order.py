@@ -133,16 +133,9 @@ def _is_private(summaries: "Sequence[SummaryRecord]") -> bool:
     return any(summary.privacy is not None for summary in summaries)
 
 
-def is_behind(accuracies: Sequence[float], counts: Sequence[int] = ()) -> bool:
-    """Return whether an accuracy (smaller parts first) is behind an earlier one.
-
-    Args:
-        accuracies: Accuracies from 0 to 1.
-        counts: Sample size of each; empty if unknown.
-    """
-    names = [str(i) for i in range(len(accuracies))]
-    seeds = {name: [accuracy] for name, accuracy in zip(names, accuracies, strict=True)}
-    return bool(PartAccuracies(seeds, dict(zip(names, counts, strict=False)), "").behind)
+def is_behind(accuracies: Sequence[float]) -> bool:
+    """Return whether an accuracy (smaller parts first) from 0 to 1 is behind an earlier one."""
+    return bool(PartAccuracies({str(i): [one] for i, one in enumerate(accuracies)}, {}, "").behind)
 
 
 def measure_exits(summaries: "Sequence[SummaryRecord]") -> PartAccuracies:
