@@ -38,13 +38,14 @@ def main(given: list[str] | None = None) -> None:
     options = parser.parse_args(given)
     torch.set_num_threads(1)
     table = {**setting_of(options.file), "seed": options.seed}
-    place = options.out / f"seed-{options.seed}-after-{options.rounds}"
+    place = options.out / options.file.stem / f"seed-{options.seed}-after-{options.rounds}"
+    rate = "" if options.lr is None else f"-lr-{options.lr:g}"
     start = finished({**table, "rounds": options.rounds, "method": {"name": "heterofl"}}, place / "heterofl")
     print(f"{'steps':>6} {'before':>8} {'after':>8} {'local':>6} {'global':>6}")
     local = {**table["local"], "lr": options.lr or table["local"]["lr"], "schedule": {"kind": "constant"}}
     one = {**table, "rounds": 1, "init_from": str(start.folder.resolve()), "local": local}
     for steps in options.steps:
-        run = finished({**one, "method": distilling(steps)}, place / f"steps-{steps}")
+        run = finished({**one, "method": distilling(steps)}, place / f"steps-{steps}{rate}")
         told = run.metrics[-1].get("server", {})
         told = [f"{told[key]:8.4f}" if told else f"{'-':>8}" for key in ("before", "after")]
         print(f"{steps:>6}", *told, *(f"{100 * run.accuracy(kind):6.2f}" for kind in ("local", "global")), flush=True)

@@ -37,7 +37,7 @@ def test_more_steps_begin_where_fewer_did(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "file.toml").write_text(TEXT)
     out = tmp_path / "out"
 
-    def lines(*steps: str) -> list[list[str]]:
+    def lines(*steps: str, lr: str = "") -> list[list[str]]:
         main(
             [
                 "--file",
@@ -46,6 +46,7 @@ def test_more_steps_begin_where_fewer_did(tmp_path: Path, capsys: pytest.Capture
                 "3",
                 "--rounds",
                 "1",
+                *(["--lr", lr] if lr else []),
                 "--steps",
                 *steps,
                 "--out",
@@ -58,7 +59,7 @@ def test_more_steps_begin_where_fewer_did(tmp_path: Path, capsys: pytest.Capture
     none, few, more = lines("0", "10", "20")
     assert none[:3] == ["0", "-", "-"] and few[1] == more[1], "the mean of the round is the same"
     assert float(few[2]) < float(few[1]) and float(more[2]) < float(more[1])
-    folder = out / "seed-3-after-1"
+    folder = out / "file" / "seed-3-after-1"
     runs = {name: ff.load(folder / name) for name in ("heterofl", "steps-0", "steps-10")}
     assert [len(run.metrics) for run in runs.values()] == [1, 1, 1]
     assert Path(runs["steps-10"].experiment.init_from) == (folder / "heterofl").resolve()
@@ -66,3 +67,5 @@ def test_more_steps_begin_where_fewer_did(tmp_path: Path, capsys: pytest.Capture
     before = (folder / "steps-10" / "metrics.jsonl").stat().st_mtime_ns
     assert lines("10") == [few]
     assert (folder / "steps-10" / "metrics.jsonl").stat().st_mtime_ns == before, "what is finished is not run again"
+    ((_, slower, *_),) = lines("10", lr="0.001")
+    assert slower != few[1], "another rate is another round"

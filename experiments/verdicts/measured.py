@@ -83,6 +83,8 @@ def _chosen(results: ExperimentResults, setting: str, row: str, key: str) -> str
     if found is None or key not in found.chosen:
         return "-"
     chosen = found.chosen[key]
+    if isinstance(chosen, bool) or not isinstance(chosen, int | float):
+        return str(chosen)
     tried: list[Any] = sorted({one.values[key] for one in found.candidates if key in one.values})
     ends = {tried[-1]: "largest", tried[0]: "smallest"} if len(tried) > 1 else {}
     return f"{chosen:g}, the {ends[chosen]} of {len(tried)}" if chosen in ends else f"{chosen:g}"

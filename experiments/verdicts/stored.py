@@ -14,7 +14,8 @@ ROUNDS = "rounds"
 _REACHED = "rounds_to_"
 _ENDS = {"first": 0, "last": -1}
 _MAY_DIFFER = ("method", "peft", "engine", "checkpoint")
-"""Sections that do not keep two runs from being compared: rows set the first two, the others change no numbers."""
+"""Sections that do not keep two runs from being compared: rows set the first two, and the others change no numbers, but
+for the rounding of `engine.speed = "fast"`."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def _together(folder: Path, file: str, group: Sequence[tuple[str, ComparisonResu
     """Put the files of one experiment together; each may hold some of its rows or seeds.
 
     Raises:
-        RunError: They do not fit together.
+        RunError: They do not fit together, or the seeds of a row have different numbers of rounds.
     """
     runs: dict[tuple[str, str], dict[int, RunResult]] = {}
     levels: dict[tuple[str, str], list[LevelResult]] = {}
@@ -113,12 +114,24 @@ def _together(folder: Path, file: str, group: Sequence[tuple[str, ComparisonResu
                     f"{folder}: {whose[key]} and {name} both hold {said}, seed {run.seed} of experiments/{file}. "
                     "Remove one."
                 )
+            seeds = runs.setdefault(key[:2], {})
+            rounds = next(iter(seeds.values()), run).rounds
+            if rounds != run.rounds and not _may_end_early(found, run):
+                raise RunError(
+                    f'{folder}: of row "{run.row}" of experiments/{file}, seed {run.seed} in {name} has {run.rounds} '
+                    f"rounds, and another seed {rounds}. Store seeds of the same number of rounds."
+                )
             whose[key] = name
-            runs.setdefault(key[:2], {})[run.seed] = run
+            seeds[run.seed] = run
         for pair in dict.fromkeys((level.setting, level.row) for level in found.levels):
             levels[pair] = [level for level in found.levels if (level.setting, level.row) == pair]
         tuning |= {(one.setting, one.row): one for one in found.tuning}
     return ExperimentResults(file, [name for name, _ in group], settings, runs, levels, tuning)
+
+
+def _may_end_early(results: ComparisonResults, run: RunResult) -> bool:
+    """Return whether early stopping may end a run before its last round."""
+    return "evaluate.patience" in run.overrides or results.settings.get("evaluate", {}).get("patience") is not None
 
 
 def differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import raises
 
 from experiments.verdicts import headline
 from experiments.verdicts.__main__ import PAGE, ROOT, built, main
+from fleetfit.errors import RunError
 
 FILE = "small/made-up.toml"
 Run = dict[str, Any]
@@ -357,6 +359,16 @@ def test_compared_experiments_share_their_settings(repository: Repository) -> No
     assert repository.verdicts() == {"across": "holds"}
 
 
+def test_seeds_of_a_row_have_the_same_rounds(repository: Repository) -> None:
+    repository.claims(table(above("rows", "Ten")))
+    longer = [one | {"rounds": 200} for one in spread("Ten", 10)]
+    repository.results([*flat(), *spread("Ten", 10, (0, 1)), longer[2]])
+    with raises(RunError, "200"):
+        repository.verdicts()
+    repository.results([*flat(), *spread("Ten", 10, (0, 1)), longer[2]], settings_of_file={"evaluate": {"patience": 2}})
+    assert repository.verdicts() == {"rows": "holds"}, "early stopping ended one"
+
+
 def test_the_page_has_runs_and_differences(repository: Repository) -> None:
     repository.claims(table(above("clear", "Ten")))
     partition = {"kind": "dirichlet", "alpha": 100.0, "clients": 50}
@@ -523,14 +535,16 @@ def test_compared_rows_of_other_experiments_follow(repository: Repository) -> No
     other = 'lesser = { row = "Base", file = "small/other.toml" }'
     repository.claims(table(claim("across", f'greater = {{ row = "Ten" }}\n{other}\nrounds_differ = true')))
     tried = [{"values": {"local.lr": lr}, "score": 1.0, "seed": 3} for lr in (0.1, 0.3)]
-    tuning = [{"row": "Base", "setting": "", "chosen": {"local.lr": 0.1}, "candidates": tried}]
+    tuning = [
+        {"row": "Base", "setting": "", "chosen": {"local.lr": 0.1, "local.optimizer": "adamw"}, "candidates": tried}
+    ]
     repository.results(spread("Ten", 10))
     repository.results([*flat(), *flat("Not compared")], name="other", file="small/other.toml", tuning=tuning)
     expected = """\
-| row | learning rate | seeds | global |
-| --- | --- | --- | --- |
-| Ten | - | 3 | 67.0 ± 8.0 |
-| Base (other) | 0.1, the smallest of 2 | 3 | 57.0 ± 7.0 |
+| row | learning rate | local.optimizer | seeds | global |
+| --- | --- | --- | --- | --- |
+| Ten | - | - | 3 | 67.0 ± 8.0 |
+| Base (other) | 0.1, the smallest of 2 | adamw | 3 | 57.0 ± 7.0 |
 """
     assert expected in repository.page.replace("\u00a0", " ") and "Not compared" not in repository.page
 
