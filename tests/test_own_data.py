@@ -639,6 +639,7 @@ def _is_called_r2(run: ff.Run, evaluated: str) -> None:
     page = re.sub(r"<script.*?</script>", "", (run.folder / "report.html").read_text(), flags=re.DOTALL)
     assert "local R2" in page and "R2 over rounds" in page
     assert not re.search("(local|global) accuracy|Accuracy (over|of|and)|accuracy %", page)
+    assert run.files.replace_contents(stored_summary=None).summary.score == "R2", "before the end"
     drawn = (run.folder / "report.html").read_text()
     assert "R2 (%)" in drawn and "accuracy (%)" not in drawn
 

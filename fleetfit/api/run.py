@@ -475,7 +475,7 @@ def create_run_folder(
     derived = find_derived(assembly.federation.problem.architecture)
     if derived is not None:
         files[DERIVED] = json.dumps(derived.plan.to_payload()) + "\n"
-    facts = describe_environment()
+    facts = {**describe_environment(), "score": assembly.federation.problem.task.score}
     if (fingerprint := find_fingerprint(assembly)) is not None:
         facts["data"] = fingerprint.dump()
     if code := compute_code_digests(experiment):

@@ -715,6 +715,7 @@ class RunFolder:
             **self.describe(),
             "seed": seed if type(seed) is int else 0,
             "norm": self.norm,
+            "score": self.environment.score,
         }
         try:
             return SummaryRecord.load(make_summary(description, self.plan, [one.dump() for one in self.rounds], []))

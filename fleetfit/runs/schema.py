@@ -543,6 +543,7 @@ class EnvironmentRecord(Record):
         resumed: The times at which the run was resumed.
         changed: The keys with whose other values it continued.
         sha256: The checksum of `config.toml`, by its name.
+        score: Name of the task's accuracy.
         data: The fingerprint of the data; None for private and secure runs and for data on nodes.
         code: The SHA-256 of the user's code, by path.
     """
@@ -564,6 +565,7 @@ class EnvironmentRecord(Record):
     resumed: List[ResumedRecord] = []
     changed: List[ChangedRecord] = []
     sha256: dict[str, str] = {}
+    score: str = "accuracy"
     data: FingerprintRecord | None = None
     code: dict[str, str] = {}
 

@@ -69,9 +69,11 @@ def test_an_unfinished_run_has_the_numbers_of_its_rounds_so_far(folder: RunFolde
 
 
 def test_a_run_without_rounds_has_no_accuracies(tmp_path: Path) -> None:
-    record = RunFolder.open(RunFolder.create(tmp_path / "run", {"config.toml": CONFIG}).path)
+    files = {"config.toml": CONFIG, "environment.json": '{"score": "R2"}'}
+    record = RunFolder.open(RunFolder.create(tmp_path / "run", files).path)
     assert (record.rounds, record.evaluations, record.last, record.plan) == ([], [], NO_ACCURACIES, None)
     assert (record.name, record.method, record.seed, record.summary.bytes_up) == ("mine", "scalefl", 3, 0)
+    assert record.summary.score == "R2"
 
 
 def test_sums_that_are_too_large_are_left_out(folder: RunFolder) -> None:
