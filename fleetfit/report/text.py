@@ -105,6 +105,9 @@ def _format_latex_line(cells: Sequence[str]) -> str:
 
 _SPLITS = {"test": "test", "validation": "validation", "train": "training"}
 
+_ROUNDS_UP = 0.99995
+"""Share of a unit from which a number in the smaller unit would be rounded to 1000.0."""
+
 EXITS = "exits (after block)"
 """The title of a column of `exit_names`."""
 
@@ -148,7 +151,7 @@ def format_percent(share: float | None) -> str:
 def format_count(count: float) -> str:
     """Abbreviate a count: 950, 57.6 K, 1.73 M, 253.1 M."""
     for unit, name in ((1e9, " G"), (1e6, " M"), (1e3, " K")):
-        if count >= unit:
+        if count >= _ROUNDS_UP * unit:
             scaled = count / unit
             return f"{scaled:.2f}{name}" if scaled < 10 else f"{scaled:.1f}{name}"
     return f"{count:g}"
@@ -157,14 +160,14 @@ def format_count(count: float) -> str:
 def format_bytes(count: float) -> str:
     """Abbreviate a number of bytes, in powers of ten: 12.3 MB."""
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if count >= unit:
+        if count >= _ROUNDS_UP * unit:
             return f"{count / unit:.1f} {name}"
     return f"{count:.0f} B"
 
 
 def format_duration(seconds: float) -> str:
     """Abbreviate seconds: 3.2 s, 4 min 10 s, 2 h 05 min."""
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, remainder = divmod(round(seconds), 60)
     return f"{minutes} min {remainder:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

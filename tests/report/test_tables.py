@@ -147,17 +147,22 @@ def test_data_sets_as_in_table_2() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(950, "950"), (6_983, "6.98 K"), (57_550, "57.5 K"), (1_731_000, "1.73 M"), (4e9, "4.00 G")]
+    ("count", "text"),
+    [(950, "950"), (6_983, "6.98 K"), (57_550, "57.5 K"), (1_731_000, "1.73 M"), (999_960, "1.00 M"), (4e9, "4.00 G")],
 )
 def test_counts_in_short(count: float, text: str) -> None:
     assert format_count(count) == text
 
 
-@pytest.mark.parametrize(("count", "text"), [(12, "12 B"), (1_500, "1.5 kB"), (2_800_000, "2.8 MB"), (3e9, "3.0 GB")])
+@pytest.mark.parametrize(
+    ("count", "text"), [(12, "12 B"), (1_500, "1.5 kB"), (999_960, "1.0 MB"), (2_800_000, "2.8 MB"), (3e9, "3.0 GB")]
+)
 def test_bytes_in_short(count: float, text: str) -> None:
     assert format_bytes(count) == text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(3.21, "3.2 s"), (250, "4 min 10 s"), (7500, "2 h 05 min")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(3.21, "3.2 s"), (59.96, "1 min 00 s"), (250, "4 min 10 s"), (7500, "2 h 05 min")]
+)
 def test_durations_in_short(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
