@@ -368,12 +368,15 @@ def open_in_folder(path: Path, flags: int, mode: int = 0o666) -> BinaryIO:
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Append to a file, creating it if necessary, and flush it to disk.
+    """Append to a file, creating it if necessary, and flush it to disk. What a loss of power cut off stays a line.
 
     Raises:
         OSError: The path is a link or not a regular file, or cannot be written.
     """
-    with open_in_folder(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as file:
+    with open_in_folder(path, os.O_RDWR | os.O_APPEND | os.O_CREAT) as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            line = line if file.read(1) == b"\n" else b"\n" + line
         file.write(line)
         file.flush()
         os.fsync(file.fileno())

@@ -340,6 +340,16 @@ def signed_anew(keys: Keys) -> Keys:
                    signature=identity.signer.sign(encoded))  # fmt: skip
 
 
+def test_one_member_file_on_two_devices_is_one_member() -> None:
+    play = Play({0: "1", 1: "1", 2: "1"})
+    play.identities[2] = play.identities[1]
+    keys = [play.client(number).begin(RUN, ROUND, "1") for number in (0, 1, 2)]
+    for one in keys[:2]:
+        play.server.enrol(one)
+    with raises(RunError, key="client"):
+        play.server.enrol(keys[2])
+
+
 LAST = len(MANY) - 1
 ROSTERS: dict[str, tuple[Change, Expected]] = {
     "another round": (lambda r: replace(r, round=ROUND + 1), Expected(key="roster.round")),

@@ -61,6 +61,8 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> No
             .sign(key, hashes.SHA256())
         )
         _write_new(folder / "server.pem", certificate.public_bytes(serialization.Encoding.PEM))
+    except ConfigError:
+        raise
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {files.format_os_error(error)}.", path=folder) from None
     except (ValueError, OverflowError) as error:
@@ -178,6 +180,11 @@ def load_node_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 def _load_or_make_authority(folder: Path, days: int) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     if (folder / "ca.crt").exists():
+        if not (folder / "ca.key").exists():
+            raise ConfigError(
+                f"{folder} has ca.crt without ca.key, which signs certificates. Run this where ca.key is kept.",
+                path=folder / "ca.key",
+            )
         try:
             certificate = x509.load_pem_x509_certificate(files.read_bytes(folder / "ca.crt"))
             return certificate, _read_key(folder / "ca.key")

@@ -184,6 +184,11 @@ class ClientManager:
         """Have a member describe itself and be set up again before its next job."""
         self.members[client].is_ready = self.members[client].is_described = False
 
+    def postpone(self, client: int) -> None:
+        """Ask a member again a minute later, as one that refused to take part."""
+        self.mark_unready(client)
+        self._not_before[self.members[client].node] = time.monotonic() + _AGAIN_S
+
     @cached_property
     def digest(self) -> str:
         """The digest of the transform, or ""."""

@@ -362,7 +362,10 @@ class FleetEngine:
     def _read_answer(self, job: Job, answer: Mapping[str, Any]) -> Update | Failure:
         assert job.client is not None
         if "refused" in answer:
-            return Failure.of(job, f"it refused: {one_line(answer['refused'], 500)}")
+            again = answer.get("again") is True  # its owner allows no work now: as if it were away
+            if again:
+                self._manager.postpone(job.client)
+            return Failure.of(job, f"it refused: {one_line(answer['refused'], 500)}", absent=again)
         if answer.get("lost") is True:
             self._manager.mark_unready(job.client)
             return Failure.of(job, "it has lost tensors that are never trained, or the transform; it gets them again")

@@ -288,7 +288,7 @@ class Node:
 
         The log has the message, the owner's decision and what leaves the node, before that leaves.
         """
-        received, about = sum(map(len, parts.values())), dict[str, Any](what="unknown")
+        received, about, again = sum(map(len, parts.values())), dict[str, Any](what="unknown"), False
         try:
             header = check_header(unpack(_get_part(parts, "header"), bounded=True))
             about = _describe_request(header)
@@ -296,11 +296,12 @@ class Node:
             with _blame_server("run"):
                 check_terms(header)
                 code = check_code(header["terms"], self.settings.allow)
-                spent = self._policy.check(header, received)
+            again = True
+            spent = self._policy.check(header, received)
         except Exception as error:
             reason = _explain(error)
             self._log.add("refused", **about, bytes=received, reason=reason)
-            return pack_message({"refused": reason, "log": self._log.head})
+            return pack_message({"refused": reason, "log": self._log.head, **({"again": True} if again else {})})
         if any(self._code[name] != digest for name, digest in code.items()):
             return b""
         self._log.add("allowed", **about, bytes=received)

@@ -5,9 +5,10 @@ goes with each answer, and the server keeps it. So neither side alone can change
 has a later head of.
 """
 
+import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,8 @@ class NodeLog:
         self._path = folder / FILE
         self._begin()
         if self._path.is_file():
-            self._read(files.read_bytes(self._path))
+            with files.open_file(self._path) as file:
+                self._read(file)
 
     def _begin(self) -> None:
         """Count from an empty log."""
@@ -66,7 +68,7 @@ class NodeLog:
             if file.seek(0, os.SEEK_END) < self._size:  # the owner moved the log away
                 self._begin()
             file.seek(self._size)
-            self._read(file.read())  # what another process wrote
+            self._read(file)  # what another process wrote
             table = {"number": self._entries + 1, "time": format_now(), "event": event, **entry, "before": self._head}
             line = json.dumps(table).encode() + b"\n"
             file.seek(self._size)
@@ -74,7 +76,7 @@ class NodeLog:
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
-        self._read(line)
+        self._read([line])
 
     def count_today(self) -> tuple[int, int]:
         """Return the jobs that were allowed today, and the bytes of allowed messages and of answers."""
@@ -84,14 +86,13 @@ class NodeLog:
         """Return the training jobs of runs with these terms that were answered."""
         return self._trained.get(fingerprint, 0)
 
-    def _read(self, content: bytes) -> None:
+    def _read(self, lines: Iterable[bytes]) -> None:
         """Count the whole lines of what follows in the log."""
-        end = content.rfind(b"\n") + 1
-        for line in content[:end].splitlines():
+        for line in _iter_whole_lines(lines):
             entry = _parse(line, self._path, self._entries + 1)
             self._entries, self._head = self._entries + 1, compute_digest(line)
+            self._size += len(line) + 1
             self._count(entry)
-        self._size += end
 
     def _count(self, entry: Mapping[str, Any]) -> None:
         day, is_job = str(entry.get("time", ""))[:10], is_whole_job(entry.get("what"), entry.get("phase"))
@@ -134,16 +135,14 @@ def read_heads(path: Path, node: str) -> list[list[Mapping[str, Any]]]:
     """Return the heads that a server has kept of the nodes of a name, of each node by itself.
 
     Raises:
-        ConfigError: The file has no heads of this node, or is damaged.
+        ConfigError: The file has no heads of this node.
     """
     heads: dict[str, list[Mapping[str, Any]]] = {}
-    try:
-        for line in _read_lines(path):
+    for line in _read_lines(path):
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # a line that was cut off
             for key, head in files.parse_json(line.decode())["heads"].items():
                 if head["name"] == node and type(head["entries"]) is int and isinstance(head["hash"], str):
                     heads.setdefault(key, []).append(head)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        heads = {}
     if not heads:
         raise ConfigError(f"{path} has no heads of the log of {node}.", path=path)
     return list(heads.values())
@@ -178,10 +177,15 @@ def format_entry(entry: Mapping[str, Any]) -> str:
     return make_printable("  ".join([*words, *([entry["reason"]] if "reason" in entry else [])]))
 
 
-def _read_lines(path: Path) -> list[bytes]:
-    """Return the whole lines of a file: the last one may just be written."""
-    content = files.read_bytes(path, ConfigError)
-    return content[: content.rfind(b"\n") + 1].splitlines()
+def _read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the whole lines of a file, one by one: a log of years is larger than a device's memory."""
+    with files.open_file(path, ConfigError) as file:
+        yield from _iter_whole_lines(file)
+
+
+def _iter_whole_lines(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield lines without their end, up to one that may just be written."""
+    return (line[:-1] for line in lines if line.endswith(b"\n"))
 
 
 def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:

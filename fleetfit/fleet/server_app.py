@@ -33,7 +33,7 @@ from fleetfit.api.run import (
 from fleetfit.config import Assembly, Experiment, load_experiment
 from fleetfit.config.assemble.clients import build_node_clients, find_common_data, find_node_budgets
 from fleetfit.config.assemble.fleet import DeviceBudgets
-from fleetfit.config.assemble.levels import find_failed_costs
+from fleetfit.config.assemble.levels import add_further_costs, find_failed_costs
 from fleetfit.config.assemble.method import build_method_spec
 from fleetfit.config.assemble.rounds import compute_cohort_size, count_asked_clients
 from fleetfit.config.assemble.run import assemble_fleet
@@ -63,6 +63,7 @@ from fleetfit.report.text import format_percent, format_privacy
 from fleetfit.rounds.report import format_rollback
 from fleetfit.runs.data import load_transform
 from fleetfit.runs.folder import NODES, RunFolder
+from fleetfit.secure import Quantizer
 
 app = ServerApp()
 
@@ -76,6 +77,7 @@ _POLL_GROWTH = 0.05  # part of the time waited that is added
 _SETTLE_S = 10.0  # for which a round waits for nodes that are enrolling
 _LINE_S = 30.0  # between two lines of progress
 _PORTABLE_KEYS = EngineSection.model_fields.keys() - {"name"}  # keys of [engine] that hold on a fleet too
+_FLEET_KEYS = ("nodes", "wait_s", "deadline_s")  # of the engine "flower", also where a file names another one
 
 
 # ---- the experiment --------------------------------------------------------------------------------------------------
@@ -86,7 +88,8 @@ def adapt_experiment(experiment: Experiment) -> Experiment:
     changes: dict[str, Any] = {}
     if experiment.engine.name != "flower":
         portable = {key: getattr(experiment.engine, key) for key in experiment.engine.model_fields_set & _PORTABLE_KEYS}
-        changes["engine"] = EngineSection(**{**portable, "name": "flower"})
+        own = {key: value for key, value in experiment.engine.settings.items() if key in _FLEET_KEYS}
+        changes["engine"] = EngineSection(**{**portable, **own, "name": "flower"})
     if experiment.checkpoint.every != 1:
         changes["checkpoint"] = experiment.checkpoint.model_copy(update={"every": 1})
     return experiment.model_copy(update=changes)
@@ -95,8 +98,11 @@ def adapt_experiment(experiment: Experiment) -> Experiment:
 def list_changes(experiment: Experiment) -> list[str]:
     """Return notes on the keys of a run file that a fleet does not follow, the nodes' own keys aside."""
     notes, engine = [], experiment.engine
-    if (engine.model_fields_set - _PORTABLE_KEYS or engine.settings) and engine.name != "flower":
-        notes.append(f'[engine] is not used here: on a fleet the engine is "flower", and not "{engine.name}".')
+    dropped = [] if engine.name in ("flower", "local") else ["name", *sorted(engine.settings.keys() - {*_FLEET_KEYS})]
+    if dropped:
+        notes.append(
+            f'[engine] {", ".join(dropped)}: not used here. On a fleet the engine is "flower", and not "{engine.name}".'
+        )
     if experiment.checkpoint.every != 1:
         notes.append("[checkpoint] every is not used here: a fleet's run writes a checkpoint after each round.")
     return notes
@@ -336,6 +342,7 @@ class _FleetRun:
     say: Callable[[str], None]
     _has_begun: bool = False
     _levels: dict[int, str] = field(default_factory=dict)
+    _limited: list[int] = field(default_factory=list)  # the cohort that was too large
 
     @staticmethod
     def start(transport: Transport, config: ServerAppConfig, say: Callable[[str], None]) -> "_FleetRun":
@@ -370,6 +377,12 @@ class _FleetRun:
     @staticmethod
     def resume(transport: Transport, config: ServerAppConfig, say: Callable[[str], None]) -> "_FleetRun":
         """Continue a run: its nodes keep their numbers, the levels stay."""
+        if config.overrides:
+            raise ConfigError(
+                "the run config has resume and set, but a run goes on with its settings. Leave set out. Keys that may "
+                f"change take: fleetfit flower resume {config.resume} --set {' --set '.join(config.overrides)}",
+                key="set",
+            )
         run = load(RunFolder.open_fleet(config.resume).path)
         rules, planned = make_rules(run.experiment), run.files.read_nodes()
         transform = load_transform(run.files) if run.files.has(TRANSFORM) else None
@@ -469,10 +482,36 @@ class _FleetRun:
         self.engine.cohort = len(nodes) if is_private else compute_cohort_size(experiment, len(nodes))
         clients = build_node_clients(experiment, federation.method, fleet, nodes)
         cohort = count_asked_clients(experiment.cohort, self.engine.cohort)
+        if secure := self.run.assembly.settings.secure:
+            cohort = self._limit_cohort(secure.grid, cohort, len(nodes) if is_private else 0)
         federation = replace(federation, clients=clients, cohort=cohort)
         if federation.method.needs_budgets:
+            levels = add_further_costs(federation.levels, federation.problem, fleet)  # a new node may name another cost
+            federation = replace(federation, levels=levels)
             self._print_members(federation, fleet)
         return federation
+
+    def _limit_cohort(self, grid: Quantizer, cohort: int, drawn: int) -> int:
+        """Return a cohort whose sums the grid holds.
+
+        Args:
+            grid: Of a secure run.
+            cohort: Clients of a round.
+            drawn: Clients that a private round may draw; 0 without privacy.
+
+        Raises:
+            RunError: They are more than the grid holds.
+        """
+        if drawn > grid.clients:
+            raise RunError(
+                f"sums of {grid.bits} bits hold {grid.clients} clients, and {drawn} nodes have enrolled. Name those "
+                "that take part, engine.nodes, or begin a new run with fewer secure.bits.",
+                key="secure.bits",
+            )
+        if cohort > grid.clients and not self._limited:
+            self._limited.append(cohort)
+            self.say(f"Note: a round takes {grid.clients} nodes at most: sums of {grid.bits} bits hold no more.")
+        return min(cohort, grid.clients)
 
     # -- lines for the server's log
 

@@ -25,9 +25,15 @@ _NOT_OF_READER = ("name", "partition", "transform")
 
 
 class NodePartition(OpenSection):
-    """`[data] partition`: for trials, one client's part of a data set. Further keys are those of the kind."""
+    """`[data] partition`: for trials, one client's part of a data set. Further keys are those of the kind.
 
-    kind: str = "dirichlet"
+    Attributes:
+        kind: By default what the data are divided by in a simulation.
+        clients: Number of parts.
+        seed: Seed of the division.
+    """
+
+    kind: str | None = None
     clients: Count
     seed: Annotated[int, Field(ge=0)] = 0
 
@@ -233,10 +239,13 @@ def load_data(settings: NodeSettings, transform: Path | None = None) -> Data:
         FleetFitError: They cannot be loaded, or do not fit the transform.
     """
     section, place = settings.data, None if transform is None else str(transform)
-    keys = detect_data({"name": section.name, **section.settings, **({} if place is None else {"transform": place})})
+    division, client = section.partition, section.client
+    table = {"name": section.name, **section.settings, **({} if place is None else {"transform": place})}
+    keys = detect_data(
+        table if division is None else {**table, "partition": {"clients": division.clients, **division.settings}}
+    )
     own = {key: value for key, value in keys.items() if key not in _NOT_OF_READER}
     data = data_sets.load_data(keys["name"], own, place)
-    division, client = section.partition, section.client
     if division is None or client is None:
         if keys["name"] == "plain_text":
             raise ConfigError(
@@ -244,7 +253,9 @@ def load_data(settings: NodeSettings, transform: Path | None = None) -> Data:
                 key="data.name",
             )
         return data
-    parts = partition(data, division.kind, division.clients, division.seed, **division.settings)
+    usual = "iid" if data.task in ("multi_label", "next_token") else "dirichlet"
+    kind = division.kind or keys["partition"].get("kind", usual)
+    parts = partition(data, kind, division.clients, division.seed, **division.settings)
     if client >= len(parts):
         raise ConfigError(
             f"[data] client: the division has clients 0 to {len(parts) - 1}, got {client}.", key="data.client"

@@ -91,10 +91,17 @@ class SecureServer:
         """Add a member's keys.
 
         Raises:
-            RunError: It is in the cohort already.
+            RunError: It, or its member's key, is in the cohort already.
         """
         if sent.client in self._members:
             raise RunError(f"client {sent.client} is in the cohort already.", key="client")
+        for other in self._members.values():
+            if other.identity == sent.identity:
+                raise RunError(
+                    f"client {sent.client} has the member's key of client {other.client}: one file on two devices. "
+                    "Make one for each (fleetfit flower member).",
+                    key="client",
+                )
         self._members[sent.client] = sent
 
     def make_roster(self) -> Roster:

@@ -17,6 +17,7 @@ from tiny import spec_of, tiny_data
 import fleetfit as ff
 from experiments.figures import early_exits
 from fleetfit import names
+from fleetfit.config import load_experiment
 from fleetfit.data.partition import partition
 from fleetfit.errors import ConfigError, FleetFitError, RunError
 from fleetfit.messages import LIGHTER
@@ -29,7 +30,7 @@ from local_grid import LocalGrid
 
 from fleetfit.engines.flower import flower
 from fleetfit.fleet import PROTOCOL, node as nodes_side, transport
-from fleetfit.fleet.server_app import ServerAppConfig, serve
+from fleetfit.fleet.server_app import ServerAppConfig, adapt_experiment, list_changes, make_rules, serve
 from fleetfit.fleet.transport import Transport
 from fleetfit.hooks import build
 from fleetfit.messages import pack, unpack
@@ -342,6 +343,32 @@ def without_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any
     nodes_side.get_node.cache_clear()
     reply_twisted(lab, 0, lambda payload: {"protocol": PROTOCOL, "refused": "the reference"})
     return table, lab.budgets, lab.serve()
+
+
+def test_a_node_whose_owner_allows_no_work_now_is_away_for_a_minute(tmp_path: Path) -> None:
+    lab = Lab(
+        tmp_path,
+        described({"name": "scalefl"}, rounds=3, cohort={"fraction": 1.0}, evaluate={"every": 0}),
+        [1.0] * CLIENTS,
+    )
+    reply_twisted(lab, 0, lambda payload: {"protocol": PROTOCOL, "refused": "it is night", "again": True})
+    first, *later = lab.serve().metrics
+    assert [(one["client"], one["absent"]) for one in first["failures"]] == [(0, True)]
+    assert [(report["train"]["clients"], report["failures"]) for report in later] == [(CLIENTS - 1, [])] * 2
+
+
+def test_keys_of_a_fleet_hold_where_a_file_names_another_engine() -> None:
+    table = {"engine": {"name": "processes", "workers": 2, "nodes": 4, "deadline_s": 1200.0}}
+    rules = make_rules(adapt_experiment(load_experiment(table)))
+    assert (rules.nodes, rules.deadline_s) == (4, 1200.0)
+    (note,) = list_changes(load_experiment(table))
+    assert "workers" in note and "nodes" not in note
+    assert not list_changes(load_experiment({"engine": {"nodes": 4}}))
+
+
+def test_set_beside_resume_is_refused(tmp_path: Path) -> None:
+    with raises(ConfigError, key="set"):
+        serve(LocalGrid([]), ServerAppConfig(resume=str(tmp_path), overrides=["rounds=9"]))
 
 
 def test_false_sums_leave_the_state(without_one: Any, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import tomli_w
@@ -37,7 +38,7 @@ from fleetfit.fleet.app_folder import write_app
 from fleetfit.fleet.certificates import make_certificates, make_node_key
 from fleetfit.fleet.node import MemoryLimit, NodeFiles, answer, get_node
 from fleetfit.fleet.protocol import check_header, compute_digest, pack_message, read_answer
-from fleetfit.fleet.settings import read_settings
+from fleetfit.fleet.settings import load_data, read_settings
 from fleetfit.fleet.worker import NodeWorker, WorkerDeath
 from fleetfit.messages import dump_job, dump_state, pack, unpack
 from fleetfit.rounds import start
@@ -112,6 +113,11 @@ def test_a_node_describes_itself(tmp_path: Path) -> None:
     assert (
         say_hello(tmp_path, data={"name": "tiny:tiny_data", "client": 1, "partition": part})["examples"]["train"] == 42
     )
+    np.savez(tmp_path / "own.npz", x=np.eye(60)[:, :5], y=np.arange(60) % 2, user=np.arange(60) % 6)
+    data = {"name": "own.npz", "groups": "user", "client": 1, "partition": {"clients": 6}}
+    own = load_data(read_settings(config(tmp_path, data=data)))
+    users = {int(i) % 6 for name in ("train", "validation", "test") for i in own.split(name)}
+    assert len(users) == 1, "one user's samples, as in a simulation"
     assert parse_node_description(hello).num_examples == 168 and parse_node_description(
         parse_node_description(shy).payload
     ) == parse_node_description(shy)
@@ -615,6 +621,10 @@ def test_certificates_name_their_hosts(tmp_path: Path) -> None:
     x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes()).verify_directly_issued_by(authority)
     with raises(ConfigError, key="hosts"):
         make_certificates(tmp_path / "other", [])
+    for name in ("server.pem", "ca.key"):
+        (tmp_path / name).unlink()
+    with raises(ConfigError, path="ca.key"):  # it is kept elsewhere
+        make_certificates(tmp_path, ["10.0.0.1"])
 
 
 def test_a_nodes_key_is_an_openssh_pair(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from support import raises, run_verb
 from tiny import plain, tiny_federation
 
 from fleetfit.errors import ConfigError, RunError
+from fleetfit.files import append_line
 
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
@@ -235,7 +236,8 @@ def test_what_the_owner_does_not_allow_is_refused_before_data_are_read(what: str
     fields = {"transform": ""} if what == "hello" else fields
     message = add_terms({**fields, "what": what}, model={"name": "tiny:tiny"})
     path = configure(tmp_path, policy=REFUSING[key])
-    assert "owner" in send(path, message, state)["refused"]
+    refusal = send(path, message, state)
+    assert "owner" in refusal["refused"] and refusal["again"] is True
     assert not was_read(tmp_path)
     assert "refused" not in send(configure(tmp_path), message, state) and was_read(tmp_path)
 
@@ -504,6 +506,15 @@ def test_a_log_with_a_new_chain_is_found_by_the_servers_heads(change: str, tmp_p
     rewrite(log_of(tmp_path), REWRITTEN[change])
     read_log(log_of(tmp_path))
     assert "server" in run_verb("flower", "log", path, "--heads", stored, code=2).err
+
+
+def test_a_line_of_heads_that_a_loss_of_power_cut_off_costs_no_other(tmp_path: Path) -> None:
+    heads = fill_log(tmp_path)[1]
+    stored = tmp_path / HEADS
+    stored.write_bytes(b'{"heads": {"1": {"name": "pi", "entr')
+    append_line(stored, json.dumps({"heads": {"1": {"name": "pi", **heads[-1]}}}).encode() + b"\n")
+    assert len(stored.read_text().splitlines()) == 2
+    assert read_heads(stored, "pi") == [[{"name": "pi", **heads[-1]}]]
 
 
 def test_heads_that_the_server_changes_do_not_agree(tmp_path: Path) -> None:

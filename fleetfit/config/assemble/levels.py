@@ -155,7 +155,7 @@ def _plan_budgets(
             levels = method.make_levels(problem, targets)
         else:
             targets, levels = _keep_levels(kept, targets, problem, method)
-        return experiment, budgets, targets, _add_further_costs(levels, problem, budgets)
+        return experiment, budgets, targets, add_further_costs(levels, problem, budgets)
 
     try:
         return plan(experiment)
@@ -213,7 +213,7 @@ def make_conditions(experiment: Experiment, largest: int | None) -> Conditions:
     return Conditions(size, dict(experiment.recorded.latencies), local.moments)
 
 
-def _add_further_costs(levels: Iterable[Level], problem: Problem, budgets: DeviceBudgets) -> tuple[Level, ...]:
+def add_further_costs(levels: Iterable[Level], problem: Problem, budgets: DeviceBudgets) -> tuple[Level, ...]:
     """Add the further costs of levels that a method leaves out, except to levels that need no budget.
 
     A level that needs the whole budget of the first cost, such as each one of `exclusivefl`, needs those of the others.
@@ -226,7 +226,10 @@ def _add_further_costs(levels: Iterable[Level], problem: Problem, budgets: Devic
     def list_shares(level: Level) -> Mapping[str, float]:
         if level.needs >= 1:
             return dict.fromkeys(budgets.further, 1.0)
-        return {cost: compute_share(level, cost) for cost in budgets.further} | dict(level.further)
+        return {
+            cost: level.further[cost] if cost in level.further else compute_share(level, cost)
+            for cost in (*level.further, *budgets.further)
+        }
 
     return tuple(replace(level, further=list_shares(level)) if level.needs > 0 else level for level in levels)
 
