@@ -30,11 +30,12 @@ from local_grid import LocalGrid
 
 from fleetfit.engines.flower import flower
 from fleetfit.fleet import PROTOCOL, node as nodes_side, transport
-from fleetfit.fleet.server_app import ServerAppConfig, adapt_experiment, list_changes, make_rules, serve
+from fleetfit.fleet.server_app import ServerAppConfig, _FleetRun, adapt_experiment, list_changes, make_rules, serve
 from fleetfit.fleet.transport import Transport
 from fleetfit.hooks import build
 from fleetfit.messages import pack, unpack
 from fleetfit.privacy import Privacy
+from fleetfit.secure import Quantizer
 
 
 @pytest.fixture(autouse=True)
@@ -364,6 +365,36 @@ def test_keys_of_a_fleet_hold_where_a_file_names_another_engine() -> None:
     (note,) = list_changes(load_experiment(table))
     assert "workers" in note and "nodes" not in note
     assert not list_changes(load_experiment({"engine": {"nodes": 4}}))
+
+
+def test_a_late_node_that_names_another_cost_gets_what_fits_it(tmp_path: Path) -> None:
+    """The run was planned for budgets of parameters; its levels have no cost of memory until a node names one."""
+    table = described({"name": "scalefl"}, rounds=3, cohort={"fraction": 1.0}, evaluate={"every": 0})
+    lab = Lab(tmp_path, table, [0.25, 0.5, 1.0, 1.0, 1.0])
+    budget = {"parameters": 1.0, "memory_bytes": 0.6}
+    lab.grid = LocalGrid([*lab.configs[:-1], lab.config(CLIENTS - 1, budget=budget)])
+    late = 100 + CLIENTS
+    lab.grid.offline = {late}
+
+    def twist(message: Message, reply: Message) -> Message:
+        if message.metadata.message_type == "train":
+            lab.grid.offline = set()
+        return reply
+
+    lab.grid.twist = twist
+    lab.serve(nodes=CLIENTS - 1)
+    first, *later = [line for line in lab.lines if line.startswith(f"Node node-{CLIENTS - 1} trains")]
+    assert first.endswith("level 1.") and not later, lab.output
+
+
+def test_a_secure_fleet_that_grows_keeps_to_what_its_sums_hold() -> None:
+    lines: list[str] = []
+    run: Any = _FleetRun(*[None] * 6, lines.append)  # type: ignore[arg-type]
+    grid = Quantizer(1.0, 24, None)
+    assert [run._limit_cohort(grid, cohort, 0) for cohort in (3, 256, 300, 400)] == [3, 256, 256, 256]
+    assert len(lines) == 1
+    with raises(RunError, key="secure.bits"):
+        run._limit_cohort(grid, 30, 300)
 
 
 def test_set_beside_resume_is_refused(tmp_path: Path) -> None:
