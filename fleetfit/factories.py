@@ -142,7 +142,9 @@ def _convert(value: Any, factory: Callable[..., Any], parameter: str, label: str
     except Exception:  # an annotation that cannot be evaluated outside its own module: nothing to check against
         return value
     if hint is Any or hint is inspect.Parameter.empty:
-        return value
+        as_default = list_parameters(factory).get(parameter)
+        is_tuple = as_default is not None and isinstance(as_default.default, tuple)
+        return tuple(value) if is_tuple and isinstance(value, list) else value
     import pydantic
 
     try:

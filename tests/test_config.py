@@ -11,6 +11,7 @@ import torch
 from pydantic import TypeAdapter
 from support import Expected, raises
 
+import fleetfit as ff
 from fleetfit import names
 from fleetfit.api.run import run
 from fleetfit.cli.listing import read_catalogue
@@ -734,3 +735,42 @@ def test_options_that_are_functions_are_to_be_named(options: Any, key: str) -> N
 def test_options_that_are_no_table_show_one(options: object) -> None:
     with raises(ConfigError, "scaffold", key="method.options"):
         load_experiment({"method": {"name": "fedavg", "options": options}})
+
+
+OWN = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, widths=(16, 16), most=float("inf"), classes=10, channels=1):
+        super().__init__()
+        sizes = (64, *widths) + (classes,)
+        self.most, self.layers = most, nn.ModuleList(map(nn.Linear, sizes, sizes[1:]))
+        assert isinstance(widths, tuple)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        for layer in self.layers[:-1]:
+            x = layer(x).relu().clamp(max=self.most)
+        return self.layers[-1](x)
+
+def small_lstm(classes=10):
+    return Net(classes=classes)
+"""
+
+
+def test_defaults_of_an_own_model_stay_as_they_are(tmp_path: Path) -> None:
+    """Also of a run that is opened again: a tuple is no list, and what TOML cannot hold is left to the model."""
+    (tmp_path / "own.py").write_text(OWN)
+    local = {"max_steps": 1, "epochs": 1}
+    run = ff.run(model=f"{tmp_path / 'own.py'}:Net", data="digits", rounds=1, local=local, out=tmp_path / "run",
+                 progress=False)  # fmt: skip
+    assert ff.load(run.folder).model()(torch.zeros(2, 1, 8, 8))[-1].shape == (2, 10)
+
+
+def test_an_own_model_is_not_taken_for_a_built_in_one(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    experiments = [
+        load_experiment({"model": {"name": f"{tmp_path / 'own.py'}:{one}"}}) for one in ("small_lstm", "Net")
+    ]
+    assert experiments[0].local == experiments[1].local

@@ -19,7 +19,7 @@ from fleetfit.core import Clients, DeviceResources, Evaluation, Federation, Leve
 from fleetfit.core.tasks import get_task, multi_label, next_token, regression
 from fleetfit.data import Data, drop_labels
 from fleetfit.engines.local import local as local_engine
-from fleetfit.errors import ConfigError
+from fleetfit.errors import ConfigError, ModelError
 from fleetfit.evaluation import EvaluationScope
 from fleetfit.hooks import build
 from fleetfit.hooks.losses import self_distillation
@@ -71,6 +71,12 @@ def test_regression_is_explained_variance() -> None:
     assert float(regression.hits(guess, y).mean()) == pytest.approx(1 - sse / sst, rel=1e-4)
     assert float(regression.loss(guess, y)) == pytest.approx(sse / 800, rel=1e-5)
     assert float(regression.divergence(y, guess, 3.0, y)) == pytest.approx(sse / 800, rel=1e-5)
+
+
+@pytest.mark.parametrize(("outputs", "targets"), [((8, 1), (8, 2)), ((8,), (8, 1)), ((8, 2), (8, 1))])
+def test_a_regression_refuses_outputs_that_would_be_stretched(outputs: Any, targets: Any) -> None:
+    with raises(ModelError, *outputs, *targets):
+        regression.loss(torch.ones(outputs), torch.ones(targets))
 
 
 def test_multi_label_treats_each_label_as_a_coin() -> None:

@@ -198,6 +198,7 @@ _SIZES: tuple[tuple[Any, dict[str, tuple[str, int]]], ...] = (
     (nn.GroupNorm, {"num_channels": ("weight", 0)}),
     ((nn.Embedding, nn.EmbeddingBag), {"num_embeddings": ("weight", 0), "embedding_dim": ("weight", 1)}),
     (nn.RNNBase, {"input_size": ("weight_ih_l0", 1), "hidden_size": ("weight_hh_l0", 1)}),
+    (nn.LSTM, {"hidden_size": ("weight_hr_l0", 1), "proj_size": ("weight_hr_l0", 0)}),  # with projections
     (nn.RNNCellBase, {"input_size": ("weight_ih", 1), "hidden_size": ("weight_hh", 1)}),
     (nn.PReLU, {"num_parameters": ("weight", 0)}),
 )
@@ -209,7 +210,8 @@ def _resize(whole: Any, part: Any) -> None:
     for kinds, sizes in _SIZES:
         if isinstance(whole, kinds):
             for attribute, (name, d) in sizes.items():
-                setattr(part, attribute, getattr(part, name).shape[d])
+                if isinstance(parameter := getattr(part, name, None), Tensor):
+                    setattr(part, attribute, parameter.shape[d])
     if isinstance(whole, nn.modules.conv._ConvNd):
         rows, columns = part.weight.shape[:2]
         if whole.groups > 1 and not whole.transposed:

@@ -25,7 +25,7 @@ from fleetfit.anatomy.masks import call_instance
 from fleetfit.anatomy.observe import Observation, has_axis
 from fleetfit.anatomy.plan import DerivedPlan, Segments, SizeNumber
 from fleetfit.anatomy.units import CLASSES
-from fleetfit.errors import release_frames
+from fleetfit.errors import ModelError, release_frames
 from fleetfit.layout import Dimension, Segment, get_length
 from fleetfit.seeds import isolate_rng
 
@@ -149,7 +149,15 @@ class Trials:
         return None
 
     def _settle_failure(self, role: list[str], error: Exception) -> None:
-        """Find other meanings with which a role runs, or make one axis of several, or keep it whole."""
+        """Find other meanings with which a role runs, or make one axis of several, or keep it whole.
+
+        Raises:
+            ModelError: No axis is left, and a copy of the model fails as it is.
+        """
+        if not role:
+            raise ModelError(
+                f"a copy of the model does not run, though none of its axes is cut: {explain_error(error)}"
+            )
         alone: list[str] | None = None
         for families in (1, 2):
             if self._reinterpret(role, self._halve(role), families):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fleetfit import names
+from fleetfit.anatomy.derived import DerivedArchitecture
 from fleetfit.config import Experiment
 from fleetfit.config.keys import dump_section
 from fleetfit.errors import one_line
@@ -32,6 +33,7 @@ def compute_code_digests(experiment: Experiment) -> dict[str, str]:
         elif isinstance(value, str) and (file := names.find_code(value)) is not None:
             digests |= names.compute_code_digests(file)
     model = experiment.model.name
+    model = model.net if isinstance(model, DerivedArchitecture) else model
     if not isinstance(model, str):
         modules = model.modules() if isinstance(model, torch.nn.Module) else [model]
         for owner in {one if inspect.isroutine(one) or inspect.isclass(one) else type(one) for one in modules}:

@@ -6,6 +6,7 @@ in opens data (`fleetfit.config.detect`). Overrides and keywords are merged with
 not matter. Nodes' configurations and groups of a run file may name budget files, which `fleetfit profile` writes.
 """
 
+import math
 import sys
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -315,7 +316,9 @@ def fill_in_parameters(experiment: Experiment) -> Experiment:
 def _has_value(default: Any) -> bool:
     """Return whether TOML can hold a parameter's default."""
     values = default if isinstance(default, list | tuple) else [default]
-    return default not in ("", ()) and all(isinstance(value, bool | int | float | str) for value in values)
+    if not all(isinstance(value, bool | int | float | str) for value in values):
+        return False
+    return default not in ("", ()) and all(math.isfinite(value) for value in values if isinstance(value, float))
 
 
 # ---- short forms, names and paths ----------------------------------------------------------------------------------

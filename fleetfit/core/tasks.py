@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fleetfit.errors import ConfigError, did_you_mean
+from fleetfit.errors import ConfigError, ModelError, did_you_mean
 
 NOT_SCORED = -100
 """The label of a position that is not scored (padding)."""
@@ -103,10 +103,24 @@ next_token = Task(
 # ---- regression: outputs and y [B, C], y with mean 0 and variance 1 over the training data -----------------------
 
 
+def squared_error(outputs: Tensor, y: Tensor) -> Tensor:
+    """Return the mean squared error; of unlike shapes PyTorch would compare each output with each target.
+
+    Raises:
+        ModelError: The shapes differ.
+    """
+    if outputs.shape != y.shape:
+        raise ModelError(
+            f"the model gives outputs of shape {tuple(outputs.shape)} for targets of shape {tuple(y.shape)}. Its last "
+            "layer needs one output for each target."
+        )
+    return F.mse_loss(outputs, y)
+
+
 regression = Task(
     "regression",
     "explained variance (R2)",
-    loss=F.mse_loss,
+    loss=squared_error,
     divergence=lambda teacher, student, temperature, y: F.mse_loss(student, teacher.detach()),
     hits=lambda outputs, y: (1 - (outputs - y).square()).flatten(),
     scores=lambda outputs: outputs,

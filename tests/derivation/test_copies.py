@@ -1,5 +1,6 @@
 """A device holds its level only: a module that is rebuilt from a spec has shapes alone, and the same levels."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -26,6 +27,7 @@ from fleetfit.anatomy.derive import (
 from fleetfit.anatomy.observe import list_aliases
 from fleetfit.core import Device, Job, Local, Problem, Update
 from fleetfit.core.tasks import get_task
+from fleetfit.errors import ModelError
 from fleetfit.layout import Layout
 from fleetfit.messages import pack, unpack
 from fleetfit.submodel import extract
@@ -193,3 +195,33 @@ def test_a_process_has_memory_for_its_level_only(tmp_path: Path) -> None:
     assert numbers == 0
     assert rise < 60e6
     assert_same_bits(unpack((tmp_path / "update").read_bytes()), update.state)
+
+
+class Projected(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.fc = nn.LSTM(8, 16, proj_size=4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.rnn(x)[0][:, -1])
+
+
+class Sampled(nn.Linear):
+    """A layer of PyTorch with other parameters."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        del self.weight
+        self.mean = nn.Parameter(torch.randn(outputs, inputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.mean, self.bias)
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+def test_layers_whose_sizes_are_in_other_parameters_come_to_an_end() -> None:
+    """A linear layer without a weight is derived; an LSTM with projections may be refused."""
+    with contextlib.suppress(ModelError):
+        derive_architecture(Projected(), torch.randn(2, 5, 8))
+    derived = derive_architecture(nn.Sequential(Sampled(6, 12), nn.ReLU(), nn.Linear(12, 3)), torch.randn(2, 6))
+    assert [axis.size for axis in derived.axes.values() if axis.scaled] == [12]

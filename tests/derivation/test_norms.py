@@ -179,8 +179,11 @@ def test_a_narrow_level_has_its_part_of_the_statistics(tmp_path: Path) -> None:
 def test_what_fine_tuning_freezes_keeps_its_statistics(tuning: str, tmp_path: Path) -> None:
     net = Encoder(frozen=())
     run, x = run_still(net, tmp_path / "run", **ONE_LEVEL, peft={"name": tuning})
+    derived = derive_architecture(net, torch.randn(2, *x.shape[1:]))  # before the run: the same
+    again, _ = run_still(derived, tmp_path / "derived", **ONE_LEVEL, peft={"name": tuning})
     with torch.no_grad():
-        torch.testing.assert_close(run.model()(x), net.eval()(x), rtol=1e-4, atol=1e-5)
+        for one in (run, again):
+            torch.testing.assert_close(one.model()(x), net.eval()(x), rtol=1e-4, atol=1e-5)
 
 
 def make_encoder(classes: int = CLASSES) -> Encoder:

@@ -389,7 +389,7 @@ def test_a_late_node_that_names_another_cost_gets_what_fits_it(tmp_path: Path) -
 
 def test_a_secure_fleet_that_grows_keeps_to_what_its_sums_hold() -> None:
     lines: list[str] = []
-    run: Any = _FleetRun(*[None] * 6, lines.append)  # type: ignore[arg-type]
+    run: Any = _FleetRun(*[None] * 6, lines.append)
     grid = Quantizer(1.0, 24, None)
     assert [run._limit_cohort(grid, cohort, 0) for cohort in (3, 256, 300, 400)] == [3, 256, 256, 256]
     assert len(lines) == 1

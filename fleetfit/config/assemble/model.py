@@ -52,7 +52,7 @@ def build_problem(
     context = {"classes": data.classes, "channels": data.channels, "input_shape": shape,
                "vocabulary": data.vocabulary, "padding": data.padding}  # fmt: skip
     spec: dict[str, Any] | None = None
-    if is_factory(section.name) and not hasattr(section.name, "build"):
+    if is_factory(section.name) and (inspect.isclass(section.name) or not hasattr(section.name, "build")):
         _check_sample_shape(section.name, data)
         with isolate_rng(torch.device("cpu"), experiment.seed):  # what the constructor of a module draws
             architecture = build_component("models", section.name, "[model]", section.settings, **context)
@@ -70,6 +70,8 @@ def build_problem(
         if plan is None:  # a plan says which norms keep their statistics
             architecture = architecture.keep_norms(apply_peft(architecture, peft))
         spec = None if spec is None else {**spec, "derived": {**architecture.plan.to_payload(), "whole": []}}
+    elif isinstance(architecture, DerivedArchitecture) and section.derive is None:
+        architecture = architecture.keep_norms(apply_peft(architecture, peft))
     elif section.derive is not None:
         raise ConfigError(
             f"[model] derive is for PyTorch modules; {label} is an Architecture, which has axes and exits already. "
