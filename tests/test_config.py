@@ -18,7 +18,7 @@ from fleetfit.cli.listing import read_catalogue
 from fleetfit.config import Experiment, load, load_experiment, to_table, to_toml
 from fleetfit.config.assemble.fleet import compute_group_sizes
 from fleetfit.config.assemble.run import assemble
-from fleetfit.config.dump import find_object_sections
+from fleetfit.config.dump import find_object_sections, make_plain
 from fleetfit.config.keys import get_value, replace_key
 from fleetfit.config.load import parse_override, resolve_tables
 from fleetfit.config.merge import merge_tables
@@ -774,3 +774,12 @@ def test_an_own_model_is_not_taken_for_a_built_in_one(tmp_path: Path) -> None:
         load_experiment({"model": {"name": f"{tmp_path / 'own.py'}:{one}"}}) for one in ("small_lstm", "Net")
     ]
     assert experiments[0].local == experiments[1].local
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    """As in a loop over np.arange; a path is its text."""
+    table = {"model": {"name": "mlp", "hidden": np.int64(32)}, "cohort": {"count": np.int32(3)}}
+    experiment = load_experiment({**table, "local": {"lr": np.float64(0.5)}})
+    values = experiment.model.settings["hidden"], experiment.cohort.count, experiment.local.lr
+    assert values == (32, 3, 0.5) and [type(value) for value in values] == [int, int, float]
+    assert make_plain({"weights": tmp_path}) == {"weights": str(tmp_path)}

@@ -1,6 +1,7 @@
 """Dump an `Experiment` as tables and TOML."""
 
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 import tomli_w
@@ -51,6 +52,8 @@ def make_plain(value: Any) -> Any:
         return {str(key): make_plain(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list | tuple):
         return [make_plain(inner) for inner in value]
+    if isinstance(value, PurePath):
+        return str(value)
     return value if isinstance(value, bool | int | float | str) else f"<{type(value).__name__}>"
 
 

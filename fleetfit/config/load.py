@@ -366,7 +366,10 @@ def resolve_tables(table: Mapping[str, Any], folder: Path) -> Table:
 def _copy(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _copy(inner) for key, inner in value.items()}
-    return [_copy(inner) for inner in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_copy(inner) for inner in value]
+    is_number = type(value).__module__ == "numpy" and getattr(value, "shape", None) == ()  # of np.arange, or a tuner
+    return value.item() if is_number else value
 
 
 def _change(table: Table, key: str, resolve: Callable[[Any], Any]) -> None:
