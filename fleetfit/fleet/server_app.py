@@ -379,8 +379,8 @@ class _FleetRun:
         """Continue a run: its nodes keep their numbers, the levels stay."""
         if config.overrides:
             raise ConfigError(
-                "the run config has resume and set, and a resumed run keeps its settings. Leave set out. To change some: "
-                f"fleetfit flower resume {config.resume} --set {' --set '.join(config.overrides)}",
+                "the run config has resume and set, and a resumed run keeps its settings. Leave set out. To change "
+                f"some: fleetfit flower resume {config.resume} --set {' --set '.join(config.overrides)}",
                 key="set",
             )
         run = load(RunFolder.open_fleet(config.resume).path)
