@@ -23,13 +23,14 @@ from fleetfit.config.assemble.rounds import build_settings
 from fleetfit.config.assemble.run import assemble
 from fleetfit.config.dump import dump_experiment
 from fleetfit.config.load import restore_experiment
+from fleetfit.config.schema import DataSection
 from fleetfit.core import DataDescription, Device, Level, Server
 from fleetfit.cost import submodel_cost
 from fleetfit.data import AbsentData, Data
 from fleetfit.data.files.folders import resolve_folder
 from fleetfit.data.files.memory import ACCEPTED, read_memory
 from fleetfit.data.splits import SPLITS
-from fleetfit.data.transform import FILE, Transform
+from fleetfit.data.transform import FILE, KINDS, Transform
 from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean, truncate
 from fleetfit.inference import Calibration, Measure, Mode, Scores
 from fleetfit.inference.export import LevelModel
@@ -233,13 +234,13 @@ def load_samples(run: TrainedRun, data: Any, halves: bool = False) -> Data:
     Raises:
         FleetFitError: The data set is unknown, or the data have another format than the run's.
     """
-    if isinstance(named := _get_name(data), Data):
-        return named
     if _is_data_set(data):
-        section = data if isinstance(data, Mapping) else {"name": data}
-        return load_data(section["name"], {key: section[key] for key in section if key not in ("name", "partition")})
-    if isinstance(data, Mapping) and not data.keys().isdisjoint(("path", "name")):
-        data = data.get("path", data.get("name"))
+        section = _make_section(run, data)
+        keys = {key: value for key, value in section.items() if key not in DataSection.model_fields}
+        return load_data(section["name"], keys, section.get("transform"))
+    data = _get_name(data)
+    if isinstance(data, Data):
+        return data
     if isinstance(data, str | Path):
         path = resolve_folder(str(data))
         if path.exists():
@@ -265,7 +266,24 @@ def _is_data_set(data: Any) -> bool:
 
 
 def _get_name(data: Any) -> Any:
-    return data.get("name") if isinstance(data, Mapping) else data
+    """Return what keys of `[data]` name: a path, also beside its reader, else the name; other data as they are."""
+    if not isinstance(data, Mapping) or data.keys().isdisjoint(("path", "name")):
+        return data
+    places = ("path", "folder", "file") if _reads_files(data.get("name")) else ("path",)
+    return next((data[key] for key in places if key in data), data.get("name"))
+
+
+def _reads_files(name: Any) -> bool:
+    """Return whether a name is that of a reader of the user's files."""
+    return isinstance(name, str) and names.match_name("data", name) in KINDS
+
+
+def _make_section(run: TrainedRun, data: Any) -> dict[str, Any]:
+    """Return the keys of `[data]` for a data set; the run's transform prepares its own set and a user's files."""
+    section = dict(data) if isinstance(data, Mapping) else {"name": data}
+    is_own = names.match_name("data", section["name"]) == run.experiment.data.name
+    has_transform = (is_own or _reads_files(section["name"])) and run.files.has(FILE)
+    return {"transform": str(run.folder), **section} if has_transform else section
 
 
 def find_transform(run: TrainedRun) -> Transform:
@@ -296,7 +314,9 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
         ModelError: The state does not fit the model that the data need.
     """
     assembly, section, data = run.assembly, sections.get("data"), None
-    has_clients = assembly.simulation is not None and (isinstance(_get_name(section), Data) or _is_data_set(section))
+    is_divided = isinstance(section, Mapping) and "partition" in section and _is_data_set(section.get("name"))
+    is_set = is_divided or _is_data_set(section)
+    has_clients = assembly.simulation is not None and (is_set or isinstance(_get_name(section), Data))
     if section is not None and not has_clients:
         data = load_samples(run, section)
     elif assembly.simulation is None:
@@ -311,6 +331,8 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
         return evaluation.evaluate_on_device(federation, run.server, scope, device, statistics)
     if isinstance(sections.get("data"), Data):
         sections = {**sections, "data": _rescale_targets(run, sections["data"])}
+    elif is_set:
+        sections = {**sections, "data": _make_section(run, section)}
     if sections:
         assembly = assemble(_change_experiment(run, sections), run.files.load_base() or None)
         if isinstance(assembly.data, Data):

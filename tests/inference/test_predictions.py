@@ -109,6 +109,30 @@ def test_tables_in_memory(rows: ff.Run, tmp_path: Path) -> None:
         rows.predict(X)
 
 
+def test_a_reader_and_its_file_are_the_same_rows_as_the_path(rows: ff.Run, tmp_path: Path) -> None:
+    """They have the encoding of the training rows, also of a class that they lack; a partition divides them."""
+    path, frame = str(tmp_path / "few.csv"), make_frame()
+    frame[(frame.kind != "dog") & (frame.a > 0)].to_csv(path, index=False)
+    section = {"name": "table", "folder": path}
+    np.testing.assert_array_equal(rows.predict(section).probabilities, rows.predict(path).probabilities)
+    assert rows.evaluate(section)["static"] == rows.evaluate(path)["static"]
+    parts = rows.evaluate({**section, "partition": {"kind": "iid", "clients": 4}, "test": 0.5})
+    assert "local" in parts["static"]
+
+
+def test_the_runs_own_set_by_name_is_normalized_as_in_training(tmp_path: Path) -> None:
+    def make(shift: float = 0.0) -> ff.Data:
+        x, y = torch.tensor(X, dtype=torch.float32), torch.from_numpy(Y)
+        splits = {"train": torch.arange(120), "test": torch.arange(120, 160)}
+        return ff.Data("rows", x, y, splits, 4, mean=(shift,), std=(1.0,))
+
+    run = ff.run(data={"name": make, "shift": 2.0}, out=tmp_path / "run", **MLP)
+    expected = run.predict()
+    for data in (make, {"name": make}, {"name": make, "shift": 1.0}):
+        np.testing.assert_array_equal(run.predict(data).probabilities, expected.probabilities)
+    assert run.evaluate({"name": make, "shift": 1.0})["static"] == run.evaluate()["static"]
+
+
 def test_files_of_rows_without_labels(rows: ff.Run, tmp_path: Path) -> None:
     """Every format of a table has the rows of the frame, and so has a folder without a training set."""
     datasets = pytest.importorskip("datasets", reason="the extra hub is not installed")

@@ -74,7 +74,6 @@ def load_data(name: Any, settings: Mapping[str, Any], transform: str | None = No
         FleetFitError: The data set cannot be loaded, or does not fit the transform.
     """
     key = "data.name" if where == "[data]" else "data.server.name"
-    is_table = isinstance(name, str) and name == "table"  # whose columns are chosen while it is read
     if isinstance(name, Data):
         data: Any = name
     elif isinstance(name, DataInMemory):
@@ -82,7 +81,10 @@ def load_data(name: Any, settings: Mapping[str, Any], transform: str | None = No
     elif not isinstance(name, str) and not callable(name):
         raise ConfigError(f"data must be a name, a function or a fleetfit.Data, got {type(name).__name__}.", key=key)
     else:
+        is_table = isinstance(name, str) and name == "table"
         try:
+            if transform is not None:  # columns and tokens are chosen while the samples are read
+                settings = {**_find_tokenizer(name, where, Transform.load(transform).tokenizer), **settings}
             data = build_component("data", name, where, settings, **({"transform": transform} if is_table else {}))
         except FleetFitError:
             raise
@@ -91,6 +93,12 @@ def load_data(name: Any, settings: Mapping[str, Any], transform: str | None = No
     if not isinstance(data, Data):
         raise ConfigError(f"{where} {name} must return a fleetfit.Data, got {type(data).__name__}.", key=key)
     return data if transform is None else Transform.load(transform).convert(data)
+
+
+def _find_tokenizer(name: Any, where: str, tokenizer: str) -> dict[str, str]:
+    """Return the key of a tokenizer if there is one and the data set takes it."""
+    takes = tokenizer and "tokenizer" in inspect.signature(find_function("data", name, where)[0]).parameters
+    return {"tokenizer": tokenizer} if takes else {}
 
 
 def build_partition(experiment: Experiment, data: Data) -> Sequence[Mapping[str, Tensor]]:
@@ -185,12 +193,10 @@ def build_server_data(experiment: Experiment, data: Data | DataDescription) -> D
     """
     section = experiment.data.server
     assert section is not None
-    settings = {}
+    settings: dict[str, str] = {}
     if "tokenizer" not in section.settings and not isinstance(section.name, Data):
-        factory, _ = find_function("data", section.name, "[data] server")
         tokenizer = experiment.data.settings.get("tokenizer") or data.tokenizer
-        if tokenizer and "tokenizer" in inspect.signature(factory).parameters:
-            settings["tokenizer"] = tokenizer
+        settings = _find_tokenizer(section.name, "[data] server", tokenizer)
     server_data = build_data(section, "[data] server", **settings)
     _check_server_data(data, server_data)
     return drop_labels(server_data, experiment.seed)
