@@ -235,15 +235,18 @@ class Transform(pydantic.BaseModel):
         if data.task != "classification" or data.class_names == self.class_names:
             return data.y
         ours = self.class_names or tuple(map(str, range(self.classes)))
-        theirs = data.class_names or (*ours, *map(str, range(self.classes, data.classes)))[: data.classes]
+        theirs = data.class_names or tuple(map(str, range(data.classes)))
+        if not data.class_names and not any(map(str.isdecimal, ours)):  # numbers mean the classes in their order
+            theirs = (*ours, *theirs[len(ours) :])[: data.classes]
         numbers = {name: number for number, name in enumerate(ours)}
-        if unknown := [name for name in theirs if name not in numbers]:
+        present = set(data.y.tolist())
+        if unknown := [name for label, name in enumerate(theirs) if name not in numbers and label in present]:
             raise DataError(
                 f"{data.name} has classes that the training data lack: {quote_some(unknown)}. Their classes are "
                 f"{quote_some(ours)}.",
                 key="data",
             )
-        return torch.tensor([numbers[name] for name in theirs], device=data.y.device)[data.y]
+        return torch.tensor([numbers.get(name, -1) for name in theirs], device=data.y.device)[data.y]
 
     def describe(self, reason: str) -> AbsentData:
         """Return the facts of the training data, without samples.

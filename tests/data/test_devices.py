@@ -19,6 +19,7 @@ from fleetfit.config import load_experiment
 from fleetfit.config.assemble.data import build_data
 from fleetfit.data import Data
 from fleetfit.data.files.detect import detect_format
+from fleetfit.data.transform import Transform
 from fleetfit.errors import DataError
 
 Image = pytest.importorskip("PIL.Image")
@@ -176,6 +177,19 @@ def test_a_file_that_a_table_lacks_is_named(tmp_path: Path) -> None:
         load(tmp_path / "t.csv")
 
 
+def test_a_missing_file_is_not_one_of_another_folder(tmp_path: Path) -> None:
+    """A name may be that of a file elsewhere, if the inner folders of both are the same."""
+    rows = [(f"{kind}/{number}.png", kind) for kind in ("cat", "dog") for number in range(20)]
+    for number, (name, _) in enumerate([*rows, ("dog/99.png", "dog")]):
+        write_image(tmp_path / "pets" / name, number)
+    table = tmp_path / "pets" / "labels.csv"
+    pandas.DataFrame([*rows, ("/old/dog/99.png", "dog")], columns=["file", "label"]).to_csv(table, index=False)
+    assert len(load(tmp_path / "pets", label="label")[0].x) == 41
+    (tmp_path / "pets" / "dog" / "7.png").unlink()
+    with raises(DataError, "dog/7.png", path=table, row=28, column="file"):
+        load(tmp_path / "pets", label="label")
+
+
 def test_a_table_of_numbers_beside_images_stays_a_table(tmp_path: Path) -> None:
     write_image(tmp_path / "plot.png", 3)
     frame = pandas.DataFrame({"size": np.arange(40) * 0.5, "kind": list("ab") * 20})
@@ -261,6 +275,27 @@ def test_new_texts_of_a_table_are_predicted_with_their_labels(form: str, tmp_pat
         return
     assert predictions.label[names].tolist() == [row[1] for row in rows]
     assert run.evaluate(data=path)["static"]["samples"] == 3
+
+
+def test_new_files_of_a_table_are_its_test_set(tmp_path: Path) -> None:
+    """As the rows of `test.csv` say, with classes of any name."""
+    pytest.importorskip("tokenizers")
+    cells = []
+    for number, (device, kind, _) in enumerate(ROWS):
+        write_text(tmp_path / "set" / "all" / f"{number}.txt", kind, device, number)
+        cells.append((f"all/{number}.txt", {"empty": "Sci/Tech", "parked": "World"}[kind]))
+    frame = pandas.DataFrame(cells, columns=["file", "label"])
+    frame[::2].to_csv(tmp_path / "set" / "train.csv", index=False)
+    frame[1::2].to_csv(tmp_path / "set" / "test.csv", index=False)
+    data, _ = load(tmp_path / "set")
+    transform = Transform.fit(data, "text", {"label": "label", "length": 64})
+    others = transform.apply(tmp_path / "set")
+    assert others.labeled and len(others.split("test")) == 30
+    for split in ("train", "test"):
+        (tmp_path / "set" / f"{split}.csv").unlink()
+    frame.to_csv(tmp_path / "set" / "index.csv", index=False)
+    others = transform.apply(tmp_path / "set")
+    assert others.labeled and [others.class_names[code] for code in others.y.tolist()] == frame.label.tolist()
 
 
 @pytest.fixture(scope="module")

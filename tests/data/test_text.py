@@ -28,6 +28,7 @@ from fleetfit.data.files.detect import detect_format
 from fleetfit.data.files.text import read_rows, text
 from fleetfit.data.files.tokens import learn_word_pieces
 from fleetfit.data.sets.short_texts import ag_news, sst2
+from fleetfit.data.transform import Transform
 from fleetfit.errors import DataError, MissingExtra
 from fleetfit.factories import call_factory
 
@@ -303,6 +304,23 @@ def test_rows_without_a_label_are_left_out(tmp_path: Path, suffix: str) -> None:
     assert len(data.notes) == len(expected.notes) + 1
 
 
+def test_rows_of_a_test_set_without_a_label_are_left_out(tmp_path: Path) -> None:
+    write_csv(tmp_path / "train.csv", [["text", "label"], *map(list, zip(TEXTS, LABELS, strict=True))])
+    write_csv(tmp_path / "test.csv", [["text", "label"], ["a fine film", "good"], ["boring", ""]])
+    assert len(load(tmp_path).split("test")) == 1
+    write_csv(tmp_path / "test.csv", [["text", "label"], ["a fine film", ""], ["boring", ""]])
+    assert len(load(tmp_path, test=0.5).x) == 12
+
+
+def test_the_case_of_a_suffix_makes_no_difference(tmp_path: Path) -> None:
+    rows = [["text", "label"], *([f"{text} number {i}", LABELS[i]] for i, text in enumerate(TEXTS))]
+    write_csv(tmp_path / "reviews.csv", rows)
+    write_csv(tmp_path / "REVIEWS.TSV", rows, tab=True)
+    expected, data = load(tmp_path / "reviews.csv"), load(tmp_path / "REVIEWS.TSV")
+    others = Transform.fit(data, "text", {}).apply(tmp_path / "REVIEWS.TSV")
+    assert torch.equal(data.x, expected.x) and torch.equal(others.x, data.x) and others.labeled  # type: ignore
+
+
 def test_wrong_class_folders(tmp_path: Path) -> None:
     as_folders(tmp_path)
     with raises(DataError, key="groups"):
@@ -495,6 +513,16 @@ def test_whatever_decides_about_tokens_encodes_again(folder: Path, encoded: list
     for seed in (1, 2):  # with a tokenizer that is given, nothing that is drawn matters
         load(folder, tokenizer=str(place / "tokenizer.json"), seed=seed, validation=0.3)
     assert len(encoded) == before + 2
+
+
+def test_rows_left_out_for_another_label_have_tokens_of_their_own(tmp_path: Path) -> None:
+    rows = [[text, "" if i == 2 else "ab"[i % 2], "" if i == 9 else "cd"[i % 2]] for i, text in enumerate(TEXTS)]
+    write_csv(tmp_path / "train.csv", [["text", "mood", "topic"], *rows])
+    first = load(tmp_path, label="mood")
+    data = load(tmp_path, label="topic", tokenizer=first.tokenizer)
+    write_csv(tmp_path / "train.csv", [["text", "topic"], *(row[::2] for row in rows)])
+    expected = load(tmp_path, label="topic", tokenizer=first.tokenizer)
+    assert torch.equal(data.x, expected.x) and not torch.equal(data.x, first.x)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("damaged", ["tokens.npy", "tokens.json"])

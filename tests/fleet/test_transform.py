@@ -292,6 +292,21 @@ def test_a_resumed_fleet_keeps_its_transform(tmp_path: Path) -> None:
     assert again.finished and ff.load(run.folder).evaluate(data=mine)["static"]["samples"] == 40
 
 
+def test_numbers_are_the_classes_that_are_called_by_them() -> None:
+    """Only where no class is called a number do they count the classes; classes without samples do not matter."""
+    y = torch.tensor([1, 2, 3, 3])
+    for names, expected in ((("1", "2", "3"), [0, 1, 2, 2]), (tuple("abcd"), [1, 2, 3, 3])):
+        fields: dict[str, Any] = {"x": torch.rand(4, 2), "splits": {"train": torch.arange(4)}}
+        ours = Data("ours", y=torch.arange(4) % len(names), classes=len(names), class_names=names, **fields)
+        transform = Transform.fit(ours, "", {})
+        assert transform.convert(Data("theirs", y=y, classes=4, **fields)).y.tolist() == expected
+        named = Data("theirs", y=y % 2, classes=3, class_names=(*names[:2], "other"), **fields)
+        assert transform.convert(named).y.tolist() == [1, 0, 1, 1]
+        with raises(DataError, "other", key="data"):
+            transform.convert(Data("theirs", y=torch.tensor([0, 1, 2, 2]), **{**fields, "classes": 3,
+                                   "class_names": named.class_names}))  # fmt: skip
+
+
 def test_nodes_with_other_names_of_classes_do_not_take_part(tmp_path: Path) -> None:
     (tmp_path / "named.py").write_text(
         "import dataclasses\nfrom tiny import tiny_data\n\n\n"

@@ -179,10 +179,10 @@ def find_new_tables(path: Path, suffixes: Sequence[str], is_labeled: Callable[[P
         is_labeled: Whether a table has labels. A folder with a labeled training set is a data set: it gives no table.
     """
     if path.is_file():
-        return [path] if path.suffix in suffixes else []
+        return [path] if path.suffix.lower() in suffixes else []
     folder = convert_saved_dataset(path, training=False)
     every = [file for pattern in ("*", "data/*") for file in list_sample_files(folder, pattern)]
-    paths = next(filter(None, ([file for file in every if file.suffix == suffix] for suffix in suffixes)), [])
+    paths = next(filter(None, ([file for file in every if file.suffix.lower() == suffix] for suffix in suffixes)), [])
     splits = [BY_NAME.get(re.split("[-.]", file.name)[0], "") for file in paths]
     if "train" in splits and is_labeled(paths[splits.index("train")]):
         return []

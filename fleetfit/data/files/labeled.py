@@ -264,7 +264,8 @@ def find_file_table(
 ) -> FileTable | None:
     """Return the table at a path or in a folder that names files below its folder; None if there is none.
 
-    Values are paths relative to the table, or names that one file below has, with or without suffix.
+    Values are paths relative to the table, or names that one file below has, with or without suffix. Folders before a
+    name must not contradict those of its file.
 
     Args:
         path: A CSV or TSV file, or the folder of one (or of `train.csv` and `test.csv`).
@@ -298,16 +299,17 @@ def _find_files(path: Path, suffixes: tuple[str, ...]) -> tuple[table.TableSheet
     is_csv = tables[0].suffix.lower() in _SUFFIXES
     if not is_csv or (path.is_file() and not _has_names(path, suffixes)):
         return None
-    every = _index_files(path if path.is_dir() else path.parent, suffixes)
+    root = path if path.is_dir() else path.parent
+    every = _index_files(root, suffixes)
     sheet = table.read_sheet(path) if every else None
     if sheet is None:
         return None
     columns: dict[str, list[Path | None]] = {}
     for name in sheet.table.column_names:
         values = [None if value is None else str(value) for value in sheet.table.column(name).to_pylist()]
-        paths = [None if value is None else _locate(value, every) for value in values[:_SAMPLE]]
+        paths = [None if value is None else _locate(value, every, root) for value in values[:_SAMPLE]]
         if len(set(paths) - {None}) >= _MOST * len(paths):
-            columns[name] = [None if value is None else _locate(value, every) for value in values]
+            columns[name] = [None if value is None else _locate(value, every, root) for value in values]
     if not columns:
         return None
     files = max(columns, key=lambda name: sum(path is not None for path in columns[name]))
@@ -338,9 +340,15 @@ def _index_files(root: Path, suffixes: tuple[str, ...]) -> dict[str, Path | None
     return every | {path.relative_to(root).as_posix(): path for path in paths}
 
 
-def _locate(value: str, every: dict[str, Path | None]) -> Path | None:
+def _locate(value: str, every: dict[str, Path | None], root: Path) -> Path | None:
+    """Return the file of a value by its path, or by its name where the inner folders of both, if any, are the same."""
     name = os.path.normpath(value.strip().replace("\\", "/"))
-    return every.get(name) or every.get(name.rpartition("/")[2])
+    path = every.get(name) or every.get(name.rpartition("/")[2])
+    if path is None:
+        return None
+    folders = [part for part in name.split("/")[:-1] if part not in ("", "..")]
+    pairs = zip(reversed(folders), reversed(path.relative_to(root).parts[:-1]), strict=False)
+    return path if all(ours == theirs for ours, theirs in pairs) else None
 
 
 def _read_file_table(files: FileTable) -> Rows:
@@ -391,6 +399,8 @@ def find_new_files(
     labels: list[str | None] | None = None
     if listing is not None:
         sheet, column, rows = listing
+        if len(sheet.sizes) > 1:
+            return None
         paths = [_check_file(sheet, column, row, file) for row, file in enumerate(rows)]
         usual = table.LABELS if label is None else (label,)
         name = next((name for name in sheet.table.column_names if name in usual), None)
@@ -411,8 +421,8 @@ def find_new_files(
     folder = path if path.is_dir() else path.parent
     names = [file.relative_to(folder) for file in paths]
     classes = facts.class_names or tuple(map(str, range(facts.classes)))
-    places = names if labels is None else [Path(one or "", name.name) for one, name in zip(labels, names, strict=True)]
-    y, notes = _label_by_folders(places, classes)
+    folders = [name.parts[:-1] for name in names] if labels is None else [(one,) if one else () for one in labels]
+    y, notes = _label_by_folders(folders, classes)
     encoded = np.array([os.fsencode(name) for name in names], dtype=np.bytes_)
     return Rows(None, y, {"test": len(names)}, facts.classes, classes, None, tuple(notes), folder, encoded)
 
@@ -440,16 +450,22 @@ def read_new_parquet(
     return files, np.concatenate(classes) if classes and len(classes) == len(files) else None
 
 
-def _label_by_folders(names: Sequence[Path], class_names: Sequence[str]) -> tuple[NDArray[np.int64] | None, list[str]]:
+def _label_by_folders(
+    folders: Sequence[Sequence[str]], class_names: Sequence[str]
+) -> tuple[NDArray[np.int64] | None, list[str]]:
     """Return the label of each file by the nearest folder that is named after a class, int64 [N], and notes.
 
     It is None in place of labels if a file has none; a note says why, if that is in a folder.
+
+    Args:
+        folders: The folders of each file, outermost first.
+        class_names: The classes.
     """
     codes = {name: label for label, name in enumerate(class_names)}
-    folders = [next((part for part in reversed(name.parts[:-1]) if part in codes), None) for name in names]
-    if None not in folders:
-        return np.array([codes[folder] for folder in folders if folder is not None], dtype=np.int64), []
-    others = {name.parts[0] for name, folder in zip(names, folders, strict=True) if folder is None and name.parts[1:]}
+    labels = [next((codes[folder] for folder in reversed(some) if folder in codes), None) for some in folders]
+    if None not in labels:
+        return np.array(labels, dtype=np.int64), []
+    others = {some[0] for some, label in zip(folders, labels, strict=True) if label is None and some}
     note = (
         f"No accuracy, because not every folder is a class of the run: {quote_some(sorted(others))}. The classes are "
         f"{quote_some(class_names)}."

@@ -99,7 +99,7 @@ def text(
         path = convert_saved_dataset(path)
     rows = read_rows(name, path, text, label, groups, header)
     data = make_data(name, rows, tokenizer, vocabulary, length, samples, validation, test, seed)
-    others = [file.name for file in rows.x.files if file.suffix not in (".csv", ".tsv")]
+    others = [file.name for file in rows.x.files if file.suffix.lower() not in (".csv", ".tsv")]
     if header or not others:
         return data
     note = f"{name}: header = false only applies to CSV and TSV, but there is {others[0]}. Leave it out."
@@ -154,12 +154,13 @@ def make_texts_in_memory(
 
 def _open_rows(path: Path, header: bool) -> parquet.RowFile:
     """Open the rows of a file by its suffix, one of `SUFFIXES`."""
-    if path.suffix == ".parquet":
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
         return parquet.File(path)
-    if path.suffix in (".csv", ".tsv"):
-        is_tsv = path.suffix == ".tsv"
+    if suffix in (".csv", ".tsv"):
+        is_tsv = suffix == ".tsv"
         return Cells(path, read_cells(path, "\t" if is_tsv else None, header, quoted=not is_tsv))
-    if path.suffix in (".jsonl", ".json"):
+    if suffix in (".jsonl", ".json"):
         return Cells(path, read_objects(path))
     raise DataError(f"{path} has an unknown suffix. Use one of {', '.join(SUFFIXES)}.", path=path)
 
@@ -270,13 +271,15 @@ def _read_tables(
     columns = [first.column(column, TEXT_COLUMNS, "text") for column in names]
     if label in columns:
         raise DataError(f'{first.path}: the column "{truncate(label)}" is both text and label.', key="text")
+    cells = [table for split_tables in tables.values() for table in split_tables if isinstance(table, Cells)]
+    unlabeled = sum(table.drop_rows_without(label) for table in cells)
     for split in [
         s for s in tables if s != "train" and all(parquet.has_withheld_labels(table, label) for table in tables[s])
     ]:
         del tables[split]
     all_tables = [table for split_tables in tables.values() for table in split_tables]
     notes = [_describe_columns(name, first.columns, columns, label, groups)]
-    if unlabeled := sum(table.drop_rows_without(label) for table in all_tables if isinstance(table, Cells)):
+    if unlabeled:
         notes.append(f'{name}: {unlabeled} rows without "{truncate(label)}" are left out.')
     if not sum(table.rows for table in tables.get("train", ())):
         raise DataError(f"{first.path} has no rows to train on: it is empty, or no row has a label.", path=first.path)
@@ -284,7 +287,7 @@ def _read_tables(
     return Rows(
         x=Texts(
             [table.path for table in all_tables if table.path != IN_MEMORY],
-            [columns, key],
+            [columns, key, *([label] if unlabeled else [])],  # rows that another label has are left out
             lambda: [text for table in all_tables for text in _join_columns(table, columns)],
         ),
         y=y,
