@@ -181,6 +181,31 @@ def test_rows_that_are_new_become_the_same_numbers(write: Write) -> None:
     assert not strange.x[0, 3:].any() and "1 row " in strange.notes[0]
 
 
+def test_new_categories_are_written_as_in_the_training_rows(write: Write) -> None:
+    """Also where they alone look like numbers, and where pandas reads the words as truth values."""
+    rows = [["code", "old", "kind"], *([["1.0", "2", "beta", "01"][i % 4], str(i % 3 == 0), "ab"[i % 2]]
+                                      for i in range(60))]  # fmt: skip
+    data = table(str(write(rows)))
+    new = write([rows[0], *(row for row in rows if row[0] in ("1.0", "01"))], "new.csv")
+    expected = torch.as_tensor(data.x)[[i for i in range(60) if i % 4 in (0, 3)]]
+    assert torch.equal(prepare_table(new, data).x, expected)  # type: ignore[arg-type]
+    for dtype in ({"old": str}, {}):
+        memory = read_memory(pandas.read_csv(new, dtype={"code": str, **dtype}))
+        assert isinstance(memory, TableSplits)
+        assert torch.equal(prepare_table(memory.splits["train"], data).x, expected)  # type: ignore[arg-type]
+    (note,) = prepare_table(write([rows[0], ["2.0", "True", "a"]], "strange.csv"), data).notes
+    assert '"2.0"' in note and '"code"' in note
+
+
+def test_truth_values_are_classes_that_are_called_so(write: Write) -> None:
+    rows = [["size", "kind"], *([i % 7, str(i % 3 == 0).upper()] for i in range(60))]
+    path = write(rows)
+    memory = read_memory(pandas.read_csv(path))
+    assert isinstance(memory, TableSplits) and memory.splits["train"].column("kind").to_pylist()[0] is True
+    data = table(str(path))
+    assert torch.equal(prepare_table(memory.splits["train"], data).y, data.y)
+
+
 def test_a_parquet_file_and_a_folder_of_splits(write: Write, tmp_path: Path) -> None:
     rows = make_mixed_rows()
     plain = table(str(write(rows)))

@@ -295,6 +295,14 @@ def test_a_fault_names_its_place(case: str, tmp_path: Path, monkeypatch: pytest.
         read_table(path)
 
 
+def test_a_column_of_amounts_may_be_empty_in_new_rows(tmp_path: Path) -> None:
+    rows = "".join(f'"${i},{100 + i}",{"ab"[i % 2]}\n' for i in range(1, 41))
+    (tmp_path / "t.csv").write_text("price,kind\n" + rows)
+    (tmp_path / "new.csv").write_text("price,kind\n,a\n")
+    data = table(str(tmp_path / "t.csv"))
+    assert prepare_table(tmp_path / "new.csv", data).x.tolist() == [[0.0]]  # type: ignore[union-attr]
+
+
 def test_new_rows_of_one_column(tmp_path: Path) -> None:
     """A model of one feature takes a file of one column; such a file alone has nothing to learn from."""
     pandas.DataFrame({"size": np.arange(40) * 0.5, "kind": list("ab") * 20}).to_csv(tmp_path / "t.csv", index=False)

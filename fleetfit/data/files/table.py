@@ -707,8 +707,18 @@ class Column:
         if self.kind == "texts":
             return self.codes, self.texts.to_pylist()
         values, codes = np.unique(self.numbers, return_inverse=True)
-        texts = [str(int(v)) if v == int(v) else repr(v) for v in values[~np.isnan(values)].tolist()]
+        texts = [*map(_format_number, values[~np.isnan(values)].tolist())]
         return np.where(np.isnan(self.numbers), -1, codes), texts
+
+
+def _format_number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def _is_plain_number(text: str) -> bool:
+    """Return whether a text is a number as it is written here: 1, not 1.0 or 01."""
+    number = float(text) if _NUMBER.fullmatch(text) else np.inf
+    return abs(number) < np.inf and text == _format_number(number)
 
 
 def detect_columns(
@@ -823,7 +833,7 @@ def _detect_text_column(
     numbers = np.append(_parse_numbers(texts, form, bool(decimal)), np.nan)
     strange = np.append(np.isnan(numbers[:-1]), False)
     if not strange.any():
-        example = "" if form == PLAIN else texts[int(codes[codes >= 0][0])].as_py()
+        example = "" if form == PLAIN or not len(texts) else texts[int(codes[codes >= 0][0])].as_py()
         return Column(name, "numbers", _drop_marks(numbers[codes], sorted(missing)), form=form, example=example)
     return Column(name, "texts", codes=codes, texts=texts, strange=np.flatnonzero(strange[codes]))
 
@@ -1036,7 +1046,11 @@ class TableEncoder(_Stored):
         """Return the columns of a table in the form of the training rows (see the function of this name)."""
         names = sheet.table.column_names
         forms = dict.fromkeys(names, PLAIN) | self.number_forms
-        return detect_columns(sheet, missing, forms, {name: name in self.codes for name in names})
+        categories = {column.name: column.values for column in self.columns if isinstance(column, Category)}
+        categories |= {self.label.name: self.label.classes}
+        texts = {name for name, values in categories.items() if not all(map(_is_plain_number, values))}
+        codes = {name: name in self.codes or name in texts for name in names}
+        return detect_columns(_name_truth_values(sheet, categories), missing, forms, codes)
 
     def transform(self, sheet: TableSheet, columns: Mapping[str, Column]) -> tuple[NDArray[np.float32], list[str]]:
         """Encode rows as float32 [N, features]; return them with notes.
@@ -1071,13 +1085,28 @@ class TableEncoder(_Stored):
             codes_of_row = np.array([*(numbers.get(text, -1) for text in texts), -1])[codes]
             rows = np.flatnonzero(codes_of_row >= 0)
             features[rows, codes_of_row[rows]] = 1.0
-            if unknown := int(((codes_of_row < 0) & (codes >= 0)).sum()):
+            unknown = np.flatnonzero((codes_of_row < 0) & (codes >= 0))
+            if len(unknown):
                 notes.append(
-                    f"{unknown} row{'s have a value' if unknown > 1 else ' has a value'} of "
-                    f'"{truncate(column.name)}" that training rows lack or rarely have. It is encoded as no '
-                    "category."
+                    f"{len(unknown)} row{'s have a value' if len(unknown) > 1 else ' has a value'} of "
+                    f'"{truncate(column.name)}", such as "{truncate(texts[codes[unknown[0]]])}", that is written '
+                    "otherwise in the training rows, or rare or missing there. It is encoded as no category."
                 )
         return x, notes
+
+
+def _name_truth_values(sheet: TableSheet, categories: Mapping[str, Sequence[str]]) -> TableSheet:
+    """Return the sheet with texts in place of booleans where the training rows have the words true and false."""
+    import pyarrow as pa
+    from pyarrow import compute, types
+
+    table = sheet.table
+    for place, name in enumerate(table.column_names):
+        words = {value.lower(): value for value in categories.get(name, ())}
+        if types.is_boolean(table.column(place).type) and words and words.keys() <= {"true", "false"}:
+            texts = [pa.scalar(words.get(word, word)) for word in ("true", "false")]
+            table = table.set_column(place, name, compute.if_else(table.column(place), *texts))
+    return replace(sheet, table=table)
 
 
 def _fit_encoder(
