@@ -202,7 +202,7 @@ class Data:
         y = self.labels(indices.to(self.x.device, non_blocking=True))
         x = self.stored(indices, rng)
         if x.dtype == torch.int64:
-            return (x, y) if self.padding < 0 else _trim_padding(x, y, self.padding)
+            return (x, y) if self.padding < 0 else _trim_padding(x, y, self.padding, self.task)
         x = x.to(torch.float32)
         if self._scale is not None:
             x.mul_(self._scale)
@@ -329,11 +329,12 @@ def choose_samples(data: Data) -> Tensor | None:
     return x[order if len(order) > 1 else order * 2]
 
 
-def _trim_padding(x: Tensor, y: Tensor, padding: int) -> tuple[Tensor, Tensor]:
-    """Cut off the columns in which every sample of a batch is padded, except the first."""
+def _trim_padding(x: Tensor, y: Tensor, padding: int, task: str) -> tuple[Tensor, Tensor]:
+    """Cut off the columns in which every sample of a batch is padded, except the first; also of a label per token."""
     columns = (x != padding).any(0).nonzero()
     length = int(columns[-1]) + 1 if len(columns) else 1
-    return x[:, :length], y[:, :length] if y.ndim == 2 and y.shape[1] == x.shape[1] else y
+    is_per_token = y.ndim == 2 and y.shape[1] == x.shape[1] and task not in ("multi_label", "regression")
+    return x[:, :length], y[:, :length] if is_per_token else y
 
 
 def drop_labels(data: Data, seed: int = 0) -> Data:

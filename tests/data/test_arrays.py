@@ -139,6 +139,17 @@ def test_standardized_by_the_training_samples(
     assert torch.allclose(train.std((0, 2, 3), correction=0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-3)
 
 
+def test_samples_far_from_zero_keep_their_deviation(save: Callable[..., str]) -> None:
+    """A constant has the deviation 1. A note names the last column, whose samples float32 cannot tell apart."""
+    x = RNG.normal(size=(80, 3)) * [1, 0, 1] + [1e4, 0.1, 1e9]
+    data = arrays(save(x=x, y=np.arange(80) % 2), standardize=True)
+    np.testing.assert_allclose(
+        data.std, [*x[data.split("train")].std(0)[:1], 1, x[data.split("train")].std(0)[2]], 1e-6
+    )
+    (note,) = [note for note in data.notes if "1e+09" in note]
+    assert " 2 " in note and data.batch(torch.arange(80))[0][:, 1].abs().max() < 1e-6
+
+
 @pytest.mark.parametrize("statistics", [{"mean": [0.5], "std": [2.0]}, {"mean": [0.5] * 3, "std": [2.0] * 3}])
 def test_what_somebody_says_of_mean_and_std_counts(save: Callable[..., str], statistics: dict[str, Any]) -> None:
     x = RNG.random((40, 3))

@@ -190,6 +190,9 @@ def test_padding_is_cut_to_the_longest_sample_of_a_batch() -> None:
     x = torch.tensor([[5, 6, 9, 9], [5, 9, 7, 9], [9, 9, 9, 9]])
     data = Data("words", x, torch.tensor([0, 1, 0]), {"train": torch.arange(3)}, 2, vocabulary=10, padding=9)
     assert [data.batch(torch.tensor(i))[0].shape[1] for i in ([0], [1], [0, 1], [2])] == [2, 3, 3, 1]
+    labels = torch.tensor([[1, 0, 1, 0]] * 3)
+    several = Data("several", x, labels, {}, 4, task="multi_label", vocabulary=10, padding=9)
+    assert several.batch(torch.tensor([0]))[1].tolist() == [[1, 0, 1, 0]]  # as many labels as tokens
     following = Data("next", x, x.clone(), {"train": torch.arange(3)}, 10, task="next_token", vocabulary=10, padding=9)
     assert [tuple(t.shape) for t in following.batch(torch.tensor([0]))] == [(1, 2), (1, 2)]
 

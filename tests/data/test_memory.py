@@ -533,6 +533,13 @@ def test_rows_of_texts_without_a_label_are_left_out() -> None:
         data_of(REVIEWS.assign(review=REVIEWS.review.where(REVIEWS.index != 3, None)))
 
 
+def test_a_text_that_is_missing_is_named() -> None:
+    texts = [*PAIR[0][:3], pandas.NA, *PAIR[0][4:]]
+    for values in (texts, pandas.Series(texts, dtype="string")):
+        with raises(DataError, row=3, column="text"):
+            data_of((values, PAIR[1]))
+
+
 def test_names_beside_numbers_are_not_the_texts_of_a_table(tmp_path: Path) -> None:
     """A table of passengers is about their ages, not about their names; without other features texts may be short."""
     names = [f"Braund, Mr. Owen Harris {i}" for i in range(60)]

@@ -38,6 +38,8 @@ Task = Literal["classification", "regression", "multi_label", "next_token"]
 ChannelsLast = bool | Literal["move"] | None
 _ROWS = 4096  # rows in memory at a time
 _SHOWN = 10  # classes in a sentence
+_CANCELED = 1e-6  # of the mean square: a smaller variance is computed around the mean
+_FAR = 1e5  # times the deviation: of a mean so far from 0, float32 keeps fewer than two digits of the samples
 _LOG = logging.getLogger("fleetfit")
 Array = NDArray[Any]
 
@@ -215,12 +217,27 @@ def _make_data(
     splits = rows.divide(name, validation, test, seed)
     if standardize:
         mean, std = _compute_statistics(x, splits["train"], gaps, layout.channels_last)
+        notes = (*notes, *_describe_far_means(what, mean, std))
     exact = _keep_digits(labels, rows.y) if task == "regression" else None
     notes = (*notes, *layout.notes, *(_describe_binary_targets(labels) if task == "regression" else ()))
     return replace(rows, notes=notes).make_data(
         name, x, splits, mean=mean, std=std, channels_last=layout.channels_last, task=task, vocabulary=vocabulary,
         padding=padding, augment=augment, resize=resize, exact_targets=exact,
     )  # fmt: skip
+
+
+def _describe_far_means(what: str, mean: Sequence[float], std: Sequence[float]) -> list[str]:
+    """Describe the first channel whose mean is so far from 0 that float32 loses its samples; constants have std 1."""
+    far = next(
+        ((i, m, s) for i, (m, s) in enumerate(zip(mean, std, strict=True)) if abs(m) > _FAR * s and s != 1), None
+    )
+    if far is None:
+        return []
+    channel, m, s = far
+    return [
+        f"{what}: channel {channel} has mean {m:g} and standard deviation {s:g}, of which a model's 32 bits keep few "
+        "digits. Subtract a constant from it, for training and for predictions."
+    ]
 
 
 _FILL = "fill the gaps. Only tables (data.path or data=frame) may have gaps."
@@ -662,21 +679,33 @@ def _compute_statistics(
         raise DataError("standardize needs training samples of numbers, not tokens. Leave it out.", key="standardize")
     axis = -1 if channels_last else min(1, x.ndim - 1)
     channels = x.shape[axis] if x.ndim > 1 else 1
-    total, squares = torch.zeros(2, channels, dtype=torch.float64)
-    count = 0
-    for start in range(0, len(train), _ROWS):
-        some = x[torch.from_numpy(train[start : start + _ROWS])].double()
-        some = some.movedim(axis, min(1, x.ndim - 1)).reshape(len(some), channels, -1) / (
-            255 if x.dtype == torch.uint8 else 1
-        )
-        total += some.sum((0, 2))
-        squares += some.square().sum((0, 2))
-        count += len(some) * some.shape[2]
-    mean = total / count
+
+    def sum_powers(shift: Tensor | float) -> tuple[Tensor, Tensor]:
+        """Return the means of x - shift and of its square, per channel."""
+        total, squares = torch.zeros(2, channels, dtype=torch.float64)
+        count = 0
+        for start in range(0, len(train), _ROWS):
+            some = x[torch.from_numpy(train[start : start + _ROWS])].double()
+            some = some.movedim(axis, min(1, x.ndim - 1)).reshape(len(some), channels, -1) / (
+                255 if x.dtype == torch.uint8 else 1
+            )
+            some = some if isinstance(shift, float) else some - shift[:, None]
+            total += some.sum((0, 2))
+            squares += some.square().sum((0, 2))
+            count += len(some) * some.shape[2]
+        return total / count, squares / count
+
+    mean, squares = sum_powers(0.0)
     if not bool(torch.isfinite(mean).all()):
         raise DataError(f"{gaps}. standardize needs finite samples. Remove these, or fill the gaps.", key="standardize")
-    std = (squares / count - mean.square()).clamp(min=0).sqrt()
-    return tuple(mean.tolist()), tuple(torch.where(std > 1e-12, std, 1).tolist())
+    variance = (squares - mean.square()).clamp(min=0)
+    is_canceled = variance < _CANCELED * squares  # the difference has lost digits
+    if bool(is_canceled.any()):
+        shifted, squares = sum_powers(mean)
+        variance = torch.where(is_canceled, squares - shifted.square(), variance)
+    std = variance.clamp(min=0).sqrt()
+    is_constant = std <= 1e-12 + 1e-13 * mean.abs()
+    return tuple(mean.tolist()), tuple(torch.where(is_constant, 1, std).tolist())
 
 
 # ---- the arrays of one file or folder, by name -----------------------------------------------------------------------

@@ -208,8 +208,12 @@ def _list_texts(x: Any) -> list[str | None] | None:
         return None
     if not hasattr(x, "__len__") or not len(x) or not isinstance(_unwrap(next(iter(x))), str):
         return None
-    values = [None if value is None or value != value else value for value in map(_unwrap, x)]
+    values = [None if _is_missing(value) else value for value in map(_unwrap, x)]
     return values if all(value is None or isinstance(value, str) for value in values) else None
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or bool(value != value)
 
 
 def _unwrap(value: Any) -> Any:
@@ -323,8 +327,7 @@ def _convert_objects(values: list[Any]) -> Any:
         raise TypeError("complex numbers; pass real and imaginary parts as two columns")
     if any(hasattr(value, "__len__") and not isinstance(value, str | bytes) for value in values):
         return pa.array([[]] * len(values), pa.list_(pa.null()))
-    missing = [v is None or type(v).__name__ in ("NAType", "NaTType") or v != v for v in values]
-    return pa.array([None if is_missing else str(v) for v, is_missing in zip(values, missing, strict=True)], "string")
+    return pa.array([None if _is_missing(value) else str(value) for value in values], "string")
 
 
 def _read_dataset(dataset: Any, labeled: bool) -> Samples:
