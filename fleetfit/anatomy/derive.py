@@ -228,6 +228,12 @@ def _apply_axes(units: Units, axes: Mapping[str, str]) -> dict[str, str]:
                 f"{', '.join(units.scaled)}.",
                 key="derive.axes",
             )
+        if not set(matching) & set(left):
+            raise ModelError(
+                f'axes: patterns before "{pattern}" match all of its axes, and the first one counts. Put "{pattern}" '
+                "before them.",
+                key="derive.axes",
+            )
         groups.setdefault(name, []).extend(axis for axis in left if axis in matching)
         left = [axis for axis in left if axis not in matching]
     for name, members in groups.items():

@@ -1,5 +1,7 @@
 """An instance for some data: a new classifier, new weights, and numbers that must agree."""
 
+import contextlib
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -231,17 +233,21 @@ def _replace_classifier(net: nn.Module, example: Tensor, classes: int, mask: Inp
 
 
 def _redraw(net: nn.Module) -> None:
-    """Draw all weights anew, by each module's own rule."""
-    rule = getattr(net, "_init_weights", None)  # of transformers' models
-    without = []
+    """Draw all weights anew, by each module's own rule, and then by that of the whole model."""
+    rule = getattr(net, "_init_weights", None)  # of transformers' models; others may cover some kinds of parts alone
+    is_of_parts, without = False, []
+    with contextlib.suppress(TypeError, ValueError):
+        is_of_parts = callable(rule) and inspect.signature(rule).bind(net) is not None
     for name, part in net.named_modules():
         reset = getattr(part, "reset_parameters", None) or getattr(part, "_reset_parameters", None)
-        if callable(rule):
-            rule(part)
-        elif callable(reset):
+        if callable(reset):
             reset()
-        elif any(True for _ in part.parameters(recurse=False)):
+        elif not callable(rule) and any(True for _ in part.parameters(recurse=False)):
             without.append(name or type(net).__name__)
+        if callable(rule) and is_of_parts:
+            rule(part)
+    if callable(rule) and not is_of_parts:
+        rule()
     if without:
         raise ModelError(
             f'weights = "new": {", ".join(without[:3])} has parameters and no reset_parameters(). Write one, or name a '

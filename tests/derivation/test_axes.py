@@ -79,6 +79,7 @@ def test_axes_of_one_name_are_cut_as_one() -> None:
         ({"d": "whole"}, ("d", "c, table, a, b")),
         ({"tables*": "whole"}, ("tables*",)),
         ({"*": "hidden"}, ("hidden", "a 8", "c 6")),
+        ({"[ac]": "whole", "a": "first"}, ('"a"',)),  # the first pattern counts
         ({"a": "hidden", "c": "hidden"}, ("hidden", "a 8", "c 6")),
         ({"c": "a"}, ("a 8", "c 6")),
         ({"c": "classes"}, ("classes",)),

@@ -5,7 +5,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from support.derivation import derive, make_instance
 from torch import Tensor, nn
 
 from fleetfit.anatomy.derive import derive_architecture
+from fleetfit.anatomy.fitting import SampleFacts, fit_instance
 from fleetfit.cost import full_cost
 
 SAMPLE = (
@@ -173,3 +174,28 @@ def test_the_plan_is_the_same_in_a_fresh_process() -> None:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         payloads = json.loads(done.stdout.splitlines()[-1])
         assert payloads == [json.loads(json.dumps(derive(name)[1].plan.to_payload())) for name in names]
+
+
+class Ruled(nn.Sequential):
+    """A rule for linear weights alone, as many people write it."""
+
+    def __init__(self, by_parts: bool) -> None:
+        super().__init__(nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+        self._init_weights = self.draw if by_parts else self.draw_all
+
+    def draw(self, part: nn.Module) -> None:
+        if isinstance(part, nn.Linear):
+            nn.init.constant_(part.weight, 0.25)
+
+    def draw_all(self) -> None:
+        self.apply(self.draw)
+
+
+@pytest.mark.parametrize("by_parts", [True, False])
+def test_new_weights_are_new_where_the_models_rule_has_none(by_parts: bool) -> None:
+    net = Ruled(by_parts)
+    for parameter in net.parameters():
+        nn.init.constant_(parameter, 7.0)
+    new = cast(Any, fit_instance(net, SampleFacts((6,), 0, 3), "keep", "new", 0))
+    assert bool((new[0].weight == 0.25).all()) and bool((new[1].weight == 1).all())
+    assert not any(bool((tensor == 7).any()) for tensor in new.parameters())
