@@ -448,7 +448,7 @@ def test_the_test_sample_stays_the_same(fleet: Trained) -> None:
     assert {key for key in full if some[key] != full[key]} == whole
     assert some == later
     on_device = evaluate_on_device(fleet.federation, server, scope, fleet.simulation.device(None), {})
-    assert on_device["batch"]["samples"] == 96
+    assert on_device["batch"]["samples"] == 20
 
 
 def test_evaluation_changes_no_server_and_no_memory() -> None:

@@ -5,10 +5,11 @@ import inspect
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, SupportsIndex, cast
 
 import torch
 from torch import nn
@@ -31,7 +32,7 @@ from fleetfit.data.files.folders import resolve_folder
 from fleetfit.data.files.memory import ACCEPTED, read_memory
 from fleetfit.data.splits import SPLITS
 from fleetfit.data.transform import FILE, KINDS, Transform
-from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean, truncate
+from fleetfit.errors import ConfigError, ModelError, PlanError, RunError, did_you_mean, quote_some, truncate
 from fleetfit.inference import Calibration, Measure, Mode, Scores
 from fleetfit.inference.export import LevelModel
 from fleetfit.inference.export.prior import Counts, make_offset
@@ -43,6 +44,7 @@ from fleetfit.training.runtime import prepare_model
 
 LevelName = int | str | None
 """1..L or a level's name; None for the largest that a client trains."""
+_OF_OTHER_DATA = ("split", "batch_size", "batch_norm", "samples", "metrics")
 ON_NODES = "this run's data are on the nodes of a fleet. Name data of the same shape on this machine"
 
 
@@ -116,17 +118,30 @@ def build_level_module(run: TrainedRun, level: LevelName) -> nn.Module:
     index = [entry.name for entry in assembly.federation.levels].index(name)
     if index > evaluation.find_top_level(assembly.federation):
         logging.getLogger("fleetfit").warning("No client trained all of level %s: it is above their budgets.", name)
-    statistics = run.checkpoint["statistics"] or {}
-    if index not in statistics and evaluation.has_batch_norm(assembly.federation):
-        with contextlib.closing(assembly.engine()) as engine:
-            scope = assembly.settings.scope
-            statistics, _ = evaluation.estimate_statistics(assembly.federation, engine, run.server, scope, [index])
-        if index not in statistics:
-            raise RunError(f"level {name} has no batch-norm statistics: no client could measure them.")
+    statistics = _find_statistics(run, [index]) if evaluation.has_batch_norm(assembly.federation) else None
     module = evaluation.build_level_module(assembly.federation, run.server, index, statistics)
     if isinstance(module, ModuleWithExits):
         module.returns_list = len(assembly.federation.problem.exits) > 1
     return module
+
+
+def _find_statistics(run: TrainedRun, levels: Sequence[int]) -> evaluation.Statistics:
+    """Return the batch-norm statistics of levels: those of the last evaluation, or new ones.
+
+    Raises:
+        RunError: A level has none, and no client could measure them.
+    """
+    assembly, statistics = run.assembly, run.checkpoint["statistics"] or {}
+    if missing := [index for index in levels if index not in statistics]:
+        with contextlib.closing(assembly.engine()) as engine:
+            scope = assembly.settings.scope
+            new, _ = evaluation.estimate_statistics(assembly.federation, engine, run.server, scope, missing)
+        statistics = {**statistics, **new}
+    for index in levels:
+        if index not in statistics:
+            name = assembly.federation.levels[index].name
+            raise RunError(f"level {name} has no batch-norm statistics: no client could measure them.")
+    return statistics
 
 
 def load_model(run: TrainedRun, level: LevelName) -> nn.Module:
@@ -168,13 +183,13 @@ def select_data(
     if client is None:
         return assembly.data
     count = len(assembly.simulation.parts)
-    if not 0 <= client < count:
-        raise ConfigError(f"no such client: {client}. The clients of this run are 0 to {count - 1}.", key="client")
+    if not isinstance(client, SupportsIndex) or not 0 <= client < count:
+        raise ConfigError(f"no such client: {client!r}. The clients of this run are 0 to {count - 1}.", key="client")
     return assembly.data.share(assembly.simulation.parts[client])
 
 
 def check_other_data(run: TrainedRun, data: Data, labels: bool = True) -> Data:
-    """Check data against the run's samples and classes, and return them with targets in the run's unit.
+    """Check data against the run's samples and classes, and return them with labels as the run has them.
 
     Args:
         run: The run.
@@ -183,6 +198,7 @@ def check_other_data(run: TrainedRun, data: Data, labels: bool = True) -> Data:
 
     Raises:
         ConfigError: Samples or classes differ, or labels are missing.
+        DataError: A class has another name.
     """
     run_data = run.assembly.data
     kind, expected = ((d.task, d.sample_shape, d.classes, d.vocabulary) for d in (data, run_data))
@@ -204,7 +220,7 @@ def check_other_data(run: TrainedRun, data: Data, labels: bool = True) -> Data:
             "needs none.",
             key="data",
         )
-    return _rescale_targets(run, data)
+    return _convert_labels(run, data)
 
 
 def _describe_shape(data: Data | DataDescription) -> str:
@@ -212,11 +228,25 @@ def _describe_shape(data: Data | DataDescription) -> str:
     return f"samples {list(data.sample_shape)}, {data.classes} classes{tokens} ({data.task.replace('_', ' ')})"
 
 
-def _rescale_targets(run: TrainedRun, data: Data) -> Data:
-    """Return data with targets scaled like the run's training targets."""
-    if data.task != "regression" or run.assembly.data is data:
+def _convert_labels(run: TrainedRun, data: Data) -> Data:
+    """Return data with the order of the run's classes, or the scale of its targets; warn of another normalization."""
+    is_regression, is_known = data.task == "regression", run.files.has(FILE)
+    if run.assembly.data is data or not (is_known or is_regression):
         return data
-    return replace(data, targets=find_transform(run).targets)
+    transform = find_transform(run)
+    ours, theirs = ((one.mean, one.std) for one in (transform, data))
+    if is_known and ours != theirs and f"torch.{transform.dtype}" == str(data.x.dtype):
+        logging.getLogger("fleetfit").warning(
+            "%s is normalized with mean %s and std %s, but the training data with mean %s and std %s. Predictions may "
+            "be wrong.",
+            data.name, *theirs, *ours,
+        )  # fmt: skip
+    if is_regression:
+        return replace(data, targets=transform.targets)
+    is_comparable = data.task == "classification" and len(data.class_names) == len(transform.class_names)
+    if not data.class_names or not is_comparable:
+        return data
+    return replace(data, y=transform.convert_classes(data), class_names=transform.class_names)
 
 
 def load_samples(run: TrainedRun, data: Any, halves: bool = False) -> Data:
@@ -324,13 +354,9 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
             raise assembly.data.make_error()
         raise ConfigError(f"{ON_NODES}: fleetfit eval {run.folder} --data NAME, or run.evaluate(data=...).", key="data")
     if data is not None:
-        others = {key: value for key, value in sections.items() if key != "data"}
-        scope, federation = build_settings(_change_experiment(run, others)).scope, assembly.federation
-        device = Device(federation.problem, check_other_data(run, data), accelerator=torch.device("cpu"))
-        statistics = run.checkpoint["statistics"] or {}
-        return evaluation.evaluate_on_device(federation, run.server, scope, device, statistics)
+        return _evaluate_other_data(run, data, {key: value for key, value in sections.items() if key != "data"})
     if isinstance(sections.get("data"), Data):
-        sections = {**sections, "data": _rescale_targets(run, sections["data"])}
+        sections = {**sections, "data": _convert_labels(run, sections["data"])}
     elif is_set:
         sections = {**sections, "data": _make_section(run, section)}
     if sections:
@@ -347,6 +373,27 @@ def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]
         engine.load_memories(run.checkpoint["clients"])
         columns, _ = evaluation.evaluate(assembly.federation, engine, run.server, assembly.settings.scope)
     return columns
+
+
+def _evaluate_other_data(run: TrainedRun, data: Data, sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of each trained level on data that are not divided among clients."""
+    scope, federation = build_settings(_change_experiment(run, sections)).scope, run.assembly.federation
+    changes = sections.get("evaluate", {})
+    unused = [key for key in sections if key != "evaluate"]
+    unused += [f"evaluate.{key}" for key in changes if key not in _OF_OTHER_DATA]
+    if unused:
+        raise ConfigError(
+            f"{quote_some(unused)}: no effect on other data, which are not divided among clients. Keys of [evaluate] "
+            f"that have one are {', '.join(_OF_OTHER_DATA)}.",
+            key=unused[0],
+        )
+    device = Device(federation.problem, check_other_data(run, data), accelerator=torch.device("cpu"))
+    statistics = run.checkpoint["statistics"] or {}
+    is_complete = statistics and run.assembly.simulation is None  # nodes measure no more
+    if "static" in scope.norms and evaluation.has_batch_norm(federation) and not is_complete:
+        statistics = _find_statistics(run, range(evaluation.find_top_level(federation) + 1))
+    scope = replace(scope, samples=changes.get("samples"))  # the run's own number is of its own test set
+    return evaluation.evaluate_on_device(federation, run.server, scope, device, statistics)
 
 
 def _change_experiment(run: TrainedRun, sections: Mapping[str, Any]) -> Experiment:
@@ -460,7 +507,8 @@ def compute_last_cost(run: TrainedRun, level: Level) -> float:
 
 def find_budget_cost(budget: float | str | None) -> str:
     """Return the cost for the unit of a budget: "35 ms" is a latency."""
-    return "latency_s" if isinstance(budget, str) and budget.strip().endswith("s") else "multiply_adds"
+    is_time = isinstance(budget, str) and re.search(r"[\d.\s][mu]?s\s*$", budget)
+    return "latency_s" if is_time else "multiply_adds"
 
 
 def parse_budget(budget: Amount, cost: str, costs: list[float]) -> float:
@@ -469,6 +517,10 @@ def parse_budget(budget: Amount, cost: str, costs: list[float]) -> float:
     Raises:
         ConfigError: It is not an amount, or not between the costs of the first and the last exit.
     """
+    if isinstance(budget, str) and cost == "multiply_adds" and budget.strip().endswith("multiply-adds"):
+        budget = budget.strip().removesuffix("multiply-adds")
+        with contextlib.suppress(ValueError):
+            budget = float(budget)
     try:
         amount = parse_amount(budget, cost) if isinstance(budget, str) else float(budget)
     except PlanError as error:

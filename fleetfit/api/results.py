@@ -484,10 +484,11 @@ class Run:
             *further: Nothing. Samples and labels are one pair, `(x, y)`.
             split: "test", "validation" or "train"; that of the run by default.
             batch_size: Samples per forward pass; that of the run by default.
-            **sections: Other changed sections of a run file: `evaluate={"batch_norm": ["batch"]}`.
+            **sections: Other changed sections of a run file: `evaluate={"batch_norm": ["batch"]}`. Of data that are not
+                divided among the clients only keys of `evaluate`.
 
         Raises:
-            ConfigError: Labels are passed apart from the samples, or a key is wrong.
+            ConfigError: Labels are passed apart from the samples, or a key is wrong or has no effect on the data.
             DataError: The split has no samples.
             ModelError: The state does not fit the model that the data need.
         """

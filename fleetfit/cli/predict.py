@@ -257,7 +257,8 @@ def make_calibration_tables(calibration: "Calibration") -> Iterator[Table]:
     budget = "all samples share the budget" if calibration.mode == "budgeted" else "each sample has the budget"
     title = f"level {calibration.level}: early stopping by {policy.measure}, {budget}"
     yield Table(columns, tuple(rows), title, tuple(notes))
-    points = calibration.curve[:: max(1, len(calibration.curve) // 10)]
+    full = calibration.curve[-1]
+    points = [*calibration.curve[: -1 : max(1, len(calibration.curve) // 10)], full]
     curve = tuple(
         (format_cost(point["budget"]), format_cost(point["cost"]), format_percent(point["accuracy"]),
          " ".join(f"{100 * share:.0f}" for share in point["shares"])) for point in points

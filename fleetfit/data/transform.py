@@ -223,7 +223,7 @@ class Transform(pydantic.BaseModel):
                     key="data",
                 )
         fitted = {name: getattr(self, name) for name in (*FITTED, "targets")}
-        return dataclasses.replace(data, y=self._convert_classes(data), **fitted)
+        return dataclasses.replace(data, y=self.convert_classes(data), **fitted)
 
     def has_prepared(self, data: Data) -> bool:
         """Return whether samples are stored and normalized as the transform's."""
@@ -231,7 +231,12 @@ class Transform(pydantic.BaseModel):
         shapes = data.x.shape[1:] == self.shape and f"torch.{self.dtype}" == str(data.x.dtype)
         return shapes and all(getattr(data, name) == getattr(self, name) for name in fields)
 
-    def _convert_classes(self, data: Data) -> torch.Tensor:
+    def convert_classes(self, data: Data) -> torch.Tensor:
+        """Return labels with the transform's numbers of classes.
+
+        Raises:
+            DataError: A class has no number there.
+        """
         if data.task != "classification" or data.class_names == self.class_names:
             return data.y
         ours = self.class_names or tuple(map(str, range(self.classes)))

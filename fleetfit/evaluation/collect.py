@@ -41,11 +41,11 @@ def evaluate(
             failures.append(make_failure_record(federation, "evaluation", reply))
         elif reply.metrics["n"]:
             level = federation.level_index(reply.submodel) if tag.level == OWN else tag.level
-            replies[tag] = level, reply.metrics
+            replies[tag] = level, _get_metrics(reply)
     columns: dict[str, Any] = {"split": scope.evaluation.split}
     if scope.part is not None:
         sizes = {
-            tag.client: int(metrics["n"]) for tag, (_, metrics) in replies.items() if tag.split == columns["split"]
+            tag.client: metrics["samples"] for tag, (_, metrics) in replies.items() if tag.split == columns["split"]
         }
         test_samples = sizes.pop(None, 0)
         columns["partial"] = {"clients": len(sizes), "samples": sum(sizes.values()) or test_samples}
@@ -57,6 +57,11 @@ def evaluate(
         order = "shuffled with a seed" if scope.evaluation.shuffle else "stored"
         columns["batch"] |= {"batch_size": scope.evaluation.batch_size, "order": order}
     return (columns | {"failures": failures} if failures else columns), statistics
+
+
+def _get_metrics(reply: Update) -> Metrics:
+    """Return the metrics of a reply with its number of samples: a task may score several units of each."""
+    return {**reply.metrics, "samples": reply.num_examples}
 
 
 def measure_backdoor(
@@ -101,7 +106,7 @@ def evaluate_on_device(
     Args:
         federation: The server's view.
         server: Has the state.
-        scope: Split, batch size and norms.
+        scope: Split, number of samples, batch size and norms.
         device: Has the data.
         statistics: Batch-norm statistics by level, of an earlier evaluation; a level without any has no accuracy with
             static statistics.
@@ -111,7 +116,7 @@ def evaluate_on_device(
         ModelError: A level cannot be evaluated on these data.
     """
     has_norms, split = has_batch_norm(federation), scope.evaluation.split
-    scope = replace(scope, samples=None, evaluation=replace(scope.evaluation, personal=False))
+    scope = replace(scope, evaluation=replace(scope.evaluation, personal=False))
     check_samples(device.data, split)
     columns: dict[str, Any] = {"split": split, "data": device.data.name}
     for norm in scope.norms if has_norms else scope.norms[:1]:
@@ -121,7 +126,7 @@ def evaluate_on_device(
         for level, reply in _run_levels(federation, server, scope, norm, levels, statistics, device):
             if isinstance(reply, Failure):
                 raise ModelError(f"level {federation.levels[level].name} cannot be evaluated: {reply.reason}")
-            replies[level] = reply.metrics
+            replies[level] = _get_metrics(reply)
         columns[norm] = make_device_columns(federation, replies)
     return columns
 

@@ -15,7 +15,7 @@ from fleetfit.evaluation.scope import EvaluationScope
 
 Metrics = Mapping[str, Any]
 Replies = Mapping[Tag, tuple[int, Metrics]]
-"""The level that a device took, and its metrics, by tag."""
+"""The level that a device took, and its metrics with its number of samples, by tag."""
 Values = Sequence[float | None]
 """A metric at each exit, shallow to deep."""
 
@@ -39,8 +39,8 @@ def make_columns(federation: Federation, scope: EvaluationScope, norm: Norm, rep
     local = {str(c): get_accuracy(m) for c, (_, m) in own.items()}
     columns = _tabulate(federation, full, own, on_server, _get_accuracies) | {
         "global_clients": len(glob), "local_clients": len(local),
-        "global_samples": sum(int(m["n"]) for m in full.values()),
-        "local_samples": sum(int(m["n"]) for _, m in own.values()),
+        "global_samples": sum(m["samples"] for m in full.values()),
+        "local_samples": sum(m["samples"] for _, m in own.values()),
         "global_worst_tenth": _worst_tenth(glob.values()), "local_worst_tenth": _worst_tenth(local.values()),
         "ensemble": _mean(m["ensemble"] / m["n"] for m in full.values()),
         "per_client": {"global": glob, "local": local},
@@ -57,7 +57,7 @@ def make_columns(federation: Federation, scope: EvaluationScope, norm: Norm, rep
         columns |= {
             "avg": _average_levels(federation, on_server),
             "full": columns["test_exits"][-1] if top in on_server else None,
-            "test_samples": max(int(m["n"]) for m in on_server.values()),
+            "test_samples": max(m["samples"] for m in on_server.values()),
         }
     best = [
         _get_accuracies(full[tag.client])[int(np.argmax(m["correct"]))]
@@ -117,7 +117,7 @@ def make_device_columns(federation: Federation, replies: Mapping[int, Metrics]) 
         "exits": full,
         "mean_over_exits": _mean(full),
         **({"metrics": own} if own else {}),
-        "samples": max((m["n"] for m in scored.values()), default=0),
+        "samples": max((m["samples"] for m in scored.values()), default=0),
         "levels": {
             level.name: {"accuracy": exits[i][-1] if i in exits else None, "exits": exits.get(i, [])}
             for i, level in enumerate(federation.levels[: top + 1])

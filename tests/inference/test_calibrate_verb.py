@@ -9,7 +9,8 @@ from run_folders import TINY
 from support import raises, run_verb
 
 import fleetfit as ff
-from fleetfit.api.inference import parse_budget
+from fleetfit.api.inference import find_budget_cost, parse_budget
+from fleetfit.cli.predict import make_calibration_tables
 from fleetfit.errors import ConfigError
 
 
@@ -67,6 +68,20 @@ def test_a_budget_that_cannot_be_met_names_those_that_can(
     with raises(ConfigError, *mentions, key="budget"):
         parse_budget(budget, cost, costs)
     assert costs[0] <= parse_budget(works, cost, costs) * (1 + 1e-9) and parse_budget(works, cost, costs) <= costs[-1]
+
+
+def test_a_budget_in_words_of_its_error_is_accepted() -> None:
+    for budget in ("400000 multiply-adds", "400 K multiply-adds", "400 K"):
+        assert find_budget_cost(budget) == "multiply_adds"
+        assert parse_budget(budget, "multiply_adds", MULTIPLY_ADDS) == 400_000
+    assert [find_budget_cost(budget) for budget in ("0.5 ms", "300us", "1e-3 s ")] == ["latency_s"] * 3
+
+
+def test_the_curve_ends_at_the_full_budget(folder: Path) -> None:
+    calibration = ff.load(folder).calibrate()
+    *_, curve = make_calibration_tables(calibration)
+    shown = [curve.rows[i][0] for i in (0, -1)]
+    assert shown == [f"{calibration.curve[i]['budget']:,.0f}" for i in (0, -1)]
 
 
 def test_a_budget_above_the_model_keeps_the_calibration(folder: Path) -> None:

@@ -14,6 +14,7 @@ from support import raises
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fleetfit as ff
+from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, FleetFitError, MissingExtra
 
 RNG = np.random.default_rng(3)
@@ -228,12 +229,59 @@ def test_samples_stop_at_the_calibrated_thresholds(images: ff.Run) -> None:
     ("options", "key"),
     [({"exit": "frist"}, "exit"), ({"batch_size": 0}, "batch_size"), ({"split": "tset"}, "split"),
      ({"level": 9}, "level"),
-     ({"client": 99}, "client"), ({"data": PIXELS, "client": 0}, "client"), ({"data": "digitz"}, "data")],
+     ({"client": 99}, "client"), ({"client": "3"}, "client"), ({"client": 1.5}, "client"),
+     ({"data": PIXELS, "client": 0}, "client"), ({"data": "digitz"}, "data")],
 )  # fmt: skip
 def test_wrong_options_name_themselves(images: ff.Run, options: dict[str, Any], key: str) -> None:
     with pytest.raises(FleetFitError) as caught:
         images.predict(**options)
     assert caught.value.key == key
+
+
+# ---- other data ------------------------------------------------------------------------------------------------------
+
+
+def make_data(**changes: Any) -> Data:
+    """The samples of `images` with their splits: every fifth for testing."""
+    rows = torch.arange(160)
+    facts: dict[str, Any] = {"y": torch.from_numpy(Y), "class_names": tuple(NAMES.tolist()), **changes}
+    splits = {"train": rows[rows % 5 > 0], "test": rows[rows % 5 == 0]}
+    return Data("mine", torch.from_numpy(PIXELS), splits=splits, classes=4, **facts)
+
+
+def test_classes_in_another_order_are_those_of_the_run(images: ff.Run) -> None:
+    data, reversed_names = make_data(), tuple(NAMES[::-1].tolist())
+    other = make_data(y=torch.from_numpy(3 - Y), class_names=reversed_names)
+    ours, theirs = images.predict(data), images.predict(other)
+    assert (theirs.labels, theirs.truth) == (ours.labels, ours.truth) and theirs.truth == NAMES[Y[::5]].tolist()
+    assert images.evaluate(other)["static"]["full"] == images.evaluate(data)["static"]["full"]
+    with pytest.raises(DataError) as caught:
+        images.predict(make_data(class_names=("ant", "bee", "cow", "eel")))
+    assert caught.value.key == "data"
+
+
+def test_another_normalization_has_a_warning(images: ff.Run, caplog: pytest.LogCaptureFixture) -> None:
+    images.predict(make_data())
+    assert not caplog.records
+    images.predict(make_data(mean=(0.5,), std=(0.25,)))
+    assert [record.args for record in caplog.records] == [("mine", (0.5,), (0.25,), (), ())]
+
+
+def test_missing_statistics_are_measured(images: ff.Run) -> None:
+    """A checkpoint after an evaluation of a part has none."""
+    again = ff.load(images.folder, data=(PIXELS, NAMES[Y]))
+    assert again.checkpoint["statistics"]
+    again.__dict__["checkpoint"] = {**again.checkpoint, "statistics": None}
+    assert again.evaluate((PIXELS, NAMES[Y])) == images.evaluate((PIXELS, NAMES[Y]))
+
+
+def test_keys_that_other_data_have_no_use_for_are_refused(images: ff.Run) -> None:
+    pair = (PIXELS, NAMES[Y])
+    assert images.evaluate(pair, evaluate={"samples": 10})["static"]["samples"] == 10
+    for sections, key in (({"evaluate": {"clients": 3}}, "evaluate.clients"), ({"local": {"lr": 0.1}}, "local")):
+        with pytest.raises(ConfigError) as caught:
+            images.evaluate(pair, **sections)
+        assert caught.value.key == key
 
 
 # ---- tasks -----------------------------------------------------------------------------------------------------------
@@ -273,7 +321,9 @@ def test_several_labels_of_a_sample(tmp_path: Path) -> None:
     assert (classes == (probabilities >= 0.5)).all()
     assert result.labels == [tuple(str(i) for i in range(3) if row[i]) for row in classes]
     assert result.accuracy == pytest.approx((classes == y).mean())
-    assert result.accuracy == pytest.approx(run.evaluate((X, y))["static"]["full"])
+    columns, tested = run.evaluate((X, y))["static"], len(data.split("test"))
+    assert result.accuracy == pytest.approx(columns["full"])
+    assert columns["samples"] == 160 and run.columns["static"]["test_samples"] == tested, "samples, not labels"
 
 
 def test_next_tokens_are_refused(tmp_path: Path) -> None:
