@@ -190,7 +190,9 @@ def test_each_level_gets_its_share_of_the_time(monkeypatch: pytest.MonkeyPatch) 
 
 def test_unmeasured_cost_is_not_afforded() -> None:
     limits = profiling.DeviceLimits(step_s=1.0, latency_s=1.0, memory_bytes=100.0, energy_j=1.0)
-    assert profiling.list_reasons(found_of(memory=90, energy_j=0.5), 200.0, limits) == ()
+    measured = found_of(memory=90, energy_j=0.5)
+    assert profiling.list_reasons(measured, 80.0, limits) == ()
+    assert len(profiling.list_reasons(measured, 200.0, limits)) == 1, "no budget would lead to the level"
     without = Measurement(found_of().step, None, None, None, None)
     reasons = profiling.list_reasons(without, 200.0, limits)
     assert [reason.partition(" ")[0] for reason in reasons] == ["inference", "a", "a"]

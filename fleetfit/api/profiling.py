@@ -219,7 +219,7 @@ def list_reasons(measurement: Measurement, predicted_bytes: float, limits: Devic
     """Return every limit that a level exceeds, in words."""
     if measurement.failed:
         return (measurement.failed,)
-    memory = predicted_bytes if measurement.memory_bytes is None else measurement.memory_bytes
+    memory = max(predicted_bytes, measurement.memory_bytes or 0.0)  # as in the budget
     step, latency = measurement.step, measurement.latency
     checks = [
         ("a step takes {:.3g} s", None if step is None else step.median_s, limits.step_s),

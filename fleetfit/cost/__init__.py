@@ -6,7 +6,7 @@ count; cost(M), and so level L, is the full model without early classifiers (Tab
 
 | cost | what it is |
 | --- | --- |
-| `parameters` | trained numbers |
+| `parameters` | numbers in the parameters, frozen ones included |
 | `non_embedding_parameters` | the same outside of `nn.Embedding` modules |
 | `multiply_adds` | of one forward pass of one sample; half of what torch counts as FLOPs on the meta device |
 | `size_bytes` | a message of `fleetfit.messages` that holds the state: 4 bytes a number and a header |

@@ -16,6 +16,7 @@ from fleetfit.machine import use_threads
 
 COSTS = ("multiply_adds", "latency_s")
 """The units of a budget."""
+_BATCH_SIZE = 256
 _WARM_UP = 3
 
 
@@ -40,14 +41,13 @@ class Scores:
         return [float(value) for value in right]
 
 
-def compute_scores(module: nn.Module, data: Data, split: str = "test", batch_size: int = 256) -> Scores:
+def compute_scores(module: nn.Module, data: Data, split: str = "test") -> Scores:
     """Run all exits of a module over a split, in one pass.
 
     Args:
         module: A module in eval mode.
         data: A classification data set.
         split: "test", "validation" or "train".
-        batch_size: Samples per forward pass.
 
     Raises:
         ConfigError: The task is not a classification, so predictions have no confidence.
@@ -65,7 +65,7 @@ def compute_scores(module: nn.Module, data: Data, split: str = "test", batch_siz
         )
     logits, labels = [], []
     with torch.no_grad():
-        for batch in indices.split(batch_size):
+        for batch in indices.split(_BATCH_SIZE):
             x, y = data.batch(batch)
             logits.append(torch.stack(outputs(module, x)).float())
             labels.append(y)

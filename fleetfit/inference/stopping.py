@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from fleetfit.anatomy import VisitsExits, require_segments
-from fleetfit.errors import ConfigError, RunError, did_you_mean
+from fleetfit.errors import ConfigError, did_you_mean
 from fleetfit.inference.scores import Scores
 
 # ---- confidence ------------------------------------------------------------------------------------------------------
@@ -136,7 +136,6 @@ class Outcome:
 
     Attributes:
         exits: The exit where each sample stopped, from 0, int64 [N].
-        right: Whether its prediction was right, bool [N].
         shares: Share of the samples that stopped at each exit [E].
         accuracy: Accuracy from 0 to 1.
         cost: Average cost of a sample, in the unit of the exits' costs.
@@ -144,7 +143,6 @@ class Outcome:
     """
 
     exits: Tensor
-    right: Tensor
     shares: tuple[float, ...]
     accuracy: float
     cost: float
@@ -171,7 +169,6 @@ def apply_policy(scores: Scores, policy: Policy, costs: Sequence[float]) -> Outc
     shares = torch.bincount(exits, minlength=count).double() / len(exits)
     return Outcome(
         exits,
-        right,
         tuple(shares.tolist()),
         float(right.double().mean()),
         float(np.dot(shares.numpy(), np.asarray(costs))),
@@ -307,8 +304,7 @@ def stop_early(module: nn.Module, x: Tensor, policy: Policy) -> EarlyPredictions
             if bool(leaves.all()):
                 break
             carry = tree_map(partial(_select_rows, mask=~leaves), carry)
-    if batch.logits is None:
-        raise RunError("the model has no exits.", key="model")
+    assert batch.logits is not None
     return EarlyPredictions(batch.logits, batch.exits)
 
 

@@ -119,7 +119,7 @@ def _find_shape(
     """Return the shape of a new level, whose cost is between those of the next smaller and the next larger one."""
     grid, further = grids
     ratio, tolerance = targets.ratios[index], targets.tolerances[index]
-    for depth, width in list(_iter_pairs(grid, ratio, tolerance, exits, split))[:_COUNTED]:
+    for depth, width in _list_pairs(grid, ratio, tolerance, exits, split):
         own = tuple(e for e in exits if e <= depth)
         share = grid.compute(width, own) / grid.full
         others = {cost: one.compute(width, own) / one.full for cost, one in further.items()}
@@ -135,7 +135,7 @@ def _find_shape(
     )
 
 
-def _iter_pairs(
+def _list_pairs(
     grid: Grid, ratio: float, tolerance: float, exits: Iterable[int], split: Scaling
 ) -> list[tuple[int, float]]:
     """Return the depths and widths whose estimated cost is near a ratio, the best by Eq. 1 first."""
