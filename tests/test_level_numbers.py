@@ -1,5 +1,6 @@
 """A run that dropped level 1 has levels 3 and 2, smallest first: each is known by its number, not by its position."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from support import raises
 import fleetfit as ff
 from fleetfit.config.assemble.trust import draw_attackers
 from fleetfit.errors import ConfigError
-from fleetfit.planner import Targets, keep_shapes
+from fleetfit.planner import Targets, keep_shapes, make_plan, make_targets as make_new_targets
 from fleetfit.report.order import measure_levels
 from fleetfit.runs.folder import RunFolder
 
@@ -62,6 +63,16 @@ def test_devices_that_no_longer_afford_a_level_get_another_one(run: ff.Run) -> N
     for tolerance, name in ((over + 0.001, "3"), (over - 0.001, "4")):
         level = keep_shapes(run.plan, make_targets(ratio, tolerance), architecture, shape, "both").splits[0]
         assert level.name == name and (name == "3") == (level.share == first.share)
+
+
+def test_a_new_level_may_be_far_from_the_best_shapes(run: ff.Run) -> None:
+    """Under a low ceiling of multiply-adds none of the first eight by Eq. 1 fits."""
+    architecture, shape = run.assembly.federation.problem.architecture, run.assembly.federation.problem.input_shape
+    targets = make_new_targets([0.25, 0.4, 1.0], tolerances=0.2)
+    targets = replace(targets, ceilings={"multiply_adds": (1.0, 0.3, 1.0)})
+    plan = make_plan(architecture, shape, [0.25, 1.0], 0.1)
+    level = keep_shapes(plan, targets, architecture, shape, "both").splits[1]
+    assert abs(level.share / 0.4 - 1) <= 0.2 and level.further["multiply_adds"] <= 0.3 * 1.2
 
 
 def make_targets(ratio: float, tolerance: float) -> Targets:
