@@ -1,7 +1,7 @@
 """The disk cache of samples that are slow to make: decoded images, encoded texts, indices.
 
-The folder is the environment variable FLEETFIT_CACHE, else ~/.cache/fleetfit. It may be deleted at any time. If it is
-not writable, arrays are built in memory, and folders in a temporary folder that the process removes at its end.
+The folder is the environment variable FLEETFIT_CACHE, else ~/.cache/fleetfit. It may be deleted at any time. If it
+cannot be made, arrays are built in memory, and folders in a temporary folder that the process removes at its end.
 """
 
 import atexit

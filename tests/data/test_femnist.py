@@ -128,6 +128,15 @@ def test_digits_alone_have_ten_classes(
     assert np.array_equal(data.x[:, 0].numpy(), 255 - pages(10))  # dark paper stays as it is
 
 
+def test_characters_that_are_absent_keep_their_places(
+    tmp_path: Path, write: Callable[..., Path], picture: Callable[..., bytes]
+) -> None:
+    write(tmp_path / "train.parquet", [*map(picture, pages(10))], [*"Bab1B"] * 2, label="character",
+          writer_id=["w"] * 10)  # fmt: skip
+    data = femnist.femnist(str(tmp_path))
+    assert [data.class_names[code] for code in data.y.tolist()] == [*"Bab1B"] * 2 and data.classes == 62
+
+
 def bad(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
     def at(path: Path) -> None:
         content = json.loads(path.read_text())

@@ -274,6 +274,23 @@ def test_a_matrix_of_the_fractions_0_and_1_names_the_task() -> None:
     assert data.task == "regression" and any("multi_label" in note for note in data.notes)
 
 
+def test_many_whole_numbers_of_a_float_type_are_amounts() -> None:
+    """As those of a table; few are classes, and a task that is set counts."""
+    x, y = np.random.default_rng(0).normal(size=(120, 2)), np.arange(120.0) % 60
+    data = wrap_arrays(x, y)
+    assert data.task == "regression" and any("50" in note and "task" in note for note in data.notes)
+    assert wrap_arrays(x, y, task="classification").classes == 60 and wrap_arrays(x, y % 50).classes == 50
+    assert wrap_arrays(x, y.astype(int)).classes == 60
+    assert not any("50" in note for note in wrap_arrays(x, y, task="regression").notes)
+
+
+def test_pixels_are_not_tested_by_numbers() -> None:
+    x = np.random.default_rng(0).integers(0, 255, (40, 1, 8, 8), dtype=np.uint8)
+    for train, test in ((x, x / 255), (x / 255, x)):
+        with raises(DataError, "uint8", "float64", key="x"):
+            wrap_arrays(train, Y[:40] % 2, (test, Y[:40] % 2))
+
+
 def test_a_test_set_of_ones_own() -> None:
     whole = {"x_train": X[:100], "y_train": Y[:100], "x_test": X[100:], "y_test": Y[100:]}
     for form in (whole, ((X[:100], Y[:100]), (X[100:], Y[100:]))):

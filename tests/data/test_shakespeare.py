@@ -213,6 +213,14 @@ def test_leaf_s_undivided_file_and_shuffled_samples(tmp_path: Path) -> None:
         join_windows(["abc", 3], ["d", "e"], Path("f"))
 
 
+def test_leaf_is_found_in_the_folder_of_all_sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaf(tmp_path / "shakespeare")
+    expected = shakespeare(str(tmp_path / "shakespeare"), length=5)
+    monkeypatch.setenv("FLEETFIT_DATA", str(tmp_path))
+    for folder in (None, "shakespeare"):
+        assert torch.equal(shakespeare(folder, length=5).x, expected.x)
+
+
 def test_leaf_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     leaf(tmp_path)
     first = shakespeare(str(tmp_path), length=5)

@@ -221,6 +221,24 @@ def test_a_parquet_file_and_a_folder_of_splits(write: Write, tmp_path: Path) -> 
     assert divided.splits["test"].tolist() == list(range(40, 60)) and len(divided.splits["validation"]) == 4
 
 
+def test_rows_are_read_once_and_no_split_is_passed_over(write: Write, tmp_path: Path) -> None:
+    """Of two divisions of one split, and of a test set of another format."""
+    frame = pandas.read_csv(write(make_mixed_rows()))
+    for name, rows in (("of-00001", frame), ("00000-of-00002", frame[:30]), ("00001-of-00002", frame[30:])):
+        path = tmp_path / "parts" / f"train-{name}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        rows.to_parquet(path)
+    with raises(DataError, 1, 2, path=tmp_path / "parts"):
+        table(str(tmp_path / "parts"))
+    (tmp_path / "mixed").mkdir()
+    frame.to_csv(tmp_path / "mixed" / "test.tsv", sep="\t")
+    for name, save in (("train.csv", frame.to_csv), ("train.parquet", frame.to_parquet)):
+        save(tmp_path / "mixed" / name)
+        with raises(DataError, name, path=tmp_path / "mixed" / "test.tsv"):
+            table(str(tmp_path / "mixed"))
+        (tmp_path / "mixed" / name).unlink()
+
+
 @pytest.mark.parametrize(("dtype", "mark"), [("int64", -999), ("float64", -999.9), ("float32", -999.9), (None, -999)])
 def test_a_number_that_means_no_value_does_so_in_parquet(dtype: Any, mark: float, tmp_path: Path, write: Write) -> None:
     numbers = [mark if i % 7 == 3 else float(i % 5) for i in range(60)]

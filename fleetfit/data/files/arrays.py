@@ -38,6 +38,7 @@ Task = Literal["classification", "regression", "multi_label", "next_token"]
 ChannelsLast = bool | Literal["move"] | None
 _ROWS = 4096  # rows in memory at a time
 _SHOWN = 10  # classes in a sentence
+_MAX_CLASSES = 50  # whole numbers of a float type are classes up to this number of distinct values
 _CANCELED = 1e-6  # of the mean square: a smaller variance is computed around the mean
 _FAR = 1e5  # times the deviation: of a mean so far from 0, float32 keeps fewer than two digits of the samples
 _LOG = logging.getLogger("fleetfit")
@@ -176,12 +177,18 @@ def wrap_arrays(
             raise _error("x must be [N, ...] and y must have one label per sample, got {} and {}.".format(*shapes), "y")
         if array.shape[1:] != samples["train"].shape[1:]:
             raise _error("test and training samples have different shapes.", "x")
+        if (array.dtype == np.uint8) != (samples["train"].dtype == np.uint8):  # 0..255, and numbers as they are
+            raise _error(f"training samples are {samples['train'].dtype}, and test samples {array.dtype}.", "x")
         for name, values in (("x", array), ("y", labels[split])):
             if place := find_not_finite(values):
                 name_of_split = f"{name}{'_test' * (split == 'test')}"
                 raise _error(f"{name_of_split} is not finite in {place}. Remove these samples, or {_FILL}", name)
     whole, answers = (np.concatenate([*arrays.values()]) for arrays in (samples, labels))
+    has_task = task is not None
     task, answers = _choose_task(answers, task)
+    if not (has_task or task != "regression" or answers.ndim > 1 or (answers != np.floor(answers)).any()):
+        reason = f"has more than {_MAX_CLASSES} different whole numbers, so it is learned as a regression. For classes"
+        notes = (*notes, f'data=(x, y): y {reason} set "task": "classification" beside "name": (x, y).')
     tokens = vocabulary > 0 or task == "next_token"
     if channels_last is None and whole.shape[1:] == tuple(begun_with):
         channels_last = False
@@ -219,7 +226,7 @@ def _make_data(
         mean, std = _compute_statistics(x, splits["train"], gaps, layout.channels_last)
         notes = (*notes, *_describe_far_means(what, mean, std))
     exact = _keep_digits(labels, rows.y) if task == "regression" else None
-    notes = (*notes, *layout.notes, *(_describe_binary_targets(labels) if task == "regression" else ()))
+    notes = (*notes, *layout.notes, *(_describe_binary_targets(name, labels) if task == "regression" else ()))
     return replace(rows, notes=notes).make_data(
         name, x, splits, mean=mean, std=std, channels_last=layout.channels_last, task=task, vocabulary=vocabulary,
         padding=padding, augment=augment, resize=resize, exact_targets=exact,
@@ -248,13 +255,13 @@ def _error(reason: str, key: str, row: int | None = None) -> DataError:
     return DataError(f"data=(x, y): {reason}", key=key, row=row)
 
 
-def _describe_binary_targets(y: NDArray[Any]) -> list[str]:
+def _describe_binary_targets(name: str, y: NDArray[Any]) -> list[str]:
     if not _is_binary(y):
         return []
-    start = f"data=(x, y): y {list(y.shape)} is learned as a regression of {y.shape[1]} numbers, but"
+    start = f"{name}: y {list(y.shape)} is learned as a regression of {y.shape[1]} numbers, but"
     if _is_one_hot(y):
-        return [f"{start} each row has a single 1, like one-hot labels. For classes, pass y.argmax(1)."]
-    return [f'{start} has only 0 and 1. For several labels per sample (task = "multi_label"), pass y.astype(int).']
+        return [f"{start} each row has a single 1, like one-hot labels. For classes, take y.argmax(1) as y."]
+    return [f'{start} has only 0 and 1. For several labels per sample, set task = "multi_label".']
 
 
 def _choose_task(answers: NDArray[Any], task: Task | None) -> tuple[Task, NDArray[Any]]:
@@ -262,7 +269,8 @@ def _choose_task(answers: NDArray[Any], task: Task | None) -> tuple[Task, NDArra
     answers = answers[:, 0] if answers.ndim == 2 and answers.shape[1] == 1 else answers
     has_fractions = answers.dtype.kind == "f" and bool((answers != np.floor(answers)).any())
     if task is None:
-        is_classes = not has_fractions and (answers.dtype.kind != "f" or answers.ndim == 1)
+        is_few = answers.ndim == 1 and not has_fractions and len(np.unique(answers)) <= _MAX_CLASSES
+        is_classes = answers.dtype.kind != "f" or is_few
         task = "classification" if is_classes else "regression"
         task = "multi_label" if has_several_labels(answers) else task
     if task != "regression" and answers.dtype.kind == "f" and not has_fractions:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fleetfit.data.cache import find_cache_folder, load_folder, make_key
-from fleetfit.data.splits import BY_NAME, find_splits
+from fleetfit.data.splits import ALIASES, BY_NAME, find_splits
 from fleetfit.errors import DataError, FleetFitError, format_cause, import_optional
 from fleetfit.files import parse_path
 
@@ -97,7 +97,13 @@ def _find_split_files(folder: Path, name: str) -> list[Path]:
         return [single]
     numbered = sorted(folder.glob(f"{name}-*.parquet"))
     counts = {int(match[1]) for path in numbered if (match := re.search(r"-of-(\d+)", path.name))}
-    if len(counts) == 1 and len(numbered) not in counts:
+    if len(counts) > 1:
+        numbers = " and ".join(map(str, sorted(counts)))
+        raise DataError(
+            f"{folder} has its {name} split in {numbers} files. Expected one division. Remove the files of the others.",
+            path=folder,
+        )
+    if counts and len(numbered) not in counts:
         raise DataError(f"{folder} has {len(numbered)} of the {counts.pop()} files of its {name} split.", path=folder)
     return numbered
 
@@ -117,9 +123,9 @@ def find_tables(path: Path, suffixes: Sequence[str]) -> dict[str, list[Path]]:
     for suffix in suffixes:
         for folder in (path, path / "data"):
             if splits := find_splits(functools.partial(_find_file, folder, suffix)):
-                return splits
+                return _check_formats(splits, suffixes)
     try:
-        return find_parquet_files(path.name, str(path))
+        splits = find_parquet_files(path.name, str(path))
     except DataError as error:
         names = (*suffixes, ".parquet")
         tables = [file for file in list_sample_files(path, "*") if file.suffix.lower() in names]
@@ -128,6 +134,20 @@ def find_tables(path: Path, suffixes: Sequence[str]) -> dict[str, list[Path]]:
         several = f" It has {len(tables)} tables. Name one file." if tables else ""
         raise DataError(f"{error} There is also no train file with suffix {', '.join(suffixes)}.{several}",
                         key=error.key, path=path) from None  # fmt: skip
+    return _check_formats(splits, suffixes)
+
+
+def _check_formats(splits: dict[str, list[Path]], suffixes: Sequence[str]) -> dict[str, list[Path]]:
+    """Refuse a split of another format beside splits that lack it: it would be held out of the training rows."""
+    train = splits["train"][0]
+    absent = [alias for split, aliases in ALIASES.items() if split not in splits for alias in aliases]
+    others = (train.with_name(f"{alias}{suffix}") for alias in absent for suffix in (*suffixes, ".parquet"))
+    if other := next(filter(Path.is_file, others), None):
+        raise DataError(
+            f"{other} has another format than {train.name}. Expected one format for all splits. Convert one of them.",
+            path=other,
+        )
+    return splits
 
 
 def find_or_download(

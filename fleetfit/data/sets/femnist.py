@@ -76,6 +76,9 @@ def femnist(
     else:
         spec = ImageSpec(channels=1, lazy=False, max_bytes=MAX_BYTES)
         labeled = load_images("femnist", read_parquet("femnist", folder, groups="writer_id"), spec)
+    if labeled.class_names and set(labeled.class_names) <= set(_NAMES):  # texts, of which some may be absent
+        numbers = np.array([_NAMES.index(name) for name in labeled.class_names])
+        labeled = dataclasses.replace(labeled, y=numbers[labeled.y], classes=int(numbers.max()) + 1)
     height, width = labeled.x.shape[2:]
     if (height, width) != (_SIDE, _SIDE) or labeled.classes > len(_NAMES):
         raise DataError(

@@ -24,7 +24,7 @@ from typing import Any
 from fleetfit.data import cache
 from fleetfit.data.dataset import Data, Facts
 from fleetfit.data.files import parquet
-from fleetfit.data.files.folders import find_or_download, find_parquet_files
+from fleetfit.data.files.folders import find_or_download, find_parquet_files, find_set_folder, resolve_folder
 from fleetfit.data.files.leaf import Users, find_leaf_files, read_leaf_users
 from fleetfit.data.files.plain_text import (
     PRINTABLE,
@@ -67,7 +67,8 @@ def shakespeare(
     files in `data/train` and `data/test`, or `data/all_data`; or Parquet files of LEAF's windows, as on the hub.
 
     Args:
-        folder: The folder with its files or the one above; None: in the folder FLEETFIT_DATA.
+        folder: The folder with its files or the one above; a relative path that does not exist is searched for in the
+            folder FLEETFIT_DATA. None: in the folder FLEETFIT_DATA.
         level: "characters", or "words" (lower-cased; punctuation marks and line ends are words, too).
         length: Tokens of a window.
         score: "all": every token of a window predicts the next one, and windows do not overlap. "last": only the last
@@ -84,6 +85,7 @@ def shakespeare(
     """
     name = "shakespeare"
     check_windows(name, length, level, score)
+    folder = None if folder is None else str(resolve_folder(folder))
     splits, has_lines = _read_roles(name, find_or_download(name, folder, hub, HUB, find=_find_files))
     groups = []
     for role in sorted({*splits["train"], *splits.get("test", {})}):
@@ -129,11 +131,10 @@ def split_role(passages: list[str], test: float, has_lines: bool) -> Passages:
 
 def _find_files(name: str, folder: str | None) -> dict[str, list[Path]]:
     """Return the files of each split, "train" first."""
-    if folder is not None:
-        path = parse_path(folder, "data.folder")
-        for set_folder in (path, path / name):
-            if files := find_leaf_files(set_folder):
-                return files
+    path = find_set_folder(name, None) if folder is None else parse_path(folder, "data.folder")
+    for set_folder in () if path is None else (path, path / name):
+        if files := find_leaf_files(set_folder):
+            return files
     return find_parquet_files(name, folder)
 
 
