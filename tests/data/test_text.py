@@ -518,10 +518,11 @@ def test_whatever_decides_about_tokens_encodes_again(folder: Path, encoded: list
 def test_rows_left_out_for_another_label_have_tokens_of_their_own(tmp_path: Path) -> None:
     rows = [[text, "" if i == 2 else "ab"[i % 2], "" if i == 9 else "cd"[i % 2]] for i, text in enumerate(TEXTS)]
     write_csv(tmp_path / "train.csv", [["text", "mood", "topic"], *rows])
-    first = load(tmp_path, label="mood")
-    data = load(tmp_path, label="topic", tokenizer=first.tokenizer)
+    learned = load(tmp_path, label="mood").tokenizer
+    first = load(tmp_path, label="mood", tokenizer=learned)
+    data = load(tmp_path, label="topic", tokenizer=learned)
     write_csv(tmp_path / "train.csv", [["text", "topic"], *(row[::2] for row in rows)])
-    expected = load(tmp_path, label="topic", tokenizer=first.tokenizer)
+    expected = load(tmp_path, label="topic", tokenizer=learned)
     assert torch.equal(data.x, expected.x) and not torch.equal(data.x, first.x)  # type: ignore[arg-type]
 
 
