@@ -200,10 +200,10 @@ def train_locally(
         rate_sum += optimizer.param_groups[0]["lr"]
         total_loss += value.detach() * len(batch)
         samples, steps = samples + len(batch), steps + 1
-        ends = stopping.check(stopping.cost_after_step(steps), steps, rate_sum) or steps == local.max_steps
+        ends = stopping.check(stopping.cost_after_step(steps), (steps, rate_sum)) or steps == local.max_steps
         if ends_epoch or ends:
             late = not deadline.admits(count_work(), check_work * stopping.cost_after_epoch)
-            ends = late or stopping.check(stopping.cost_after_epoch, steps, rate_sum) or ends
+            ends = late or stopping.check(stopping.cost_after_epoch, (steps, rate_sum)) or ends
         if ends:
             break
 
@@ -307,13 +307,12 @@ class EarlyStopping:
         """Samples of the check after an epoch; 0 for no check."""
         return self._cost if self._local.check_every is None else 0
 
-    def check(self, cost: int, steps: int = 0, rate_sum: float = 0.0) -> bool:
+    def check(self, cost: int, steps: tuple[int, float] = (0, 0.0)) -> bool:
         """Check, unless it costs no samples; return whether to stop.
 
         Args:
             cost: Samples of the check.
-            steps: Optimizer steps so far.
-            rate_sum: Sum of their learning rates.
+            steps: Optimizer steps so far, and the sum of their learning rates.
         """
         if cost:
             loss = self._compute_loss()
@@ -321,7 +320,7 @@ class EarlyStopping:
             self._checks_since_best += 1
             if loss < self._best_loss:
                 self._best_loss, self._checks_since_best, self._best_weights = loss, 0, self._model.flat.clone()
-                self._best_steps = steps, rate_sum
+                self._best_steps = steps
             self._stops = self._checks_since_best >= (self._local.patience or 0)
         return self._stops
 
