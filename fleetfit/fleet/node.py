@@ -33,7 +33,7 @@ from fleetfit.data.transform import FILE as TRANSFORM
 from fleetfit.engines.secure import make_label_layout
 from fleetfit.errors import ConfigError, FleetFitError, RunError, format_exception, one_line
 from fleetfit.fleet.node_log import NodeLog
-from fleetfit.fleet.policy import PolicyCheck
+from fleetfit.fleet.policy import PASSING, PolicyCheck
 from fleetfit.fleet.protocol import (
     RUN,
     Header,
@@ -288,7 +288,7 @@ class Node:
 
         The log has the message, the owner's decision and what leaves the node, before that leaves.
         """
-        received, about, again = sum(map(len, parts.values())), dict[str, Any](what="unknown"), False
+        received, about = sum(map(len, parts.values())), dict[str, Any](what="unknown")
         try:
             header = check_header(unpack(_get_part(parts, "header"), bounded=True))
             about = _describe_request(header)
@@ -296,10 +296,9 @@ class Node:
             with _blame_server("run"):
                 check_terms(header)
                 code = check_code(header["terms"], self.settings.allow)
-            again = True
-            spent = self._policy.check(header, received)
+                spent = self._policy.check(header, received)
         except Exception as error:
-            reason = _explain(error)
+            reason, again = _explain(error), isinstance(error, RunError) and error.key in PASSING
             self._log.add("refused", **about, bytes=received, reason=reason)
             return pack_message({"refused": reason, "log": self._log.head, **({"again": True} if again else {})})
         if any(self._code[name] != digest for name, digest in code.items()):

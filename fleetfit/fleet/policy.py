@@ -20,6 +20,8 @@ from fleetfit.fleet.terms import Terms, compute_fingerprint, is_current, parse_t
 from fleetfit.planner import parse_amount
 from fleetfit.privacy import compute_epsilon
 
+PASSING = ("policy.hours", "policy.jobs_a_day", "policy.bytes_a_day")
+"""Keys of refusals that pass with time."""
 _MAX_WAITING = 20
 
 

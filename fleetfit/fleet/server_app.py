@@ -342,7 +342,6 @@ class _FleetRun:
     say: Callable[[str], None]
     _has_begun: bool = False
     _levels: dict[int, str] = field(default_factory=dict)
-    _limited: list[int] = field(default_factory=list)  # the cohort that was too large
 
     @staticmethod
     def start(transport: Transport, config: ServerAppConfig, say: Callable[[str], None]) -> "_FleetRun":
@@ -483,7 +482,7 @@ class _FleetRun:
         clients = build_node_clients(experiment, federation.method, fleet, nodes)
         cohort = count_asked_clients(experiment.cohort, self.engine.cohort)
         if secure := self.run.assembly.settings.secure:
-            cohort = self._limit_cohort(secure.grid, cohort, len(nodes) if is_private else 0)
+            cohort = self._limit_cohort(secure.grid, federation.cohort, cohort, len(nodes) if is_private else 0)
         federation = replace(federation, clients=clients, cohort=cohort)
         if federation.method.needs_budgets:
             levels = add_further_costs(federation.levels, federation.problem, fleet)  # a new node may name another cost
@@ -491,11 +490,12 @@ class _FleetRun:
             self._print_members(federation, fleet)
         return federation
 
-    def _limit_cohort(self, grid: Quantizer, cohort: int, drawn: int) -> int:
+    def _limit_cohort(self, grid: Quantizer, before: int, cohort: int, drawn: int) -> int:
         """Return a cohort whose sums the grid holds.
 
         Args:
             grid: Of a secure run.
+            before: Clients of the round before.
             cohort: Clients of a round.
             drawn: Clients that a private round may draw; 0 without privacy.
 
@@ -508,8 +508,7 @@ class _FleetRun:
                 "that take part, engine.nodes, or begin a new run with fewer secure.bits.",
                 key="secure.bits",
             )
-        if cohort > grid.clients and not self._limited:
-            self._limited.append(cohort)
+        if cohort > grid.clients > before:
             self.say(f"Note: a round takes {grid.clients} nodes at most: sums of {grid.bits} bits hold no more.")
         return min(cohort, grid.clients)
 

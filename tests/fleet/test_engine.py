@@ -391,10 +391,11 @@ def test_a_secure_fleet_that_grows_keeps_to_what_its_sums_hold() -> None:
     lines: list[str] = []
     run: Any = _FleetRun(*[None] * 6, lines.append)
     grid = Quantizer(1.0, 24, None)
-    assert [run._limit_cohort(grid, cohort, 0) for cohort in (3, 256, 300, 400)] == [3, 256, 256, 256]
+    pairs = ((3, 200), (200, 300), (256, 400))
+    assert [run._limit_cohort(grid, before, cohort, 0) for before, cohort in pairs] == [200, 256, 256]
     assert len(lines) == 1
     with raises(RunError, key="secure.bits"):
-        run._limit_cohort(grid, 30, 300)
+        run._limit_cohort(grid, 30, 30, 300)
 
 
 def test_set_beside_resume_is_refused(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ def load_data(name: Any, settings: Mapping[str, Any], transform: str | None = No
         FleetFitError: The data set cannot be loaded, or does not fit the transform.
     """
     key = "data.name" if where == "[data]" else "data.server.name"
+    stored = None if transform is None else Transform.load(transform)
     if isinstance(name, Data):
         data: Any = name
     elif isinstance(name, DataInMemory):
@@ -83,8 +84,8 @@ def load_data(name: Any, settings: Mapping[str, Any], transform: str | None = No
     else:
         is_table = isinstance(name, str) and name == "table"
         try:
-            if transform is not None:  # columns and tokens are chosen while the samples are read
-                settings = {**_find_tokenizer(name, where, Transform.load(transform).tokenizer), **settings}
+            if stored is not None:  # columns and tokens are chosen while the samples are read
+                settings = {**_find_tokenizer(name, where, stored.tokenizer), **settings}
             data = build_component("data", name, where, settings, **({"transform": transform} if is_table else {}))
         except FleetFitError:
             raise
@@ -92,7 +93,7 @@ def load_data(name: Any, settings: Mapping[str, Any], transform: str | None = No
             raise ConfigError(f"{where} {name} failed: {format_cause(error)}", key=key) from error
     if not isinstance(data, Data):
         raise ConfigError(f"{where} {name} must return a fleetfit.Data, got {type(data).__name__}.", key=key)
-    return data if transform is None else Transform.load(transform).convert(data)
+    return data if stored is None else stored.convert(data)
 
 
 def _find_tokenizer(name: Any, where: str, tokenizer: str) -> dict[str, str]:

@@ -226,10 +226,8 @@ def add_further_costs(levels: Iterable[Level], problem: Problem, budgets: Device
     def list_shares(level: Level) -> Mapping[str, float]:
         if level.needs >= 1:
             return dict.fromkeys(budgets.further, 1.0)
-        return {
-            cost: level.further[cost] if cost in level.further else compute_share(level, cost)
-            for cost in (*level.further, *budgets.further)
-        }
+        absent = [cost for cost in budgets.further if cost not in level.further]
+        return {**level.further, **{cost: compute_share(level, cost) for cost in absent}}
 
     return tuple(replace(level, further=list_shares(level)) if level.needs > 0 else level for level in levels)
 
