@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
+_HOST = torch.device("cpu")
+
 
 def derive_seed(*key: int | str) -> int:
     """Return a 63-bit seed for a key such as `(run seed, round, "train", client)`; different keys, unrelated seeds."""
@@ -35,12 +37,22 @@ def isolate_rng(accelerator: torch.device, seed: int | None = None) -> Iterator[
 
 
 @contextlib.contextmanager
-def isolate_global_rngs() -> Iterator[None]:
-    """Leave the global generators of Python, NumPy and torch on the host as they were, for code of others."""
+def isolate_global_rngs(accelerator: torch.device = _HOST) -> Iterator[None]:
+    """Leave the global generators of Python, NumPy and torch as they were, for code of others."""
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
-        with isolate_rng(torch.device("cpu")):
+        with isolate_rng(accelerator):
             yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002
+
+
+def seed_global_rngs(accelerator: torch.device, seed: int) -> None:
+    """Seed the global generators of Python, NumPy and one device.
+
+    Those of other devices would keep a stack trace until used, which costs more than a small client's step.
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    (torch if accelerator.type == "cuda" else torch.default_generator).manual_seed(seed)

@@ -2,10 +2,12 @@
 plainly.
 """
 
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -33,6 +35,7 @@ from fleetfit.errors import ConfigError
 from fleetfit.evaluation import EvaluationScope, build_level_module, estimate_statistics
 from fleetfit.hooks import Method
 from fleetfit.rounds import Settings, run_round, start
+from fleetfit.seeds import seed_global_rngs
 from fleetfit.submodel import extract
 from fleetfit.training import iter_batches, run_job
 from fleetfit.training.batch_norm import BatchNormSums
@@ -277,6 +280,33 @@ def test_job_seed_draws_dropout() -> None:
         a, b = (train_job(make_job(federation, 5, 2, local=local, seed=s), simulation.device(5)) for s in (7, 8))
         gap = max(float((a.state[n] - b.state[n]).abs().max()) for n in a.state)
         assert (gap > 1e-3) == differs
+
+
+def draw_numbers() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), float(torch.rand(()))  # noqa: NPY002
+
+
+def test_job_seeds_the_generators_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module or a transform may draw from Python's or NumPy's own: a worker draws what this process draws."""
+    federation, simulation = tiny_fleet()
+    draws: list[Any] = []
+    plain_batch = Data.batch
+
+    def draw(self: Data, indices: Tensor, rng: Any = None) -> tuple[Tensor, Tensor]:
+        draws.append(draw_numbers())
+        return plain_batch(self, indices, rng)
+
+    monkeypatch.setattr(Data, "batch", draw)
+    runs = []
+    for outside, seed in ((1, 7), (2, 7), (2, 8)):
+        seed_global_rngs(torch.device("cpu"), outside)
+        train_job(make_job(federation, 5, 2, seed=seed), simulation.device(5))
+        after = draw_numbers()
+        seed_global_rngs(torch.device("cpu"), outside)
+        assert after == draw_numbers(), "the program's own were moved"
+        runs.append(list(draws))
+        draws.clear()
+    assert runs[0] and runs[0] == runs[1] != runs[2]
 
 
 # ---- failures -------------------------------------------------

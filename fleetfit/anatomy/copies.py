@@ -7,15 +7,16 @@ parametrizations survive and nothing is copied whole. The instance is left as it
 import contextlib
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves
 
-from fleetfit.anatomy import get_length, keep_statistics
+from fleetfit.anatomy import get_length, keep_statistics, named_tensors
 from fleetfit.anatomy.known_values import set_values
 from fleetfit.anatomy.labels import list_tensors
 from fleetfit.anatomy.meta import forget_numbers, parameters_on_meta
@@ -64,6 +65,29 @@ def _needs_numbers(part: nn.Module) -> bool:
     """Return whether a module with parameters on the meta device has other tensors there, or parametrizations."""
     others = (x for x in tree_leaves(vars(part)) if isinstance(x, Tensor) and not isinstance(x, nn.Parameter))
     return isinstance(part, ParametrizationList) or any(x.is_meta for x in others)
+
+
+def find_drawn_constants(net: nn.Module, other: nn.Module) -> list[str]:
+    """Return the names of tensors and arrays that differ between two instances, and that no state carries."""
+    others = dict(_iter_constants(other))
+    return [name for name, x in _iter_constants(net) if name in others and not _is_equal(x, others[name])]
+
+
+def _iter_constants(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors and arrays of an instance that are not sent, by name."""
+    sent = {id(tensor) for _, tensor, _ in named_tensors(net)}
+    for name, part in net.named_modules():
+        for path, leaf in tree_flatten_with_path(vars(part))[0]:
+            if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "biufc":
+                leaf = torch.as_tensor(leaf)
+            if isinstance(leaf, Tensor) and leaf.layout is torch.strided and not (leaf.is_meta or id(leaf) in sent):
+                keys = [str(getattr(key, "key", getattr(key, "idx", key))) for key in path]
+                yield ".".join(filter(None, [name, *(key for key in keys if key != "_buffers")])), leaf.detach()
+
+
+def _is_equal(x: Tensor, y: Tensor) -> bool:
+    """Return whether two tensors have the same shape and numbers, of which some may be NaN."""
+    return x.shape == y.shape and bool(((x == y) | ((x != x) & (y != y))).all())
 
 
 def copy_instance(net: nn.Module) -> nn.Module:

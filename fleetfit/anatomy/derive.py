@@ -20,6 +20,7 @@ from fleetfit.anatomy.copies import (
     build_without_numbers as build_without_numbers,
     copy_all_but_parameters,
     copy_instance as copy_instance,
+    find_drawn_constants as find_drawn_constants,
 )
 from fleetfit.anatomy.derived import (
     DerivedArchitecture as DerivedArchitecture,

@@ -14,7 +14,12 @@ from fleetfit.core.fleet import (
     Simulation as Simulation,
 )
 from fleetfit.core.local import Local as Local
-from fleetfit.core.problem import Level as Level, Problem as Problem, apply_peft as apply_peft
+from fleetfit.core.problem import (
+    Level as Level,
+    Problem as Problem,
+    apply_peft as apply_peft,
+    check_rebuildable as check_rebuildable,
+)
 from fleetfit.core.resources import (
     Availability as Availability,
     Clock as Clock,

@@ -1,7 +1,7 @@
 """The problem that is trained, and its levels."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
@@ -15,14 +15,16 @@ from fleetfit.anatomy.derive import (
     DerivedArchitecture,
     SampleFacts,
     build_without_numbers,
+    find_drawn_constants,
     prepare_instance,
     restore_architecture,
 )
 from fleetfit.anatomy.meta import on_meta
 from fleetfit.core.arithmetic import Arithmetic, ShapeArithmetic, find_arithmetic
 from fleetfit.core.tasks import Task, get_task
-from fleetfit.errors import ModelError, RunError
+from fleetfit.errors import ConfigError, ModelError, RunError, quote_some
 from fleetfit.factories import call_factory
+from fleetfit.seeds import isolate_global_rngs, seed_global_rngs
 from fleetfit.submodel import Submodel, dump_prefixes, extract, parse_prefixes
 
 UNLIMITED = 2.0**60
@@ -98,10 +100,7 @@ class Problem:
             spec: `model`, `given`, `task`, `exits`, and perhaps `derived`, `peft`, `method`, `features_bytes`,
                 `computed`, `levels` and `layout`.
         """
-        model = dict(spec["model"])
-        name = model.pop("name")
-        arguments: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in spec["given"].items()}
-        make = partial(call_factory, names.resolve("models", name), name, "[model]", model, **arguments)
+        make, arguments = _read_factory(spec)
 
         def build() -> Any:
             facts = SampleFacts(arguments["input_shape"], arguments.get("vocabulary", 0), 0)
@@ -187,6 +186,45 @@ class Problem:
         """Return the prefix sub-model of a width and some exits."""
         sizes = self.architecture.sizes(width)
         return Submodel({axis: range(sizes[axis]) for axis in self.architecture.axes}, exits)
+
+
+def check_rebuildable(problem: Problem, who: str) -> None:
+    """Check that other processes can rebuild the model from its spec, and that each of them gets the same one.
+
+    Raises:
+        ConfigError: It has no import path, or its constructor draws numbers that are not sent.
+    """
+    if problem.spec is None:
+        raise ConfigError(
+            f"{who} rebuild the model in other processes, so it needs an import path "
+            '("package.module:function" or "file.py:function"). Write it into a file beside this script, or start runs '
+            'below `if __name__ == "__main__":`; objects made in Python run with engine.name = "local".',
+            key="model",
+        )
+    if "derived" not in problem.spec:
+        return
+    make, _ = _read_factory(problem.spec)
+    made = []
+    for seed in range(2):
+        with isolate_global_rngs():
+            seed_global_rngs(torch.device("cpu"), seed)
+            made.append(build_without_numbers(make))
+    if drawn := find_drawn_constants(*made):
+        raise ConfigError(
+            f"the constructor of {problem.spec['model']['name']} draws {quote_some(drawn)}, which is no parameter "
+            f"and no saved buffer of floating-point numbers and so is not sent: {who} would each have another. "
+            "Draw it from a generator with a seed of its own, such as torch.Generator().manual_seed(0), or register it "
+            "as a buffer.",
+            key="model.name",
+        )
+
+
+def _read_factory(spec: Mapping[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
+    """Return what makes a spec's module or architecture, and the values of the data among its arguments."""
+    model = dict(spec["model"])
+    name = model.pop("name")
+    arguments: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in spec["given"].items()}
+    return partial(call_factory, names.resolve("models", name), name, "[model]", model, **arguments), arguments
 
 
 def apply_peft(architecture: Architecture, spec: Mapping[str, Any]) -> Architecture:

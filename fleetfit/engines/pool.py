@@ -180,17 +180,6 @@ class Pool(ClientMemories, ABC):
 # ---- messages to a worker, and its replies ---------------------------------------------------------------------------
 
 
-def check_rebuildable(simulation: Simulation, engine: str) -> None:
-    """Raise a ConfigError where workers could not rebuild the model."""
-    if simulation.problem.spec is None:
-        raise ConfigError(
-            f"engine {engine} rebuilds the model in each worker, so it needs a model with an import path "
-            '("package.module:function" or "file.py:function"). Write it into a file beside this script, or start runs '
-            'below `if __name__ == "__main__":`; objects made in Python run with engine.name = "local".',
-            key="model",
-        )
-
-
 def dump_setup(simulation: Simulation, threads: int) -> dict[str, Any]:
     """Return all that a worker needs besides the data set, as a table for `fleetfit.messages.pack`."""
     parts = simulation.parts

@@ -21,12 +21,11 @@ from typing import Any
 import torch
 
 from fleetfit import files
-from fleetfit.core import Job, Simulation
+from fleetfit.core import Job, Simulation, check_rebuildable
 from fleetfit.data.dataset import load_data, save_data
 from fleetfit.engines.pool import (
     NumberedJob,
     Pool,
-    check_rebuildable,
     dump_error,
     dump_setup,
     load_setup,
@@ -54,7 +53,7 @@ def processes(simulation: Simulation, workers: int | None = None, device: str = 
         check_range("engine.workers", workers, 1, closed=True)
     check_range("engine.threads", threads, 1, closed=True)
     resolve_device(device)
-    check_rebuildable(simulation, "processes")
+    check_rebuildable(simulation.problem, "the workers of engine processes")
     devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if device == "cuda" else [device]
     count = workers or (len(devices) if device.startswith("cuda") else available_cores())
     return Processes(simulation, [devices[i % len(devices)] for i in range(count)], threads)

@@ -27,12 +27,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fleetfit.core import Job, Simulation
+from fleetfit.core import Job, Simulation, check_rebuildable
 from fleetfit.data.dataset import pack_data, unpack_data
 from fleetfit.engines.pool import (
     NumberedJob,
     Pool,
-    check_rebuildable,
     dump_error,
     dump_setup,
     load_setup,
@@ -93,7 +92,7 @@ def ray(
             f'{cores:g} and {cards:g} with "{device}".',
             key="engine.cpus",
         )
-    check_rebuildable(simulation, "ray")
+    check_rebuildable(simulation.problem, "the workers of engine ray")
     return Actors(_import_ray(), simulation, workers, device, threads, {"CPU": cores, "GPU": cards}, address)
 
 

@@ -39,7 +39,7 @@ from fleetfit.config.assemble.rounds import compute_cohort_size, count_asked_cli
 from fleetfit.config.assemble.run import assemble_fleet
 from fleetfit.config.components import build_component
 from fleetfit.config.schema import EngineSection, GroupSection
-from fleetfit.core import DataDescription, Federation, NodeDescription
+from fleetfit.core import DataDescription, Federation, NodeDescription, check_rebuildable
 from fleetfit.data.transform import FILE as TRANSFORM, Transform
 from fleetfit.engines.base import Engine
 from fleetfit.engines.flower import Rules
@@ -407,12 +407,7 @@ class _FleetRun:
     ) -> "_FleetRun":  # fmt: skip
         federation = assembly.federation
         problem = federation.problem
-        if problem.spec is None:
-            raise ConfigError(
-                "nodes rebuild the model from its name, so it needs an import path: "
-                '"package.module:function" or "file.py:function".',
-                key="model.name",
-            )
+        check_rebuildable(problem, "the nodes of a fleet")
         base = pack(dict(problem.base)) if problem.base else b""
         privacy = assembly.settings.privacy
         noise = {} if privacy is None else {"noise_multiplier": float(privacy.noise_multiplier),

@@ -283,7 +283,8 @@ def last_exit_loss(job: Job, device: Device) -> Loss:
 
     Where: the device, once for each training job, and once for each smaller job that a device considers with
         `cohort.on_deadline = "shallower"`.
-    Before: the hook `adapt_task` has chosen the task. torch's global generator is seeded afterwards.
+    Before: the hook `adapt_task` has chosen the task. The global generators of torch, NumPy and Python are seeded
+        afterwards.
     After: the loss is called for each batch. The object itself goes to `update_client_memory`, `reply` and `report`, as
         `result.loss`. If it computes much beside the sub-model, it has an attribute `extra_multiply_adds`: how many
         for each training sample, forward and backward together. They join the update's multiply-adds, simulated time

@@ -23,7 +23,7 @@ from fleetfit.hooks import Method, build
 from fleetfit.machine import use_threads
 from fleetfit.messages import compress
 from fleetfit.names import find_plug_in
-from fleetfit.seeds import derive_seed, isolate_rng, make_torch_rng
+from fleetfit.seeds import derive_seed, isolate_global_rngs, make_torch_rng, seed_global_rngs
 from fleetfit.submodel import is_finite
 from fleetfit.training.batches import count_steps, iter_batches, iter_epochs
 from fleetfit.training.clock import (
@@ -83,7 +83,7 @@ def _execute(job: Job, device: Device) -> tuple[Update | Failure, Any]:
         if adapted is None:
             reason = "declined: the client affords no part of what it was sent"
             return Failure.of(job, reason, declined=True), device.memory
-        with isolate_rng(device.accelerator):
+        with isolate_global_rngs(device.accelerator):
             if adapted.kind == "train":
                 return _train(adapted, device, method)
             is_evaluation = adapted.kind == "evaluate"
@@ -116,10 +116,7 @@ def _train(job: Job, device: Device, method: Method) -> tuple[Update | Failure, 
     if task is not device.problem.task:
         own = replace(device, problem=device.problem.replace_task(task))
     loss, penalty = method.make_loss(job, own), method.make_penalty(job, device)
-    # After module and loss are built, since building draws from it. Seed only this device's generator: the others would
-    # keep a stack trace until used, which costs more than a small client's step.
-    generator = torch if device.accelerator.type == "cuda" else torch.default_generator
-    generator.manual_seed(derive_seed(job.seed, "torch"))
+    seed_global_rngs(device.accelerator, derive_seed(job.seed, "torch"))  # now, since building draws from them
     model.module.train()
 
     gradients = GradientTracker(model)
@@ -392,7 +389,7 @@ def run_group(jobs: Sequence[Job], devices: Sequence[Device]) -> list[Update | F
                 new is not None and _share_model(new, job) and new.seed == job.seed
                 for new, job in zip(adapted, jobs, strict=True)
             ):
-                with isolate_rng(devices[0].accelerator):
+                with isolate_global_rngs(devices[0].accelerator):
                     return list(score_jobs(jobs, devices))
     return [run_job(job, device)[0] for job, device in zip(jobs, devices, strict=True)]
 

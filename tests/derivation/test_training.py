@@ -16,9 +16,9 @@ from fleetfit.anatomy.derive import derive_architecture
 from fleetfit.config import load_experiment
 from fleetfit.config.assemble.data import build_data
 from fleetfit.config.assemble.model import build_problem
-from fleetfit.core import Problem
+from fleetfit.core import Problem, check_rebuildable
 from fleetfit.cost import training_memory
-from fleetfit.errors import ModelError, NoUsableUpdates
+from fleetfit.errors import ConfigError, ModelError, NoUsableUpdates
 
 FLEET = {"groups": [{"budget": 0.4}, {"budget": 1.0}], "tolerance": 0.4}
 COMPILING = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what torch.compile imports
@@ -209,6 +209,35 @@ def test_other_processes_rebuild_them(name: str) -> None:
     assert problem.spec is not None
     rebuilt = Problem.from_spec(copy.deepcopy(problem.spec))
     assert rebuilt.layout.tensors == problem.layout.tensors
+
+
+@pytest.mark.parametrize("kind", ["seeded", "buffer", "attribute", "unsaved", "order", "array"])
+def test_constants_that_each_process_would_draw_anew_are_refused(kind: str) -> None:
+    experiment = load_experiment(data=make_rows(), model={"name": f"{Path(__file__)}:Projecting", "kind": kind})
+    problem = build_problem(experiment, build_data(experiment.data))
+    if kind in ("seeded", "buffer"):
+        check_rebuildable(problem, "nodes")
+    else:
+        with raises(ConfigError, "order" if kind == "order" else "features", key="model.name"):
+            check_rebuildable(problem, "nodes")
+
+
+class Projecting(nn.Module):
+    """Random features of rows, kept in one of several ways."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        rng = torch.Generator().manual_seed(0) if kind in ("seeded", "order") else None
+        features = torch.randn(6, 16, generator=rng)
+        self.register_buffer("order", torch.randperm(6) if kind == "order" else torch.arange(6))
+        if kind in ("buffer", "unsaved"):
+            self.register_buffer("features", features, persistent=kind == "buffer")
+        else:
+            self.features = features.numpy() if kind == "array" else features
+        self.body = nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x[:, self.order] @ torch.as_tensor(self.features).to(x))
 
 
 def make_lazy() -> nn.Module:
