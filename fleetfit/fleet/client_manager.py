@@ -27,6 +27,7 @@ from fleetfit.fleet.protocol import compute_digest, pack_message, read_answer
 from fleetfit.fleet.transport import NodeReply, Pace, Part, ReplyQueue, Transport
 
 _ANSWER_S = 90.0  # a Raspberry Pi needs a minute to import torch
+_SLOW_LINK = 500_000.0  # bytes a second, of a link that must have the time for the tensors that are never trained
 _AGAIN_S = 60.0  # until a node that refused is asked again
 _SOON_S = 5.0  # until a node is asked again whose answer was lost
 _REPEAT_S = 30.0  # until a question without an answer is repeated: slow nodes answer every question
@@ -213,8 +214,11 @@ class ClientManager:
 
     def _ask(self, questions: Sequence[tuple[int, str]], held: bool = False) -> None:
         """Ask nodes, each one question."""
+        seconds = {"base": _ANSWER_S + len(self.setup.base if self.setup else b"") / _SLOW_LINK}
         messages = (
-            transport.make_request(node, "query", self._make_question(node, what, held), _ANSWER_S, 0, self.make_pace())
+            transport.make_request(
+                node, "query", self._make_question(node, what, held), seconds.get(what, _ANSWER_S), 0, self.make_pace()
+            )
             for node, what in questions
         )
         for sent, (node, what) in zip(self.transport.send(messages, self._replies), questions, strict=True):

@@ -693,8 +693,9 @@ def test_untrained_tensors_are_sent_again_after_a_loss(tmp_path: Path) -> None:
     lab, base = lab_of(tmp_path, table)
     run = lab.serve()
     assert have_same_state(base, run)
-    requests = [(unpack(transport.read_parts(m)["header"])["what"], m.metadata.dst_node_id) for m in lab.grid.sent]
-    assert sorted(node for what, node in requests if what == "base") == [101, 102, 103, 104, 105]
+    sent = [(unpack(transport.read_parts(m)["header"])["what"], m.metadata) for m in lab.grid.sent]
+    assert sorted(one.dst_node_id for what, one in sent if what == "base") == [101, 102, 103, 104, 105]
+    assert max(one.ttl for what, one in sent if what == "setup") < min(one.ttl for what, one in sent if what == "base")
     for path in (tmp_path / "node-0").rglob("base/*.ffit"):
         path.write_bytes(b"damaged")
     nodes_side.get_node.cache_clear()
