@@ -4,6 +4,7 @@ import contextlib
 import gc
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -58,12 +59,14 @@ def free_memory(accelerator: "torch.device", cgroup: Path = Path("/sys/fs/cgroup
     if accelerator.type == "cuda":
         return int(torch.cuda.mem_get_info(accelerator)[0])
     free: int = psutil.virtual_memory().available
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    for folder, limit, used, cached in (
+        (cgroup, "memory.max", "memory.current", "inactive_file"),
+        (cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
         with contextlib.suppress(OSError, ValueError):  # no container, or "max"
-            free = min(free, int((cgroup / limit).read_text()) - int((cgroup / used).read_text()))
+            left = int((folder / limit).read_text()) - int((folder / used).read_text())
+            counted = re.search(rf"^{cached} (\d+)$", (folder / "memory.stat").read_text(), re.MULTILINE)
+            free = min(free, left + int(counted[1] if counted else 0))  # the kernel takes cached files back
     return max(0, free)
 
 

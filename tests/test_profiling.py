@@ -197,10 +197,13 @@ def test_free_memory_respects_containers(tmp_path: Path, monkeypatch: pytest.Mon
     assert free_memory(CPU, tmp_path) == 2000
     put(tmp_path, {"memory.max": "max", "memory.current": 5})
     assert free_memory(CPU, tmp_path) == 2000
-    put(tmp_path, {"memory.max": 700, "memory.current": 300})
-    assert free_memory(CPU, tmp_path) == 400
-    put(tmp_path, {"memory/memory.limit_in_bytes": 90, "memory/memory.usage_in_bytes": 100})
+    put(tmp_path, {"memory.max": 700, "memory.current": 300, "memory.stat": "anon 100\ninactive_file 50\n"})
+    assert free_memory(CPU, tmp_path) == 450, "the kernel takes cached files back"
+    put(tmp_path, {"memory/memory.limit_in_bytes": 90, "memory/memory.usage_in_bytes": 100,
+                   "memory/memory.stat": "inactive_file 9\ntotal_inactive_file 3\n"})  # fmt: skip
     assert free_memory(CPU, tmp_path) == 0
+    put(tmp_path, {"memory/memory.usage_in_bytes": 80})
+    assert free_memory(CPU, tmp_path) == 13
 
 
 PEAKS = """
