@@ -268,6 +268,7 @@ def load_samples(run: TrainedRun, data: Any, halves: bool = False) -> Data:
         section = _make_section(run, data)
         keys = {key: value for key, value in section.items() if key not in DataSection.model_fields}
         return load_data(section["name"], keys, section.get("transform"))
+    _check_reader_keys(run, data)
     data = _get_name(data)
     if isinstance(data, Data):
         return data
@@ -285,6 +286,20 @@ def load_samples(run: TrainedRun, data: Any, halves: bool = False) -> Data:
     if memory is None:
         raise ConfigError(f"data: got a {type(data).__name__}. Accepted are {ACCEPTED}.", key="data")
     return find_transform(run).apply(memory, halves)
+
+
+def _check_reader_keys(run: TrainedRun, data: Any) -> None:
+    """Refuse keys beside a path that would read it otherwise than the run's own files."""
+    if not isinstance(data, Mapping) or _get_name(data) is data:
+        return
+    own = {**DataSection.model_fields, "path": 0, "folder": 0, "file": 0}
+    used = run.experiment.data.settings
+    for key, value in data.items():
+        if key not in own and (key not in used or used[key] != value):
+            raise ConfigError(
+                f"data.{key} is of no effect: the files are read as those of the run were. Leave it out.",
+                key=f"data.{key}",
+            )
 
 
 def _is_data_set(data: Any) -> bool:

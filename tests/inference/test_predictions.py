@@ -119,6 +119,9 @@ def test_a_reader_and_its_file_are_the_same_rows_as_the_path(rows: ff.Run, tmp_p
     assert rows.evaluate(section)["static"] == rows.evaluate(path)["static"]
     parts = rows.evaluate({**section, "partition": {"kind": "iid", "clients": 4}, "test": 0.5})
     assert "local" in parts["static"]
+    for ask in (rows.evaluate, rows.predict):
+        with raises(ConfigError, key="data.label"):
+            ask({"path": path, "label": "a"})
 
 
 def test_the_runs_own_set_by_name_is_normalized_as_in_training(tmp_path: Path) -> None:
