@@ -369,6 +369,9 @@ def build_encoder(
     Raises:
         ModelError: Keys contradict the checkpoint, or the heads do not divide the width.
     """
+    for key, value in keys.items():
+        if value is not None and value < 1:
+            raise ModelError(f"{key} must be at least 1, got {value}.", key=key)
     sizes = _read_sizes(keys) if config is None else _read_config_sizes(config, keys)
     config = config or {}
     head_size = config.get("head_dim") or sizes["hidden"] // sizes["attention_heads"]

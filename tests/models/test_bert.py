@@ -261,6 +261,8 @@ def test_a_classifier_by_hand(kind: Any) -> None:
         ({"heads": "some"}, Expected('"whole"', '"fixed"', key="heads")),
         ({"intermediate": 17, "heads": "fixed"}, Expected(3, key="granule")),
         ({"layers": -1}, Expected(1, key="layers")),
+        ({"layers": 0}, Expected(1, key="layers")),
+        ({"attention_heads": 0}, Expected(1, key="attention_heads")),
         ({"head": "pooled"}, Expected('"linear"', '"pooler"', '"norm"', key="head")),
     ],
 )
