@@ -317,6 +317,14 @@ def test_wrong_models_are_refused(report: Report, source: str, model: str, expec
         report(source, model)
 
 
+def test_other_classes_than_a_modules_own_are_refused(report: Report) -> None:
+    source = "def make(classes=4): return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, classes))\n"
+    assert "7 classes" in report(source, "make", classes=7)
+    fixed = source.replace("nn.Linear(8, classes)", "nn.Linear(8, 3)")
+    with raises(ConfigError, 3, 7, key="classes"):
+        report(fixed, "make", classes=7)
+
+
 def test_the_command_prints_sections_before_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(HEAD + single(BESIDE.replace("nn.Linear(5 + wide", "nn.Linear(3 + wide")))

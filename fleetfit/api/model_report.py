@@ -134,7 +134,10 @@ def _make_architecture(
     architecture = build_architecture(name, settings, say, classes=count, **facts)
     tokens = getattr(architecture, "tokens", 0)
     if isinstance(architecture, DerivedArchitecture):
-        return architecture, architecture.plan.classes
+        found = architecture.plan.classes
+        if classes not in (None, found):
+            raise ConfigError(f"{name} has {found} logits, not --classes {classes}: leave it out.", key="classes")
+        return architecture, found
     if task == "next_token" and not tokens:
         raise ConfigError(
             f"--task next_token needs a token model, but {name} takes real numbers (tokens = 0). Choose another task.",
