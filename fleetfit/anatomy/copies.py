@@ -6,6 +6,9 @@ parametrizations survive and nothing is copied whole. The instance is left as it
 
 import contextlib
 import copy
+import io
+import threading
+import types
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,8 +24,10 @@ from fleetfit.anatomy.known_values import set_values
 from fleetfit.anatomy.labels import list_tensors
 from fleetfit.anatomy.meta import forget_numbers, parameters_on_meta
 from fleetfit.anatomy.plan import DerivedPlan
+from fleetfit.errors import ModelError, format_cause
 
 _TABLES = (dict, OrderedDict, set)
+_SHARED = (type(threading.Lock()), type(threading.RLock()), io.IOBase, types.ModuleType)
 
 
 class PastExit(BaseException):
@@ -91,8 +96,19 @@ def _is_equal(x: Tensor, y: Tensor) -> bool:
 
 
 def copy_instance(net: nn.Module) -> nn.Module:
-    """Return a copy of an instance, with all tensors that its modules have."""
-    return copy.deepcopy(net, _copy_plain_values(net, {}))
+    """Return a copy of an instance, with all tensors that its modules have.
+
+    Raises:
+        ModelError: It has something that cannot be copied.
+    """
+    try:
+        return copy.deepcopy(net, _copy_plain_values(net, {}))
+    except Exception as error:  # of any class that its modules hold
+        raise ModelError(
+            f"{type(net).__name__} cannot be copied, and each level is a copy: {format_cause(error)}. Leave out of the "
+            "module what is not the model's.",
+            key="model",
+        ) from error
 
 
 def copy_all_but_parameters(net: nn.Module) -> nn.Module:
@@ -151,7 +167,7 @@ def _cut_tensors(
 
 
 def _copy_plain_values(net: nn.Module, memo: dict[int, Any]) -> dict[int, Any]:
-    """Add the tensors that are no parameters or buffers, and what is empty.
+    """Add the tensors that are no parameters or buffers, what is empty, and what copies share: locks, files, modules.
 
     Tensors such as those of old weight norm, or of caches, may be refused by deepcopy. Each module has ten empty
     tables, of hooks for the most part, which take deepcopy as long as all the rest.
@@ -160,6 +176,8 @@ def _copy_plain_values(net: nn.Module, memo: dict[int, Any]) -> dict[int, Any]:
         for value in vars(part).values():
             if type(value) in _TABLES and not value:
                 memo.setdefault(id(value), type(value)())
+            elif isinstance(value, _SHARED):
+                memo[id(value)] = value
             elif isinstance(value, Tensor) and id(value) not in memo:
                 memo[id(value)] = value.detach().clone().to(torch.get_default_device())
     return memo

@@ -36,11 +36,18 @@ def get_logits(out: Any) -> Tensor:
 
 
 def check_outputs(out: Any) -> None:
-    """Refuse a tuple in which the logits are not the only tensor of their shape.
+    """Refuse a tuple in which the logits are not the only tensor of their shape, and a list of several shapes.
 
     Raises:
         ModelError: It is one.
     """
+    shapes = list(dict.fromkeys(str(tuple(get_logits(one).shape)) for one in out)) if isinstance(out, list) else []
+    if len(shapes) > 1:
+        raise ModelError(
+            f"forward returns a list with tensors of the shapes {' and '.join(shapes)}. A list has the logits of each "
+            "exit, of one shape; return the logits first in a tuple, or alone.",
+            key="model",
+        )
     if not isinstance(out, tuple) or hasattr(out, "logits"):
         return
     logits = get_logits(out)

@@ -1,5 +1,8 @@
 """What forward may return, and in which types an instance may come."""
 
+import io
+import math
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +14,7 @@ from support import raises
 from torch import Tensor, nn
 
 import fleetfit as ff
+from fleetfit.anatomy.derive import copy_instance
 from fleetfit.architecture import Architecture, Axis
 from fleetfit.errors import ModelError
 
@@ -62,6 +66,7 @@ def make_rows() -> tuple[Any, Any]:
         (lambda hidden, a, b: [{"score": a + b}], ("score",)),
         (lambda hidden, a, b: (a, b), (2, "(2, 2)")),
         (lambda hidden, a, b: (a + b, hidden, a), (3, "(2, 2)")),
+        (lambda hidden, a, b: [hidden, a + b], ("(2, 12)", "(2, 2)")),
         (lambda hidden, a, b: None, ("NoneType",)),
     ],
 )
@@ -140,6 +145,23 @@ class Turning(nn.Module):
 )
 def test_an_instance_of_another_type_is_refused_by_name(net: nn.Module, quoted: tuple[str, str]) -> None:
     with raises(ModelError, *quoted, key="model"):
+        ff.run(model=net, data=make_rows(), rounds=1, progress=False)
+
+
+@pytest.mark.parametrize(
+    "kept", [threading.Lock(), threading.RLock(), io.BytesIO(), math], ids=lambda kept: type(kept).__name__
+)
+def test_what_cannot_be_copied_is_shared(kept: Any) -> None:
+    net = Returning(lambda hidden, a, b: a + b)
+    net.kept = kept
+    assert copy_instance(net).kept is kept
+    assert ff.run(model=net, data=make_rows(), rounds=1, progress=False).summary["failures"] == 0
+
+
+def test_a_module_that_cannot_be_copied_is_refused() -> None:
+    net = Returning(lambda hidden, a, b: a + b)
+    net.rows = (row for row in range(3))
+    with raises(ModelError, "generator", key="model"):
         ff.run(model=net, data=make_rows(), rounds=1, progress=False)
 
 
