@@ -31,8 +31,10 @@ from fleetfit.anatomy.exits import find_exits, find_tail
 from fleetfit.anatomy.fitting import (
     SampleFacts as SampleFacts,
     find_facts as find_facts,
+    find_replaced_linear as find_replaced_linear,
     fit_instance as fit_instance,
     prepare_instance as prepare_instance,
+    replace_linear,
 )
 from fleetfit.anatomy.labels import Reason, list_tensors
 from fleetfit.anatomy.masks import InputMask as InputMask
@@ -125,17 +127,20 @@ def derive_architecture(
         observation.units.settle()
 
 
-def restore_architecture(net: nn.Module, payload: Any) -> DerivedArchitecture:
+def restore_architecture(net: nn.Module, payload: Any, head: str = "") -> DerivedArchitecture:
     """Return the architecture of another instance like the one from which a plan was derived.
 
     Args:
         net: The instance, which nothing else may change.
         payload: The plan, as `DerivedPlan.to_payload` returns it.
+        head: The name of the linear layer that was replaced by one with the data's classes, if one was.
 
     Raises:
         ModelError: The plan is damaged or of another version, or the instance has other tensors.
     """
     plan = DerivedPlan.from_payload(payload)
+    if head:
+        replace_linear(net, head, plan.classes)
     if mismatch := find_mismatch(net, plan):
         raise ModelError(
             f"this {type(net).__name__} is not the module from which the levels were derived: {mismatch}. Use the same "

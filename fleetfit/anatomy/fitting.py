@@ -227,9 +227,26 @@ def _replace_classifier(net: nn.Module, example: Tensor, classes: int, mask: Inp
             "classifier to replace. Replace it before you pass the module, and leave head out.",
             key="model.derive.head",
         )
-    parent, _, leaf = owner.rpartition(".")
-    new = nn.Linear(part.in_features, classes, part.bias is not None)
-    setattr(net.get_submodule(parent), leaf, new.to(part.weight.dtype))
+    replace_linear(net, owner, classes)
+
+
+def replace_linear(net: nn.Module, name: str, outputs: int) -> None:
+    """Replace a linear layer by a new one with other outputs, under all its names; leave a module without it."""
+    old = dict(net.named_modules(remove_duplicate=False)).get(name)
+    if not isinstance(old, nn.Linear):
+        return
+    new = nn.Linear(old.in_features, outputs, old.bias is not None, old.weight.device, old.weight.dtype)
+    for path, part in list(net.named_modules(remove_duplicate=False)):
+        if part is old:
+            parent, _, leaf = path.rpartition(".")
+            setattr(net.get_submodule(parent), leaf, new)
+
+
+def find_replaced_linear(net: nn.Module, fitted: nn.Module) -> str:
+    """Return the name of the linear layer whose outputs are others than before, or ""."""
+    before = {name: part.out_features for name, part in net.named_modules() if isinstance(part, nn.Linear)}
+    after = ((name, part.out_features) for name, part in fitted.named_modules() if isinstance(part, nn.Linear))
+    return next((name for name, outputs in after if outputs != before.get(name, outputs)), "")
 
 
 def _redraw(net: nn.Module) -> None:

@@ -97,7 +97,7 @@ class Problem:
         """Build the problem that a spec describes, but for what its method makes of the model.
 
         Args:
-            spec: `model`, `given`, `task`, `exits`, and perhaps `derived`, `peft`, `method`, `features_bytes`,
+            spec: `model`, `given`, `task`, `exits`, and perhaps `derived`, `head`, `peft`, `method`, `features_bytes`,
                 `computed`, `levels` and `layout`.
         """
         make, arguments = _read_factory(spec)
@@ -108,7 +108,7 @@ class Problem:
 
         architecture = build_without_numbers(build) if "derived" in spec else build()
         if isinstance(architecture, nn.Module):
-            architecture = restore_architecture(architecture, spec.get("derived"))
+            architecture = restore_architecture(architecture, spec.get("derived"), spec.get("head", ""))
         architecture = apply_peft(architecture, spec.get("peft", {}))
         exits = tuple(spec["exits"]) or (architecture.blocks,)
         shape, task = tuple(arguments["input_shape"]), get_task(spec["task"])

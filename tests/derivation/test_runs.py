@@ -355,6 +355,26 @@ def test_a_new_classifier_on_request(tmp_path: Path) -> None:
     assert torch.equal(derived.net.stem.weight, net.stem.weight)
 
 
+def test_a_new_classifier_is_made_in_each_process(tmp_path: Path) -> None:
+    model = {"name": f"{Path(__file__)}:make_seven", "derive": {"head": "new"}}
+    runs = [
+        run(describe(model, rounds=1, engine={"name": engine}), tmp_path / engine) for engine in ("local", "processes")
+    ]
+    assert have_same_state(*runs)
+    assert {tuple(out.shape) for out in runs[0].model()(make_data().batch(torch.arange(3))[0])} == {(3, 4)}
+
+
+def make_seven() -> nn.Module:
+    return Residual(8, classes=7)
+
+
+def test_a_new_classifier_has_all_names_of_the_old_one() -> None:
+    net = Residual(8, classes=7)
+    net.head = net.fc
+    new = ff.derive(net, make_data(), head="new").net
+    assert new.head is new.fc and new.fc.out_features == 4 and net.head is net.fc
+
+
 def test_an_instance_runs_on_the_local_engine_only(tmp_path: Path) -> None:
     with raises(ConfigError, "package.module:function", key="model"):
         run(describe(Residual(8), engine={"name": "processes", "workers": 1}), tmp_path / "run")

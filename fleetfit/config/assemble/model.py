@@ -20,6 +20,7 @@ from fleetfit.anatomy.derive import (
     copy_instance,
     derive_architecture,
     find_facts,
+    find_replaced_linear,
     fit_instance,
     list_masks,
     prepare_instance,
@@ -65,11 +66,13 @@ def build_problem(
     if isinstance(architecture, nn.Module):
         samples = choose_samples(data) if isinstance(data, Data) else None  # the server of a fleet has a description
         facts = SampleFacts(shape, data.vocabulary, data.classes, data.task, data.padding, samples=samples)
-        plan = experiment.recorded.derived
+        plan, net = experiment.recorded.derived, architecture
         architecture = derive_model(architecture, facts, section.derive or DeriveSection(), experiment.seed, say, plan)
         if plan is None:  # a plan says which norms keep their statistics
             architecture = architecture.keep_norms(apply_peft(architecture, peft))
+        head = find_replaced_linear(net, architecture.net)
         spec = None if spec is None else {**spec, "derived": {**architecture.plan.to_payload(), "whole": []}}
+        spec = {**spec, "head": head} if spec and head else spec
     elif isinstance(architecture, DerivedArchitecture) and section.derive is None:
         architecture = architecture.keep_norms(apply_peft(architecture, peft))
     elif section.derive is not None:
