@@ -4,6 +4,7 @@ import contextlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from fleetfit.errors import ModelError, format_cause
 from fleetfit.seeds import isolate_rng, make_torch_rng
 
 _SAMPLES = 2
+_VIEWS = ("View", "UnsafeView", "Reshape", "Squeeze", "Unsqueeze", "Select", "Slice", "Transpose", "Permute")
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,21 @@ def fit_instance(net: nn.Module, facts: SampleFacts, head: str, weights: str, se
             "loss takes logits. Leave out the softmax in forward; predictions have probabilities anyway.",
             key="model.name",
         )
+    if facts.task != "regression" and _ends_in_sigmoid(net, example, facts.mask):
+        raise ModelError(
+            f"{type(net).__name__} ends in a sigmoid, and the loss takes logits. Leave it out in forward; predictions "
+            "have probabilities anyway.",
+            key="model.name",
+        )
     return net
+
+
+def _ends_in_sigmoid(net: nn.Module, example: Tensor, mask: InputMask | None) -> bool:
+    with torch.enable_grad():
+        node: Any = get_logits(call_instance(copy_instance(net).eval(), example, mask)).grad_fn
+    while node is not None and node.name().startswith(_VIEWS):
+        node = node.next_functions[0][0]
+    return node is not None and node.name() == "SigmoidBackward0"
 
 
 def _run(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> Tensor:

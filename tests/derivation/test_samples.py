@@ -186,6 +186,21 @@ def test_probabilities_are_no_logits(task: str) -> None:
         assert ff.derive(net, {"name": (x, y), "task": task}, progress=False)
 
 
+@pytest.mark.parametrize("task", ["multi_label", "classification", "regression"])
+@pytest.mark.parametrize(
+    "last", [(nn.Sigmoid(),), (nn.Sigmoid(), nn.Unflatten(1, (3, 1)), nn.Flatten())], ids=["plain", "view"]
+)
+def test_a_sigmoid_at_the_end_is_refused_where_the_loss_has_one(last: tuple[nn.Module, ...], task: str) -> None:
+    x, y = torch.randn(60, 6), torch.arange(60) % 3 if task == "classification" else (torch.rand(60, 3) > 0.5).float()
+    net = nn.Sequential(nn.Linear(6, 16), nn.Sigmoid(), nn.Linear(16, 3), *last)
+    if task == "regression":
+        assert ff.derive(net, {"name": (x, y), "task": task}, progress=False)
+    else:
+        with raises(ModelError, "sigmoid", key="model.name"):
+            ff.derive(net, {"name": (x, y), "task": task}, progress=False)
+    assert ff.derive(net[:3], {"name": (x, y), "task": task}, progress=False)
+
+
 def test_masks_are_tried_with_whole_texts() -> None:
     x = torch.from_numpy(make_texts())
     assert list_masks(Marked(), 9, 20, 0)[0][0] is None
