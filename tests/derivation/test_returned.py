@@ -149,12 +149,12 @@ def test_an_instance_of_another_type_is_refused_by_name(net: nn.Module, quoted: 
 
 
 @pytest.mark.parametrize(
-    "kept", [threading.Lock(), threading.RLock(), io.BytesIO(), math], ids=lambda kept: type(kept).__name__
+    "value", [threading.Lock(), threading.RLock(), io.BytesIO(), math], ids=lambda value: type(value).__name__
 )
-def test_what_cannot_be_copied_is_shared(kept: Any) -> None:
+def test_what_cannot_be_copied_is_shared(value: Any) -> None:
     net = Returning(lambda hidden, a, b: a + b)
-    net.kept = kept
-    assert copy_instance(net).kept is kept
+    net.value = value
+    assert copy_instance(net).value is value
     assert ff.run(model=net, data=make_rows(), rounds=1, progress=False).summary["failures"] == 0
 
 
