@@ -289,15 +289,15 @@ def load_samples(run: TrainedRun, data: Any, halves: bool = False) -> Data:
 
 
 def _check_reader_keys(run: TrainedRun, data: Any) -> None:
-    """Refuse keys beside a path that would read it otherwise than the run's own files."""
+    """Refuse keys beside data that would read them otherwise than the run's own."""
     if not isinstance(data, Mapping) or _get_name(data) is data:
         return
     own = {**DataSection.model_fields, "path": 0, "folder": 0, "file": 0}
     used = run.experiment.data.settings
     for key, value in data.items():
-        if key not in own and (key not in used or used[key] != value):
+        if key not in own and (key not in used or str(used[key]) != str(value)):  # arrays have no one truth
             raise ConfigError(
-                f"data.{key} is of no effect: the files are read as those of the run were. Leave it out.",
+                f"data.{key} has no effect: other data are read as the run's own were. Leave it out.",
                 key=f"data.{key}",
             )
 
