@@ -117,7 +117,7 @@ def prepare_instance(net: nn.Module, example: Tensor, seed: int = 0) -> nn.Modul
             )
     if any(nn.parameter.is_lazy(x) for x in (*net.parameters(), *net.buffers())):
         modes = [(part, part.training) for part in net.modules()]
-        with isolate_rng(torch.device("cpu"), seed):
+        with isolate_rng(torch.device("cpu"), seed), torch.no_grad():
             _call(net.eval(), example)
         for part, mode in modes:
             part.training = mode
@@ -175,7 +175,7 @@ def fit_instance(net: nn.Module, facts: SampleFacts, head: str, weights: str, se
             "loss takes logits. Leave out the softmax in forward; predictions have probabilities anyway.",
             key="model.name",
         )
-    if facts.task != "regression" and _ends_in_sigmoid(net, example, facts.mask):
+    if facts.task != "regression" and _is_of_sigmoid(logits):
         raise ModelError(
             f"{type(net).__name__} ends in a sigmoid, and the loss takes logits. Leave it out in forward; predictions "
             "have probabilities anyway.",
@@ -184,9 +184,8 @@ def fit_instance(net: nn.Module, facts: SampleFacts, head: str, weights: str, se
     return net
 
 
-def _ends_in_sigmoid(net: nn.Module, example: Tensor, mask: InputMask | None) -> bool:
-    with torch.enable_grad():
-        node: Any = get_logits(call_instance(copy_instance(net).eval(), example, mask)).grad_fn
+def _is_of_sigmoid(logits: Tensor) -> bool:
+    node: Any = logits.grad_fn
     while node is not None and node.name().startswith(_VIEWS):
         node = node.next_functions[0][0]
     return node is not None and node.name() == "SigmoidBackward0"
@@ -195,13 +194,13 @@ def _ends_in_sigmoid(net: nn.Module, example: Tensor, mask: InputMask | None) ->
 def _run(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> Tensor:
     """Return the logits of a copy, so that the module stays as it is."""
     check_types(net)
-    return _call(copy_instance(net).eval(), example, mask)
+    with torch.enable_grad():  # its nodes say what the logits come from
+        return _call(copy_instance(net).eval(), example, mask)
 
 
 def _call(net: nn.Module, example: Tensor, mask: InputMask | None = None) -> Tensor:
     try:
-        with torch.no_grad():
-            out = call_instance(net, example, mask)
+        out = call_instance(net, example, mask)
         check_outputs(out)
         return get_logits(out)
     except ModelError:
