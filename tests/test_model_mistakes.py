@@ -221,6 +221,24 @@ def test_a_module_of_two_inputs_has_to_take_one() -> None:
         ff.plan(model=TwoInputs(), data=(torch.rand(60, 6), torch.arange(60) % 3))
 
 
+class Convolved(nn.Module):
+    def __init__(self, classes: int, channels: int = 6, padding: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 6, 3, padding=padding)
+        self.mix = nn.Conv2d(6, channels, 1)
+        self.head = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.mix(self.conv(x).relu()).relu().mean((2, 3)))
+
+
+def test_images_leave_a_constructors_padding_and_name_its_channels() -> None:
+    run = ff.run(model=f"{Path(__file__)}:Convolved", data="digits", rounds=1, local={"max_steps": 1}, progress=False)
+    net = run.model().net
+    assert net.conv.padding == (1, 1) and net.head.in_features == 1
+    assert [note for note in run.notes if "channels = 1" in note and "default 6" in note]
+
+
 # ---- every plug-in --------------------------------------------------------------------------------------------------
 
 PLUG_IN = """

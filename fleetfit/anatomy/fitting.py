@@ -147,6 +147,7 @@ def fit_instance(net: nn.Module, facts: SampleFacts, head: str, weights: str, se
         if head == "new":
             _replace_classifier(net, example, facts.classes, facts.mask)
             logits = _run(net, example, facts.mask)
+        _check_training(net, example, facts.mask, logits)
     if bool(logits.isnan().any()):
         what = "noise, since there are no data here" if facts.samples is None else "samples of the training data"
         raise ModelError(
@@ -182,6 +183,22 @@ def fit_instance(net: nn.Module, facts: SampleFacts, head: str, weights: str, se
             key="model.name",
         )
     return net
+
+
+def _check_training(net: nn.Module, example: Tensor, mask: InputMask | None, logits: Tensor) -> None:
+    """Refuse a module whose outputs are others while it trains; one that fails then fails in its jobs."""
+    try:
+        with torch.no_grad():
+            out = call_instance(copy_instance(net).train(), example, mask)
+    except Exception:
+        return
+    check_outputs(out)
+    if get_logits(out).shape != logits.shape:
+        raise ModelError(
+            f"{type(net).__name__} gives outputs of shape {tuple(get_logits(out).shape)} while it trains and "
+            f"{tuple(logits.shape)} afterwards. Let forward return the same logits in both modes.",
+            key="model.name",
+        )
 
 
 def _is_of_sigmoid(logits: Tensor) -> bool:

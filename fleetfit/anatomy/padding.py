@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fleetfit.anatomy.copies import copy_instance
+from fleetfit.anatomy.kernels import skip_fast_path
 from fleetfit.anatomy.logits import get_logits
 from fleetfit.anatomy.masks import LENGTHS, PADDING, TOKENS, InputMask, call_instance
 from fleetfit.seeds import isolate_rng, make_torch_rng
@@ -19,7 +20,7 @@ from fleetfit.seeds import isolate_rng, make_torch_rng
 _ARGUMENT = re.compile(r"mask|padding|lengths?$|lens?$")
 _USUAL = "attention_mask"  # of transformers, whose models may read the tokens where they get none
 _SAME = 1e-4  # a difference of logits, of their size
-_ENOUGH = {False: 0.5, True: 1.0}  # of the difference without a mask, that one may leave: a mean over padded places
+_ENOUGH = 0.5  # of the difference without a mask, that one without a convention may leave
 _CONVENTIONS = {_USUAL: TOKENS, "src_key_padding_mask": PADDING, "key_padding_mask": PADDING}
 
 
@@ -37,8 +38,9 @@ def list_masks(
 
     Returns:
         Masks, each with the difference of a short text's logits beside a longer one that is left, of their size; 0 for
-        rounding. The argument of a mask is "" where none is needed. The last one is None where the logits change
-        without a mask, or the module takes texts of one length only.
+        rounding. Where none is exact, that of a convention is the best, since what is left, such as a mean over padded
+        places, depends on the weights. The argument of a mask is "" where none is needed. The last one is None where
+        the logits change without a mask, or the module takes texts of one length only.
     """
     if padding < 0 or vocabulary < 2 or length < 2:
         return [(None, 0.0)]
@@ -60,10 +62,11 @@ def list_masks(
         if difference is not None and (mask.argument == _USUAL or not is_invariant):
             left[mask] = 0.0 if difference <= _SAME else difference
     last = (plain, 0.0) if is_invariant else (None, change or 0.0)
-    best = min(left, key=left.__getitem__, default=None)
-    if best is None or left[best] > (change or 0.0) * _ENOUGH[_CONVENTIONS.get(best.argument) == best.kind]:
-        return [last]
-    return [(best, left[best]), last]
+    exact = [mask for mask in left if not left[mask]]
+    usual = [mask for mask in left if _CONVENTIONS.get(mask.argument) == mask.kind and not is_invariant]
+    others = [mask for mask in left if left[mask] <= (change or 0.0) * _ENOUGH]
+    best = next(iter([*exact, *usual, *sorted(others, key=left.__getitem__)]), None)
+    return [last] if best is None else [(best, left[best]), last]
 
 
 def _list_candidates(net: nn.Module, padding: int) -> Iterator[InputMask]:
@@ -84,7 +87,7 @@ def _compare(
 ) -> float | None:
     """Return the largest difference of the short text's logits, of their size; None where the module fails."""
     try:
-        with torch.no_grad(), isolate_rng(torch.device("cpu")):
+        with torch.no_grad(), skip_fast_path(), isolate_rng(torch.device("cpu")):
             expected = get_logits(call_instance(net, alone, reference or mask))[0]
             logits = get_logits(call_instance(net, padded, mask))[0]
     except Exception:  # other people's code may fail in any way

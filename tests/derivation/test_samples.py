@@ -201,6 +201,20 @@ def test_a_sigmoid_at_the_end_is_refused_where_the_loss_has_one(last: tuple[nn.M
     assert ff.derive(net[:3], {"name": (x, y), "task": task}, progress=False)
 
 
+class Embedded(nn.Sequential):
+    """A network that returns its features before the logits while it trains."""
+
+    def forward(self, x: Tensor) -> Any:
+        features = self[0](x).relu()
+        return (features, self[1](features)) if self.training else self[1](features)
+
+
+def test_a_module_that_trains_with_other_outputs_is_refused() -> None:
+    net, data = Embedded(nn.Linear(6, 16), nn.Linear(16, 3)), (torch.randn(60, 6), torch.arange(60) % 3)
+    with raises(ModelError, "Embedded", (2, 16), (2, 3), key="model.name"):
+        ff.derive(net, data, progress=False)
+
+
 def test_masks_are_tried_with_whole_texts() -> None:
     x = torch.from_numpy(make_texts())
     assert list_masks(Marked(), 9, 20, 0)[0][0] is None

@@ -26,7 +26,7 @@ from fleetfit.anatomy.derive import (
     prepare_instance,
     restore_architecture,
 )
-from fleetfit.config.components import build_component, is_factory
+from fleetfit.config.components import build_component, find_function, is_factory
 from fleetfit.config.parse import parse_section
 from fleetfit.config.schema import DeriveSection, Experiment
 from fleetfit.core import DataDescription, Level, Problem, apply_peft
@@ -36,6 +36,8 @@ from fleetfit.errors import ConfigError, ModelError, format_cause
 from fleetfit.factories import list_parameters
 from fleetfit.hooks import is_portable
 from fleetfit.seeds import isolate_rng
+
+_REQUIRED = inspect.Parameter.empty
 
 
 def build_problem(
@@ -50,11 +52,10 @@ def build_problem(
     """
     section = experiment.model
     shape = data.sample_shape
-    context = {"classes": data.classes, "channels": data.channels, "input_shape": shape,
-               "vocabulary": data.vocabulary, "padding": data.padding}  # fmt: skip
     spec: dict[str, Any] | None = None
     if is_factory(section.name) and (inspect.isclass(section.name) or not hasattr(section.name, "build")):
         _check_sample_shape(section.name, data)
+        context = _list_facts(section.name, data)
         with isolate_rng(torch.device("cpu"), experiment.seed):  # what the constructor of a module draws
             architecture = build_component("models", section.name, "[model]", section.settings, **context)
         model = {"name": section.name, **section.settings}
@@ -92,6 +93,33 @@ def build_problem(
         init_from=experiment.init_from,
         spec=spec if is_portable(spec) else None,
     )
+
+
+def _list_facts(name: Any, data: Data | DataDescription) -> dict[str, Any]:
+    """Return what the data give to a model's parameters of these names.
+
+    Data without tokens leave the defaults of a constructor of one's own: `padding` may be that of its convolutions.
+    """
+    facts = {"classes": data.classes, "channels": data.channels, "input_shape": data.sample_shape}
+    tokens = {"vocabulary": data.vocabulary, "padding": data.padding}
+    if not data.vocabulary and not (isinstance(name, str) and ":" not in name):
+        parameters = list_parameters(find_function("models", name)[0])
+        tokens = {key: x for key, x in tokens.items() if key in parameters and parameters[key].default is _REQUIRED}
+    return facts | tokens
+
+
+def _describe_facts(problem: Problem) -> list[str]:
+    """Name channels that the data gave to a constructor of one's own in place of its default."""
+    if problem.spec is None or "channels" not in problem.spec["given"]:
+        return []
+    name, channels = problem.spec["model"]["name"], problem.spec["given"]["channels"]
+    parameter = list_parameters(find_function("models", name)[0]).get("channels")
+    if parameter is None or parameter.default in (_REQUIRED, None, channels):
+        return []
+    return [
+        f"{name} gets channels = {channels} from the data, in place of its default {parameter.default}; a parameter "
+        "that means other channels needs another name."
+    ]
 
 
 def derive_model(
@@ -188,7 +216,7 @@ def describe_derivation(problem: Problem, levels: Sequence[Level], split: str | 
     derived = find_derived(problem.architecture)
     if derived is None:
         return []
-    sentences = derived.describe()
+    sentences = [*_describe_facts(problem), *derived.describe()]
     is_cut_in_width = len(levels) > 1 and all(x.submodel.depth == derived.blocks for x in levels)
     is_said = split == "auto" and derived.blocks == 1  # that it has one exit
     if split not in (None, "width") and is_cut_in_width and not is_said:
