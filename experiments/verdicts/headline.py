@@ -40,7 +40,7 @@ def evidence(judged: Sequence[Judged], docs: str) -> str:
         text = (
             "The default method `fleetfit` against the published ones, with one recipe for all (two of them also as "
             f"published) and seeds that nothing before had used: in {len(done)}{share} settings its mean is above "
-            f"every other's in {len(ahead)} of {len(run)} comparisons, of `local` and of `global`. After Holm's "
+            f"every other method's in {len(ahead)} of {len(run)} comparisons, of `local` and of `global`. After Holm's "
             f"correction {_count(proof)} ([which method when]({docs}which-method.md)). "
             f"{text}"
         )
