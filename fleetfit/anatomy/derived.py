@@ -289,6 +289,7 @@ def check_full_model(architecture: DerivedArchitecture, example: torch.Tensor) -
     tensors = dict(list_tensors(net))
     behind = [architecture.list_absent(e) for e in architecture.positions]
     reads, read_before = set[int](), dict[int, set[int]]()  # identities: tensors of a module outlive the pass
+    unknown, numbers = dict[str, torch.Tensor](), {name: tensor.data for name, tensor in tensors.items()}
 
     def set_tensors(names: Iterable[str], are_known: bool) -> None:
         """Put tensors into their places, or tensors without numbers; zeros where these are whole."""
@@ -297,6 +298,9 @@ def check_full_model(architecture: DerivedArchitecture, example: torch.Tensor) -
             if not are_known:
                 none = torch.tensor(math.nan if tensor.is_floating_point() else 0).to(tensor).expand(tensor.shape)
                 tensor = nn.Parameter(none, requires_grad=False) if isinstance(tensor, nn.Parameter) else none
+                unknown[name] = tensor
+            else:  # as in `scale * classify(x)`, Python may hold it already
+                unknown[name].data = numbers[name]
             setattr(net.get_submodule(part), leaf, tensor)
 
     def compare(i: int, exit_logits: torch.Tensor) -> bool:

@@ -46,9 +46,9 @@ class Predictions:
     """Predictions of N samples by a level's model.
 
     Attributes:
-        labels: The predicted class of each sample, by name; where a sample may have several labels, a tuple of those
-            with a probability of at least 0.5. Of a regression: numbers in the unit of the targets, [N], or
-            [N, targets] for several.
+        labels: The predicted class of each sample, by name, or as a number where all names are whole numbers; where a
+            sample may have several labels, a tuple of those with a probability of at least 0.5. Of a regression:
+            numbers in the unit of the targets, [N], or [N, targets] for several.
         classes: Numbers of the predicted classes [N]; 0 or 1 for each label [N, labels]; None for a regression.
         probabilities: [N, classes]; None for a regression.
         exits: The exit that answered, by its number among all exits of the model, from 1 [N].
@@ -120,7 +120,7 @@ class Predictions:
         """Return a `pandas.DataFrame` with a line for each sample: label, prediction, probability, exit and cost.
 
         The label is there if all samples have one, the file if samples are files, the probability for a classification.
-        Classes with the names of whole numbers are numbers. The index is that of the samples, if they were a frame.
+        The index is that of the samples, if they were a frame.
 
         Raises:
             MissingExtra: pandas is not installed.
@@ -129,9 +129,6 @@ class Predictions:
         columns = {name: values for name, values in self._list_columns().items() if name != "sample"}
         if self.task == "classification" and self.probabilities is not None:
             columns["probability"] = self.probabilities.max(1, initial=0)
-        if self.task == "classification" and all(re.fullmatch(r"0|-?[1-9][0-9]{0,17}", n) for n in self.class_names):
-            answers = columns.keys() - {"file", "exit", "probability"}
-            columns |= {name: np.array([int(label) for label in columns[name]]) for name in answers}
         return pandas.DataFrame({**columns, "cost": self.costs}, self.index)
 
     def to_csv(self, path: str | Path) -> None:
@@ -291,7 +288,9 @@ def _make_predictions(
         labels, truth = (_list_labels(rows, class_names) for rows in (classes, y.numpy()))
     else:
         probabilities, classes = logits.softmax(-1).numpy(), logits.argmax(-1).numpy()
-        labels, truth = ([class_names[i] for i in rows.tolist()] for rows in (classes, y))
+        are_numbers = all(re.fullmatch(r"0|-?[1-9][0-9]{0,17}", name) for name in class_names)
+        answers = [*map(int, class_names)] if are_numbers else class_names
+        labels, truth = ([answers[i] for i in rows.tolist()] for rows in (classes, y))
     encoded = data.file_names
     names = None if encoded is None else [os.fsdecode(encoded[i]) for i in indices.tolist()]
     return Predictions(

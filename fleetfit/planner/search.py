@@ -328,6 +328,11 @@ def _explain(query: Search) -> PlanError:
     start += f" of the model within the levels' tolerances ({', '.join(f'{t:.3g}' for t in targets.tolerances[:-1])})"
     for cost, ceilings in targets.ceilings.items():
         start += f" and at most {', '.join(f'{c:.3g}' for c in ceilings[:-1])} of its {cost}"
+    if grid.estimate(grid.widths[0], (grid.positions[0],)) >= grid.full:
+        return PlanError(
+            "no part of the model can be cut, so no level is smaller than it. Train it whole on every device that can: "
+            "fleet.groups = [{ budget = 1.0 }]."
+        )
     unbounded = _restart(query, further={}).best() if targets.ceilings else None
     if unbounded is not None:
         return _explain_ceilings(query, unbounded, start)

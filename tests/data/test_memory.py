@@ -16,7 +16,7 @@ import scipy.sparse
 import torch
 from sklearn.datasets import load_iris
 from support import raises
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import fleetfit as ff
 from fleetfit.config import load_experiment
@@ -293,7 +293,11 @@ def test_pixels_are_not_tested_by_numbers() -> None:
 
 def test_a_test_set_of_ones_own() -> None:
     whole = {"x_train": X[:100], "y_train": Y[:100], "x_test": X[100:], "y_test": Y[100:]}
-    for form in (whole, ((X[:100], Y[:100]), (X[100:], Y[100:]))):
+    every = TensorDataset(torch.tensor(X), torch.tensor(Y))
+    train, test = Subset(every, range(100)), Subset(every, range(100, 150))
+    for form in (whole, ((X[:100], Y[:100]), (X[100:], Y[100:])), (train, test), [train, test],
+                 {"train": train, "test": test}):  # fmt: skip
+        assert np.array_equal(data_of(form).y, Y)
         assert data_of(form).splits["test"].tolist() == list(range(100, 150))
 
 

@@ -74,6 +74,14 @@ def test_the_error_has_the_shares_and_what_stays_whole(method: str) -> None:
         plan(net, method, [0.01, 0.02, 1.0])
 
 
+@pytest.mark.parametrize("method", ["fleetfit", "heterofl"])
+def test_a_model_of_one_piece_is_sent_to_one_level(method: str) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    with raises(PlanError, "budget = 1.0"):
+        plan(net, method, [0.25, 1.0])
+    assert len(plan(net, method, [1.0]).levels) == 1
+
+
 def test_levels_of_too_few_widths_differ_in_depth() -> None:
     """All widths below these budgets are of one head; whole blocks tell them apart. HeteroFL has widths alone."""
     budgets = [0.16, 0.17, 0.3, 1.0]

@@ -45,6 +45,19 @@ class Blocks(nn.Module):
         return self.head(self.norm(x * self.scale))
 
 
+class ScaleFirst(Blocks):
+    """Python reads the scale before the blocks run, and uses it behind them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.scale * self.run(x)))
+
+    def run(self, x: Tensor) -> Tensor:
+        x = self.norm(self.stem(x))
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
 class Stages(nn.Module):
     """Four stages beside each other, as in a ResNet; the last has two blocks."""
 
@@ -113,7 +126,7 @@ def make_sequential() -> nn.Module:
 
 
 MAKE = {"sequential": make_sequential, "blocks": Blocks, "stages": Stages, "own": OwnExits, "experts": Experts,
-        "attributes": Attributes}  # fmt: skip
+        "attributes": Attributes, "scale first": ScaleFirst}  # fmt: skip
 EXAMPLES = {"stages": IMAGES}
 AUTO = {
     "sequential": ("1", "3", "5"),
@@ -122,6 +135,7 @@ AUTO = {
     "own": ("classifiers.0", "classifiers.1"),
     "experts": (),
     "attributes": ("block1", "block2", "neck"),
+    "scale first": ("blocks.0", "blocks.1"),
 }
 """The modules after which exits are found."""
 
@@ -132,6 +146,7 @@ USED: dict[str, Sequence[set[str]]] = {
     "own": ({"layers.0", "classifiers.0"}, {"layers.1", "classifiers.1"}, {"layers.2", "classifiers.2"}),
     "experts": ({"stem", "experts", "again", "count", "head"},),
     "attributes": ({"stem", "block1"}, {"block2"}, {"neck"}, {"last", "head"}),
+    "scale first": ({"stem", "norm", "blocks.0"}, {"blocks.1"}, {"blocks.2", "scale", "head"}),
 }
 """The tensors that the pass until each exit uses, beside those of the exit before: names, or modules they are in."""
 

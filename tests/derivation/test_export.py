@@ -126,6 +126,19 @@ class Skipping(nn.Module):
         return self.fc(self.mix(both).relu())
 
 
+class Recurrent(nn.Module):
+    """Its first state has the number of samples, as a plain number: a kernel reads beyond a state of fewer ones."""
+
+    def __init__(self, kind: str = "LSTM") -> None:
+        super().__init__()
+        self.cells, self.fc = getattr(nn, kind)(6, 16, batch_first=True), nn.Linear(16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.zeros(1, len(x), self.cells.hidden_size)
+        states = (state, state) if isinstance(self.cells, nn.LSTM) else state
+        return self.fc(self.cells(x[:, 0], states)[0][:, -1])
+
+
 @pytest.fixture(scope="module")
 def images() -> Tensor:
     return torch.randn(SAMPLES, 1, 6, 6, generator=torch.Generator().manual_seed(0))
@@ -146,6 +159,13 @@ def test_parts_hand_on_all_values(skipping: DerivedArchitecture, images: Tensor)
     assert shapes == {(4, 4, 4), (1, 1, 1)}
     numbers = [count(graph.module.state_dict().values()) for graph in segments]
     assert numbers[-1] > max(numbers[:-1])  # that of the wide end
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_a_plain_number_of_samples_is_refused(kind: str, images: Tensor) -> None:
+    architecture = derive_architecture(Recurrent(kind), images[:2])
+    with raises(ModelError, "len(x)", "x.shape[0]"):
+        make_whole_graph(make_level(architecture, architecture.positions, images), images[:2])
 
 
 def test_a_shallow_level_holds_nothing_behind_its_exit(skipping: DerivedArchitecture, images: Tensor) -> None:

@@ -11,7 +11,7 @@ import torch
 from scipy.sparse import csr_matrix
 from sklearn.metrics import r2_score
 from support import raises
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SubsetRandomSampler, TensorDataset
 
 import fleetfit as ff
 from fleetfit.data import Data
@@ -90,6 +90,16 @@ def test_the_runs_own_split_and_a_clients(images: ff.Run) -> None:
         )
     part = images.assembly.simulation.parts[0]["validation"]  # type: ignore[union-attr]
     assert images.predict(client=0, split="validation").samples.tolist() == part.tolist()
+
+
+@pytest.mark.parametrize("keys", [
+    {"sampler": range(9)}, {"sampler": SubsetRandomSampler(range(9))}, {"batch_sampler": [[3, 1]]},
+    {"collate_fn": lambda batch: torch.stack([x / 2 for x, _ in batch])},
+    {"sampler": RandomSampler(range(160), replacement=True, num_samples=9)},
+])  # fmt: skip
+def test_a_loader_that_changes_its_samples_is_refused(images: ff.Run, keys: dict[str, Any]) -> None:
+    with raises(DataError, "DataLoader", "Subset", key="data"):
+        images.predict(DataLoader(TensorDataset(torch.from_numpy(PIXELS), torch.from_numpy(Y)), **keys))
 
 
 def test_tables_in_memory(rows: ff.Run, tmp_path: Path) -> None:
@@ -188,7 +198,7 @@ def test_sparse_samples_and_a_function(tmp_path: Path) -> None:
     np.testing.assert_allclose(run.predict(csr_matrix(X)).probabilities, expected.probabilities, atol=1e-6)
     np.testing.assert_allclose(run.predict(pandas.DataFrame(X).to_numpy().tolist()).probabilities,
                                expected.probabilities, atol=1e-6)  # fmt: skip
-    assert expected.labels == [str(number) for number in expected.classes.tolist()]  # type: ignore[union-attr]
+    assert expected.labels == expected.classes.tolist()  # type: ignore[union-attr]
     mine = ff.Data("mine", torch.from_numpy(X), torch.from_numpy(Y), {"test": torch.arange(9)}, 4)
     assert len(run.predict(lambda: mine)) == 9
 

@@ -3,11 +3,22 @@
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    default_collate,
+    default_convert,
+)
 
 from fleetfit.data.dataset import Data, DataInMemory
 from fleetfit.data.files.arrays import as_array, is_sparse, to_array, wrap_arrays
@@ -19,7 +30,7 @@ ACCEPTED = (
     "(x, y) or ((x, y), (x_test, y_test)) of arrays, tensors, texts or lists; a dict of arrays with x and y, and with "
     "groups (the user of each sample) if there are any, or with x_train, y_train, x_test and y_test; a table (a "
     "DataFrame, a pyarrow.Table, a dict of columns or a datasets.Dataset), with the label among its columns; a torch "
-    "Dataset of pairs (sample, label); a fleetfit.Data; or a path"
+    "Dataset of pairs (sample, label), or (train, test) of two; a fleetfit.Data; or a path"
 )
 
 
@@ -139,18 +150,14 @@ def read_memory(value: Any, labeled: bool = True) -> Samples | TableSplits | Non
 def _read_memory(value: Any, labeled: bool) -> Samples | TableSplits | None:
     if value is None or isinstance(value, str | Data | DataInMemory | type):
         return None
-    if isinstance(value, tuple) and len(value) == 2:
-        pairs = all(isinstance(part, tuple) and len(part) == 2 for part in value)
-        if not pairs and isinstance(value[0], tuple | list) and _are_inputs(*value):
-            raise _refuse(f"samples of {len(value[0])} arrays", _ONE_INPUT)
-        return Samples(*value) if pairs else Samples(value)
-    if isinstance(value, tuple) and len(value) > 2 and all(map(_is_array, value)):
-        raise _refuse(f"a tuple of {len(value)} arrays", _ONE_INPUT)
+    if isinstance(value, tuple) or (isinstance(value, list) and [*map(type, value)] == [Subset, Subset]):
+        return _read_tuple(value, labeled)
     if isinstance(value, Mapping):
         return _read_mapping(value, labeled)
     if _is_table(value):
         return TableSplits({"train": _convert_table(value)})
     if isinstance(value, DataLoader) and not labeled:
+        _check_loader(value)
         value = value.dataset
     if isinstance(value, IterableDataset | DataLoader):
         remedy = "its dataset: data=loader.dataset" if isinstance(value, DataLoader) else "a list of its pairs"
@@ -164,7 +171,39 @@ def _read_memory(value: Any, labeled: bool) -> Samples | TableSplits | None:
     return None
 
 
+def _read_tuple(value: Sequence[Any], labeled: bool) -> Samples | None:
+    """Read samples with labels, pairs of them for training and testing, or two data sets."""
+    if len(value) == 2 and all(isinstance(part, Dataset) for part in value):
+        train, test = (_read_dataset(part, labeled) for part in value)
+        return Samples(train.train, test.train, train.notes)
+    if len(value) == 2:
+        pairs = all(isinstance(part, tuple) and len(part) == 2 for part in value)
+        if not pairs and isinstance(value[0], tuple | list) and _are_inputs(*value):
+            raise _refuse(f"samples of {len(value[0])} arrays", _ONE_INPUT)
+        return Samples(*value) if pairs else Samples((value[0], value[1]))
+    if len(value) > 2 and all(map(_is_array, value)):
+        raise _refuse(f"a tuple of {len(value)} arrays", _ONE_INPUT)
+    return None
+
+
+def _check_loader(loader: DataLoader[Any]) -> None:
+    """Refuse a loader whose samples are not those of its data set: they are read from the latter, in its order."""
+    parts = {"sampler": (loader.sampler, SequentialSampler, RandomSampler),
+             "batch_sampler": (loader.batch_sampler, BatchSampler, NoneType)}  # fmt: skip
+    own = [name for name, (part, *usual) in parts.items() if type(part) not in usual]
+    if loader.collate_fn not in (default_collate, default_convert):
+        own.append("collate_fn")
+    lengths: list[Any] = [loader.sampler, loader.dataset]
+    if own or len({*map(len, lengths)}) > 1:
+        raise _refuse(
+            f"a DataLoader with its own {' and '.join(own) or 'number of samples'}; pass what it gives as arrays, or "
+            "a Dataset such as torch.utils.data.Subset"
+        )
+
+
 def _read_mapping(value: Mapping[Any, Any], labeled: bool) -> Samples | TableSplits | None:
+    if set(value) == {"train", "test"} and all(isinstance(part, Dataset) for part in value.values()):
+        return _read_tuple((value["train"], value["test"]), labeled)
     if not labeled and set(value) == {"x"}:
         return Samples((value["x"], None))
     if value and all(key in BY_NAME and _is_table(part) for key, part in value.items()):

@@ -22,6 +22,10 @@ from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 from fleetfit.errors import ModelError
 
 _CLOSE = 1e-4
+_SIZES = (
+    "the forward pass depends on the number of samples or on their length. If it takes len(x), which is a plain number "
+    "in a graph, write x.shape[0]."
+)
 
 # ---- tracing ---------------------------------------------------------------------------------------------------------
 
@@ -42,7 +46,12 @@ def trace_exits(
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+    from torch.fx.experimental.symbolic_shapes import (
+        DimDynamic,
+        ShapeEnv,
+        StatelessSymbolicContext,
+        is_concrete_int,
+    )
 
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     tensors = _list_tensors(module)
@@ -66,6 +75,9 @@ def trace_exits(
             node.target = node.target if name is None else name
             constants[node.target] = tensor if name is None else tensors[name]
     graph = GraphModule(constants, traced.graph).eval()
+    is_fixed = any(is_concrete_int(samples.shape[d]) for d in free)  # as after `len(samples)`
+    if is_fixed and any("lstm" in str(node.target) for node in traced.graph.nodes):
+        raise ModelError(_SIZES)  # the kernel would read beyond a state of fewer samples
     _check_sizes(partial(visit, module), graph, x, free)
     return graph
 
@@ -95,9 +107,13 @@ def _check_sizes(
     other = torch.cat([x, x[:1]])
     for d in free:
         other = other.narrow(d, 0, max(1, x.shape[d] // 2)) if d else other
-    for logits, expected in zip(graph(other), run(other), strict=True):
+    try:
+        results = graph(other)
+    except Exception as error:
+        raise ModelError(_SIZES) from error
+    for logits, expected in zip(results, run(other), strict=True):
         if logits.shape != expected.shape or not torch.allclose(logits, expected, _CLOSE, _CLOSE):
-            raise ModelError("the forward pass depends on the number of samples or on their length.")
+            raise ModelError(_SIZES)
 
 
 # ---- cutting ---------------------------------------------------------------------------------------------------------
