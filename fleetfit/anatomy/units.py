@@ -19,6 +19,7 @@ from fleetfit.layout import Dimension, Segment, Segments
 CLASSES = "classes"
 """The axis of the logits, which is never cut."""
 _PARAMETER = (".weight", ".bias")
+_TOGETHER = "its channels come and go together, as where a shuffle or a product mixes them"
 
 
 @dataclass
@@ -111,7 +112,10 @@ class Units:
             lead = _choose_lead(homes)
             is_classes = set(units) <= logits
             reason = next((self._fixed[unit] for unit in units if unit in self._fixed), None)
-            if reason is not None:
+            if len(units) == 1:
+                if reason is None and not is_classes:
+                    self.whole[self._name(lead)] = (len(self.labeled.ranges[lead]), Reason(_TOGETHER))
+            elif reason is not None:
                 self.whole[self._name(lead)] = (len(units), reason)
             elif not set(units) & logits or (is_classes and self.logits is not None and len(units) == len(self.logits)):
                 axis = CLASSES if is_classes else self._name(lead)
@@ -134,8 +138,10 @@ class Units:
         for key, units in alike.items():
             homes = [dimension for dimension, _ in key]
             is_loose = len(key) == 1 and key[0][1] == 1  # nothing else depends on these places
-            if len(units) > 1 and not is_loose and any(name in self.trained for name, _ in homes):
-                lead = _choose_lead(homes)
+            lead = _choose_lead(homes)
+            is_tied = len(units) == 1 and lead[1] == 0 and len(key) > 1 and dict(key)[lead] > 1
+            is_axis = len(units) > 1 and not is_loose
+            if (is_axis or is_tied) and any(name in self.trained for name, _ in homes):
                 groups.append((homes, sorted(units, key=lambda unit: first[unit, lead])))
         return groups
 

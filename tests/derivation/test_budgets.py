@@ -74,6 +74,25 @@ def test_the_error_has_the_shares_and_what_stays_whole(method: str) -> None:
         plan(net, method, [0.01, 0.02, 1.0])
 
 
+class Shuffled(nn.Module):
+    """A shuffle between two convolutions in groups: each channel comes before channels of all groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 16, 3)
+        self.first, self.second = nn.Conv2d(16, 16, 3, groups=4), nn.Conv2d(16, 16, 1, groups=4)
+        self.fc = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.channel_shuffle(self.first(self.stem(x).relu()).relu(), 4)
+        return self.fc(self.second(x).relu().mean((2, 3)))
+
+
+def test_what_goes_together_is_named() -> None:
+    with raises(PlanError, "stem (16)", "budget = 1.0"):
+        plan(Shuffled(), "fleetfit", [0.25, 1.0])
+
+
 @pytest.mark.parametrize("method", ["fleetfit", "heterofl"])
 def test_a_model_of_one_piece_is_sent_to_one_level(method: str) -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
