@@ -49,12 +49,12 @@ class Technique:
 
 
 FEDAVG = {"name": "fedavg"}
-REEFL = {"name": "reefl", "share": 0.0}
+REEFL = {"name": "reefl", "weight": 0.0}
 TECHNIQUES = (
     Technique("three early exits", {"name": "scalefl", "beta": 0.0}, FEDAVG),
     Technique("self-distillation (ScaleFL)", {"name": "scalefl"}, {"name": "scalefl", "beta": 0.0}),
     Technique("mutual distillation (DepthFL)", {"name": "depthfl", "alpha": 0.0, "ramp": 0},
-              {"name": "depthfl", "alpha": 0.0, "share": 0.0}),
+              {"name": "depthfl", "alpha": 0.0, "weight": 0.0}),
     Technique("Ree (ReeFL)", REEFL, {**REEFL, "ree": False}, only=("small ViT",)),
     Technique("the best exit as teacher (ReeFL)", {"name": "reefl", "ramp": 0}, REEFL, only=("small ViT",)),
     Technique("FedDyn", {**FEDAVG, "options": {"feddyn": {"alpha": 0.1}}}, FEDAVG),
