@@ -154,7 +154,7 @@ def test_the_lines_below_the_table_have_the_keys_that_differ_and_the_costs(tmp_p
     comparison = compare_text(tmp_path, f"{HEAD}[compare]\nsmallest_baseline = false\n{ROWS}")
     notes = read_notes(comparison)
     assert "local.schedule (cosine minimum=0.01 " in notes
-    assert "server momentum (0.5 in ours; 0 in theirs, dyn)" in notes
+    assert "server momentum (0.5 in ours; 0 in theirs; feddyn " in notes
     assert "local.lr (0.1 in ours, dyn; 0.07 in theirs)" in notes
     assert "local.epochs" not in notes and "cohort." not in notes
     totals = {}
@@ -187,7 +187,7 @@ def test_a_comparison_with_one_recipe_says_so_and_what_is_left(tmp_path: Path) -
     notes = read_notes(comparison)
     assert "compare.same_recipe" in notes and "of ours" in notes
     assert "local.schedule" not in notes
-    assert "server momentum (0.5 in ours, theirs; 0 in dyn)" in notes, "feddyn has another step"
+    assert "server momentum (0.5 in ours, theirs; feddyn " in notes, "feddyn has another step"
     assert comparison.difference_table is not None and "interval" in comparison.difference_table.columns[-1]
     for (row, _), runs in comparison.runs.items():
         assert {run.experiment.local.schedule.kind for run in runs} == {"cosine"}
@@ -224,6 +224,15 @@ def test_the_terminal_prints_the_table_first_and_what_its_accuracies_are(tmp_pat
     places = [printed.index(word) for word in order]
     assert places == sorted(places)
     assert "[95%" not in printed, "one seed has no interval"
+
+
+def test_other_steps_on_the_server_are_named() -> None:
+    """Those of options take the place of a method's momentum."""
+    fednova = {"options": {"fednova": {"momentum": 0.6}}}
+    methods = {"base": {}, "nova": fednova, "ours": {"name": "fleetfit", **fednova}, "depthfl": {"name": "depthfl"}}
+    rows = {label: load_experiment(data="digits", method={"name": "heterofl", **m}) for label, m in methods.items()}
+    notes = describe_recipes([rows])
+    assert "(0 in base; fednova momentum=0.6 in nova, ours; " in notes and " in depthfl)" in notes
 
 
 def test_rows_with_different_classifiers_are_named() -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 from scipy import stats
 
 from fleetfit.report.comparison_csv import format_comparison_csv
+from fleetfit.report.page.run_set import RunSet
 from fleetfit.report.statistics import Difference, confidence_interval, explain_smallest, paired_differences
 from fleetfit.report.tables import make_difference_table
 from fleetfit.runs.schema import ComparisonResults, CurvesRecord, PaperNumbers, RunResult
@@ -40,6 +41,15 @@ def results(finals: Finals, against: str = "A") -> ComparisonResults:
 
 def local(values: Sequence[float], start: int = 0) -> dict[int, dict[str, float]]:
     return {seed: {"local": value} for seed, value in enumerate(values, start)}
+
+
+def test_a_row_that_lacks_a_seed_says_so_and_has_no_speed_up() -> None:
+    both = {seed: {"local": 50.0 + 10 * seed, "rounds_to_97": 10.0} for seed in range(3)}
+    record = results({("A", ""): both, ("B", ""): {0: both[0], 2: both[2]}, ("C", ""): both})
+    runs = RunSet([], record.model_copy(update={"columns": ["local", "rounds to 97%"]}))
+    rows = {row: cells for row, *cells in runs.make_table().rows}
+    assert all("2 of 3 seeds" in cell for cell in rows["B"]) and rows["B"][0].startswith("60.00 ± 14.14")
+    assert rows["A"][0] == rows["C"][0] == "60.00 ± 10.00" and rows["C"][1].endswith("(1.0x)")
 
 
 # ---- Student's t -----------------------------------------------------------------------------------------------------

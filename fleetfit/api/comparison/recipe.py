@@ -103,15 +103,30 @@ def _list_recipe(experiment: Experiment) -> dict[str, str]:
     table = to_table(experiment)
     local, cohort = dict(table["local"]), dict(table["cohort"])
     schedule, _ = local.pop("schedule"), cohort.pop("selection", None)
-    name, keys = find_server_optimizer(experiment)
-    is_momentum = keys == {**_PLAIN_MEAN, "momentum": keys.get("momentum")}
     recipe = {
         "local.schedule": _format(schedule.pop("kind"), schedule),
-        "server momentum": f"{keys['momentum']:g}" if is_momentum else _format(name, keys),
+        "server momentum": _describe_step(experiment),
     }
     head = {"model": {"head": head}} if (head := table["model"].get("head")) else {}
     rest = {"local": local, "cohort": cohort, **head}
     return recipe | {key: str(value) for key, value in flatten(rest).items()}
+
+
+def _describe_step(experiment: Experiment) -> str:
+    """Return the momentum of the server, or the option or method that gives it another step."""
+    name, keys = find_server_optimizer(experiment)
+    options = to_table(experiment)["method"].get("options", {})
+    if name in options:
+        is_momentum = keys == {**_PLAIN_MEAN, "momentum": keys.get("momentum")}
+        return f"{keys['momentum']:g}" if is_momentum else _format(name, keys)
+    with contextlib.suppress(FleetFitError):
+        for option, values in options.items():
+            if "step" in build({"name": "fedavg", "options": {option: values}}).own_hooks:
+                return _format(option, values)
+        method = build(build_method_spec(experiment))
+        if "step" in method.own_hooks and "step" not in method.overridable_hooks:
+            return "its own step"
+    return f"{keys['momentum']:g}"
 
 
 def _format(name: str, keys: Mapping[str, Any]) -> str:

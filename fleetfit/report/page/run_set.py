@@ -85,9 +85,13 @@ class RunSet:
 
     def make_table(self, title: str = "") -> Table:
         """Return the main table; withheld numbers are marked."""
-        numbers: dict[tuple[str, str], list[Mapping[str, float | None]]] = {}
+        seeds: dict[str, dict[int, Mapping[str, float | None]]] = {}
         for run in self.results.runs:
-            numbers.setdefault((run.row, run.setting), []).append(_list_numbers(run, self.columns))
+            seeds.setdefault(run.setting, {})[run.seed] = {}
+        by_seed = {(run.row, run.setting): dict(seeds[run.setting]) for run in self.results.runs}
+        for run in self.results.runs:
+            by_seed[run.row, run.setting][run.seed] = _list_numbers(run, self.columns)
+        numbers = {key: list(some.values()) for key, some in by_seed.items()}  # empty for a seed that a row lacks
         table = make_comparison_table(
             self.labels, self.settings, numbers, title, self.results.notes, self.columns, self.results.paper_numbers
         )
