@@ -29,9 +29,8 @@ def evidence(judged: Sequence[Judged], docs: str) -> str:
     critiques = sum(one.table.paper.startswith("Critique") for one in papers)
     whose = f"{len(papers) - critiques} claims of papers" + f" and {critiques} of critiques" * bool(critiques)
     text = f"Of {whose}, in runs of a small size, {_count(papers)}: [claims and verdicts]({docs}results.md)."
-    settings = {(one.table.title, one.claim.setting): one.verdict for one in proof}
-    done = [verdict for verdict in settings.values() if verdict is not Verdict.NOT_RUN]
     run = [one for one in proof if one.verdict is not Verdict.NOT_RUN]
+    settings, done = ({(one.table.title, one.claim.setting) for one in some} for some in (proof, run))
     ahead = [one for one in run if all(estimate.mean > 0 for estimate in one.estimates)]
     share = "" if len(done) == len(settings) else f" of {len(settings)}"
     picture = ""

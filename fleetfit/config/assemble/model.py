@@ -102,7 +102,7 @@ def _list_facts(name: Any, data: Data | DataDescription) -> dict[str, Any]:
     """
     facts = {"classes": data.classes, "channels": data.channels, "input_shape": data.sample_shape}
     tokens = {"vocabulary": data.vocabulary, "padding": data.padding}
-    if not data.vocabulary and not (isinstance(name, str) and ":" not in name):
+    if not data.vocabulary and (not isinstance(name, str) or ":" in name):
         parameters = list_parameters(find_function("models", name)[0])
         tokens = {key: x for key, x in tokens.items() if key in parameters and parameters[key].default is _REQUIRED}
     return facts | tokens

@@ -157,7 +157,8 @@ def _read_memory(value: Any, labeled: bool) -> Samples | TableSplits | None:
     if _is_table(value):
         return TableSplits({"train": _convert_table(value)})
     if isinstance(value, DataLoader) and not labeled:
-        _check_loader(value)
+        if not isinstance(value.dataset, IterableDataset):
+            _check_loader(value)
         value = value.dataset
     if isinstance(value, IterableDataset | DataLoader):
         remedy = "its dataset: data=loader.dataset" if isinstance(value, DataLoader) else "a list of its pairs"

@@ -85,13 +85,14 @@ class RunSet:
 
     def make_table(self, title: str = "") -> Table:
         """Return the main table; withheld numbers are marked."""
-        seeds: dict[str, dict[int, Mapping[str, float | None]]] = {}
-        for run in self.results.runs:
-            seeds.setdefault(run.setting, {})[run.seed] = {}
-        by_seed = {(run.row, run.setting): dict(seeds[run.setting]) for run in self.results.runs}
-        for run in self.results.runs:
-            by_seed[run.row, run.setting][run.seed] = _list_numbers(run, self.columns)
-        numbers = {key: list(some.values()) for key, some in by_seed.items()}  # empty for a seed that a row lacks
+        of_runs = {(run.row, run.setting, run.seed): _list_numbers(run, self.columns) for run in self.results.runs}
+        numbers = {  # empty for a seed that a row lacks
+            (row, setting): [
+                of_runs.get((row, setting, seed), {})
+                for seed in dict.fromkeys(s for _, name, s in of_runs if name == setting)
+            ]
+            for row, setting, _ in of_runs
+        }
         table = make_comparison_table(
             self.labels, self.settings, numbers, title, self.results.notes, self.columns, self.results.paper_numbers
         )
