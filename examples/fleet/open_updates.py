@@ -77,7 +77,8 @@ def _pieces(words: Iterable[np.ndarray]) -> Iterator[bytes]:
     for numbers in words:
         moves = np.flatnonzero(numbers[:-WORDS])
         if len(moves) > WORDS:
-            yield numbers[moves[0] : moves[0] + WORDS].tobytes()
+            for first in moves[:: len(moves) // 3]:  # several: a database may break one between two of its pages
+                yield numbers[first : first + WORDS].tobytes()
 
 
 class Search:

@@ -21,8 +21,8 @@ from fleetfit.anatomy.derive import DerivedArchitecture
 from fleetfit.core import DeviceResources, Failure, Job, Simulation, Update
 from fleetfit.data import Data, Parts, choose_samples
 from fleetfit.engines.local import ClientMemories, move_data
-from fleetfit.errors import ConfigError, FleetFitError, RunError, Unexpected, format_exception
-from fleetfit.hooks import build, dump_problem, is_portable, rebuild_problem
+from fleetfit.errors import FleetFitError, RunError, Unexpected, format_exception
+from fleetfit.hooks import build, check_portable, dump_problem, rebuild_problem
 from fleetfit.messages import dump_reply, load_job, load_reply, pack
 from fleetfit.names import describe_failure, find_plug_in
 from fleetfit.training import resolve_device, run_job
@@ -108,13 +108,7 @@ class Pool(ClientMemories, ABC):
                 self._collect(replies, retries, tries)
 
     def _send(self, worker: Worker, position: int, job: Job) -> None:
-        if not is_portable(job.method):
-            raise ConfigError(
-                f"engine {self._name} rebuilds the method in each worker, so its functions need import paths "
-                '("package.module:function" or "file.py:function"); functions made in Python run '
-                'with engine.name = "local".',
-                key="method",
-            )
+        check_portable(job.method, f"the workers of engine {self._name}")
         version, memory = self.get_memory(job.client)
         job = replace(job, memory_version=version)
         worker.jobs.append((position, job))

@@ -16,12 +16,12 @@ from typing import Any
 
 from fleetfit.core import Failure, Job, Update
 from fleetfit.engines.flower import Rules
-from fleetfit.errors import ConfigError, format_exception, one_line
+from fleetfit.errors import format_exception, one_line
 from fleetfit.fleet import transport
 from fleetfit.fleet.client_manager import ClientManager
 from fleetfit.fleet.protocol import pack_message, read_answer
 from fleetfit.fleet.transport import LostJobDetector, NodeReply, ReplyQueue, Transport
-from fleetfit.hooks import is_portable
+from fleetfit.hooks import check_portable
 from fleetfit.layout import Layout, State
 from fleetfit.messages import dump_job, dump_state, load_reply, pack
 from fleetfit.rounds.links import AFTER_QUORUM
@@ -171,12 +171,7 @@ class FleetEngine:
             if job is None:
                 state.has_more = False
                 return
-            if not is_portable(job.method):
-                raise ConfigError(
-                    "engine flower rebuilds the method on each node, so its functions need import paths "
-                    '("package.module:function" or "file.py:function").',
-                    key="method",
-                )
+            check_portable(job.method, "the nodes of a fleet")
             assert job.client is not None
             if not state.drawn:
                 self._begin_phase(job.kind)

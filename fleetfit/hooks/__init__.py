@@ -11,6 +11,7 @@ from fleetfit.hooks.build import (
     Method as Method,
     apply_model_hook as apply_model_hook,
     build as build,
+    check_portable as check_portable,
     dump_problem as dump_problem,
     find_replaced_parameters as find_replaced_parameters,
     find_unused_parts as find_unused_parts,

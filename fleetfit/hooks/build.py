@@ -200,6 +200,21 @@ def is_portable(spec: Any) -> bool:
     return True
 
 
+def check_portable(spec: Any, who: str) -> None:
+    """Check that other processes can rebuild a method from its spec.
+
+    Raises:
+        ConfigError: A function in it has no import path.
+    """
+    if not is_portable(spec):
+        raise ConfigError(
+            f"{who} rebuild the method, so its functions need import paths "
+            '("package.module:function" or "file.py:function"); functions made in Python run with engine.name = '
+            '"local".',
+            key="method",
+        )
+
+
 @functools.lru_cache(maxsize=64)
 def _build_cached(text: str) -> Method:
     return build_anew(json.loads(text))
