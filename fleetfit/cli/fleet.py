@@ -196,6 +196,8 @@ def revoke(
     from fleetfit.cli import output
     from fleetfit.fleet.certificates import replace_members_authority
 
+    if authority is not None and not (key := authority / "members.key").is_file():
+        raise ConfigError(f"{key} does not exist; name the folder of the authority of members.", path=key)
     code = subprocess.call(
         [find_flwr("Revoking a key"), "supernode", "unregister", str(node), *([superlink] if superlink else [])]
     )

@@ -37,7 +37,8 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> No
         days: Until the server's certificate expires; the authority's lasts ten times as long.
 
     Raises:
-        ConfigError: No host, the server's certificate exists already, or the folder cannot be written.
+        ConfigError: No host, the server's certificate exists already or would outlive its authority, or the folder
+            cannot be written.
     """
     if not hosts or any(not host or "/" in host or (":" in host and _parse_address(host) is None) for host in hosts):
         raise ConfigError(
@@ -51,6 +52,14 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 365) -> No
     try:
         files.make_folder(folder)
         authority, key = _load_or_make_authority(folder, 10 * days)
+        left = (authority.not_valid_after_utc - datetime.datetime.now(datetime.UTC)).days
+        if days > left:
+            raise ConfigError(
+                f"{folder / 'ca.crt'} ends in {left} days, before a certificate of {days} days would. Ask for fewer, "
+                "or remove ca.crt and ca.key to make a new authority, whose ca.crt each node then needs.",
+                key="days",
+                path=folder / "ca.crt",
+            )
         server_key = _load_or_make_key(folder / "server.key")
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
         certificate = (

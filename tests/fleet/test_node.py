@@ -616,7 +616,9 @@ def test_certificates_name_their_hosts(tmp_path: Path) -> None:
         make_certificates(tmp_path, ["10.0.0.1"])
     for name in ("server.pem", "server.key"):
         (tmp_path / name).unlink()
-    make_certificates(tmp_path, ["10.0.0.2"])  # the authority stays: nodes need not be told
+    with raises(ConfigError, key="days", path="ca.crt"):
+        make_certificates(tmp_path, ["10.0.0.2"], days=200)
+    make_certificates(tmp_path, ["10.0.0.2"], days=90)  # the authority stays: nodes need not be told
     assert x509.load_pem_x509_certificate((tmp_path / "ca.crt").read_bytes()) == authority
     x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes()).verify_directly_issued_by(authority)
     with raises(ConfigError, key="hosts"):

@@ -633,6 +633,16 @@ def test_a_revoked_authority_is_set_aside(tmp_path: Path) -> None:
         replace_members_authority(tmp_path / "nowhere")
 
 
+def test_nothing_is_revoked_where_the_authority_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[object] = []
+    monkeypatch.setattr("fleetfit.cli.fleet.subprocess.call", lambda command: commands.append(command) or 0)
+    run_verb("flower", "revoke", 7, "--authority", tmp_path, code=2)
+    assert commands == []
+    run_verb("flower", "member", tmp_path / "a.member", "--authority", tmp_path, code=0)
+    run_verb("flower", "revoke", 7, "--authority", tmp_path, code=0)
+    assert len(commands) == 1 and (tmp_path / "members.key.old").exists()
+
+
 def test_a_run_has_its_fingerprint_also_when_it_is_resumed(tmp_path: Path) -> None:
     lab = Lab(tmp_path, described({"name": "scalefl"}), [0.5, 0.6, 1.0, 0.5, 1.0], {"policy": {"approval": True}})
     terms = make_terms(adapt_experiment(load_experiment(lab_file(lab))), "")
