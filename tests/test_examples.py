@@ -374,6 +374,7 @@ def test_an_experiment_resolves(path, monkeypatch):
         expected = (
             "Accuracy here is",
             "validation held out.",
+            "Levels of the groups:",
             "local and global are measured on",
             "belong to no client",
             "so that their accuracies are coarse",  # of the stand-in, which has few samples

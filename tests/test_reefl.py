@@ -114,6 +114,15 @@ def test_rees_size_at_deit_s() -> None:
     assert len(own) == 22 and all(own <= set(shape) for shape in shapes.values())
 
 
+def test_a_backbone_keeps_its_segments_below_ree() -> None:
+    """Of a Vision Mamba with 64 tokens and more blocks than its smallest copy has channels."""
+    family = vim(3, (3, 32, 32), depth=4, hidden=64, patch=4)
+    own, below = infer_layout(family, input_shape=(3, 32, 32)), recurrent(family, (3, 32, 32))
+    layout = infer_layout(below, input_shape=(3, 32, 32))
+    name = "blocks.0.mixer.in_proj.weight"
+    assert layout.tensors[f"backbone.{name}"].dims == own.tensors[name].dims and len(own.tensors[name].dims[0]) == 2
+
+
 # ---- how it begins -------------------------------------------------
 
 

@@ -49,8 +49,9 @@ def arrange(
     if input_shape is None:
         raise _explain(growing, NotRead("it takes input_shape, the shape of one sample", "Pass it."))
     axes = growing.axes
-    small = {name: _GRANULES * axis.granule for name, axis in axes.items()}
     full = {name: axis.size for name, axis in axes.items()}
+    # Rows of a table that forward indexes, such as positions, are all there.
+    small = {name: n if axes[name].ordered else _GRANULES * axes[name].granule for name, n in full.items()}
     for sizes, is_guided in ((small, True), (small, False), (full, True)):
         try:
             return _Reader(architecture, build, input_shape, growing, sizes, is_guided).read()
