@@ -163,7 +163,7 @@ def test_a_rule_of_a_newer_version_is_refused() -> None:
     problem = problem_of("cnn", (1, 12, 12))
     spec = json.loads(json.dumps(problem.spec))
     spec["computed"][0]["how"] = "fp32 rule-2"
-    with raises(ConfigError, Expected("rule-2", "rule-1")):
+    with raises(ConfigError, Expected("rule-2", "rule-1", key="how")):
         Problem.from_spec(spec)
 
 

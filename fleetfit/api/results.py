@@ -92,10 +92,9 @@ class Run:
         experiment: Experiment,
         assembly: Assembly | None = None,
         engine: Engine | None = None,
-        best: int | None = None,
     ) -> None:
         self.files, self.experiment, self._engine = folder, experiment, engine
-        self._best = best  # the round whose checkpoint is used; None for the newest one
+        self._best: int | None = None  # the round whose checkpoint is used; None for the newest one
         self._models: dict[str, nn.Module] = {}  # of levels, for predictions
         self._notes: tuple[str, ...] | None = None  # while a comparison runs it
         self._callbacks: list[NamedCallback] | None = None
@@ -444,7 +443,7 @@ class Run:
             out: A new or empty folder.
             level: 1..L, or its name; by default the largest trained, even if a smaller one is more accurate.
             forms: One or more forms besides safetensors and the `torch.export` program: "onnx", "int8", "static-int8"
-                (ONNX both), "transformers", "executorch"; `fleetfit.inference.export.FORMS` describes them.
+                (ONNX both), "transformers", "executorch"; docs/ship.md describes them.
             data: Source of preprocessing and samples; the run's data by default.
             progress: Whether to name each form before it is written (see `fleetfit.run`).
             prior: A client's samples of each class, in order or by name; a JSON file with them; or "own": the labels of

@@ -12,7 +12,6 @@ MemoryFormat = Literal["contiguous", "channels_last", "rule-1"]
 NEWEST_RULE: MemoryFormat = "rule-1"
 """By the sub-model's shape, apart for training and evaluation: `fleetfit.training.memory_format`. A later rule gets a
 name of its own, so that a run keeps the rule that it began with."""
-_RULE = "rule-"
 
 
 @dataclass(frozen=True)
@@ -42,12 +41,6 @@ class Arithmetic:
         """
         words = text.split() if isinstance(text, str) else []
         choices = [get_args(Precision), get_args(MemoryFormat), ("compile",)]
-        if len(words) > 1 and words[1].startswith(_RULE) and words[1] not in choices[1]:
-            raise ConfigError(
-                f"the levels' memory format is chosen by {truncate(words[1])}, but this version of FleetFit knows "
-                f"{NEWEST_RULE} and older ones: install the version that began the run.",
-                key="how",
-            )
         if len(words) not in (2, 3) or not all(word in of for word, of in zip(words, choices, strict=False)):
             raise ConfigError(
                 f"how a level is computed must be {' or '.join(choices[0])}, then {' or '.join(choices[1])}, and "

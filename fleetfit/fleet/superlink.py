@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 from flwr.common.serde import message_from_proto
 from flwr.proto.fleet_pb2 import (
@@ -181,7 +181,7 @@ class SuperLink:
         run = message.metadata.run_id
         contents = [self._pull(run, record.object_id) for content in tree.children for record in content.children]
         try:
-            records = [transport.read_record(contents.pop()) for _ in range(len(contents))]
+            records = [ConfigRecord.inflate(contents.pop()) for _ in range(len(contents))]
             return transport.join_records(records) | transport.read_label(message.metadata.group_id)
         except Exception as error:  # content of a foreign server, in any form
             raise Incomplete(f"the message cannot be read: {format_exception(error)}") from error

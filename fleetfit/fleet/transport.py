@@ -43,7 +43,6 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 
 from fleetfit.errors import RunError, format_exception, one_line
-from fleetfit.fleet import PROTOCOL
 from fleetfit.fleet.logs import trace
 
 _LOG = logging.getLogger("fleetfit")
@@ -57,11 +56,6 @@ Part = bytes | bytearray | Sequence[ConfigRecord]
 
 HOLD = "hold"
 """Part of a message that is answered only when a later one has come, or after a few seconds: see `client_manager`."""
-
-_VERSION_1 = (
-    f"the other side speaks version 1 of the protocol, and this one version {PROTOCOL}. Bring both to the same version "
-    "of FleetFit."
-)
 
 
 def make_part(name: str, content: bytes | bytearray) -> list[ConfigRecord]:
@@ -153,17 +147,6 @@ def read_parts(message: Message) -> dict[str, bytearray]:
         ValueError: A record is not one of `make_part`, or the label is malformed.
     """
     return join_records(message.content.values()) | read_label(message.metadata.group_id)
-
-
-def read_record(content: bytes) -> ConfigRecord:
-    """Return a record from the bytes of its Flower object.
-
-    Raises:
-        ValueError: It is another object.
-    """
-    if content.startswith(b"ArrayRecord"):
-        raise ValueError(_VERSION_1)
-    return ConfigRecord.inflate(content)
 
 
 def join_records(records: Iterable[Any]) -> dict[str, bytearray]:
@@ -423,7 +406,7 @@ class Transport:
                 arrival.look_at = now + min(max(_MIN_PAUSE_S, now - arrival.since), _MAX_PAUSE_S)
                 return
             try:
-                arrival.records.append(read_record(answer.object_content))
+                arrival.records.append(ConfigRecord.inflate(answer.object_content))
             except Exception as error:  # a node's content, in any form
                 self._deliver(NodeReply(message, None, f"its reply is malformed: {format_exception(error)}"))
                 return
@@ -473,9 +456,7 @@ class Transport:
 def _read_error(message: str, error: Any) -> NodeReply:
     """Return the reply for an error of Flower's, a protobuf message."""
     text, reason = _ERRORS.get(error.code, f"Flower reports error {error.code}"), error.reason.strip()
-    if 'is not a single array "bytes"' in reason:  # what a node of version 1 says of a record
-        text = _VERSION_1
-    elif reason and error.code in (1, 2):
+    if reason and error.code in (1, 2):
         text = f"{text}: {one_line(reason, 400)}"
     return NodeReply(message, None, text, error.code in NODE_LOST)
 

@@ -14,7 +14,6 @@ from fleetfit.inference.scores import (
     measure_exit_latencies as measure_exit_latencies,
 )
 from fleetfit.inference.stopping import (
-    EarlyPredictions as EarlyPredictions,
     Measure as Measure,
     Mode as Mode,
     Outcome as Outcome,

@@ -26,7 +26,6 @@ _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
 }
 _HEAD_SIZE = 64  # channels per head of every BERT and DeiT: the default
-_PROJECTIONS = ("query", "key", "value")
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ import pytest
 pytest.importorskip("flwr", reason="the extra flower is not installed")
 
 import httpx
-import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.app.message import remove_content_from_message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.supercore.inflatable.inflatable_object import (
@@ -26,7 +25,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from fleetfit.errors import ConfigError
-from fleetfit.fleet import PROTOCOL, node_loop, superlink, transport
+from fleetfit.fleet import node_loop, superlink, transport
 from fleetfit.fleet.connection import Connection, Fault, FaultReporter
 from fleetfit.fleet.superlink import Refusal, SuperLink, Trouble
 from fleetfit.fleet.worker import WorkerDeath
@@ -314,16 +313,6 @@ def test_records_alone_are_pulled(server: Server, monkeypatch: pytest.MonkeyPatc
     assert server.replies == [(message.object_id, "seven")]
     assert server.pulled == [record.object_id for record in message.content.values()] and len(server.pulled) == 3
     assert list(server.pushed)[-1] == server.announced_records[0], "the server looks for it first"
-
-
-def test_a_server_of_version_1_is_named(server: Server) -> None:
-    server.put(OLD, "text")  # sets the task's identity
-    server.messages.clear()
-    record = ArrayRecord({"bytes": Array(np.zeros(3, dtype=np.uint8))})
-    server.put_message(Message(RecordDict({"header": record}), NODE, "query"))
-    assert live(server).asked == []
-    [(_, reason)] = server.replies
-    assert "version 1 " in reason and f"version {PROTOCOL}" in reason
 
 
 def test_a_foreign_message_gets_an_error_and_no_worker(server: Server) -> None:

@@ -32,7 +32,6 @@ from fleetfit.api.comparison.results import (
 )
 from fleetfit.api.progress import (
     ComparisonDisplay,
-    ComparisonProgress as ComparisonProgress,
     ProgressOption,
     explain_interrupt,
     make_comparison_display,

@@ -47,13 +47,9 @@ PROGRAM, SCRIPT, ROWS, CARD = "model.pt2", "run.py", "rows.py", "README.md"
 
 @dataclass(frozen=True)
 class Form:
-    """A form of an exported model, and its capabilities.
+    """What a form of an exported model needs and promises.
 
     Attributes:
-        summary: Description in one line.
-        models: The supported models.
-        exits: The included exits.
-        has_preprocessing: Whether it takes stored samples, without preprocessing.
         is_exact: Whether its logits must equal the model's; otherwise the export fails.
         packages: The required optional packages.
         extra: The extra with these packages.
@@ -61,10 +57,6 @@ class Form:
         needs_validation: Whether it needs validation samples.
     """
 
-    summary: str
-    models: str = "that can be traced"
-    exits: str = "all together, and each separately"
-    has_preprocessing: bool = True
     is_exact: bool = True
     packages: tuple[str, ...] = ()
     extra: str = ""
@@ -73,40 +65,14 @@ class Form:
 
 
 _ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-BASE_FORMS: Mapping[str, Form] = {
-    "safetensors": Form("all parameters and buffers by their names", "all", "all", has_preprocessing=False),
-    "torch.export": Form("a program that PyTorch loads without FleetFit", exits="all"),
-}
-"""The forms that every export has."""
 FORMS: Mapping[str, Form] = {
-    "onnx": Form(
-        "one ONNX graph with all exits, and one for each segment, so that a device can stop early",
-        packages=_ONNX_PACKAGES,
-        extra="export",
-    ),
-    "int8": Form("these in dynamic int8", is_exact=False, packages=_ONNX_PACKAGES, extra="export", needs="onnx"),
-    "static-int8": Form(
-        "these in static int8, calibrated on validation samples",
-        is_exact=False,
-        packages=_ONNX_PACKAGES,
-        extra="export",
-        needs="onnx",
-        needs_validation=True,
-    ),
-    "transformers": Form(
-        "a transformers folder of the last exit (BERT, ViT, DeiT)",
-        models="BERT, ViT, DeiT",
-        exits="the last",
-        has_preprocessing=False,
-    ),
-    "executorch": Form(
-        "one .pte file lowered to XNNPACK, a method for each segment",
-        exits="each separately",
-        packages=("executorch",),
-        extra="executorch",
-    ),
+    "onnx": Form(packages=_ONNX_PACKAGES, extra="export"),
+    "int8": Form(is_exact=False, packages=_ONNX_PACKAGES, extra="export", needs="onnx"),
+    "static-int8": Form(is_exact=False, packages=_ONNX_PACKAGES, extra="export", needs="onnx", needs_validation=True),
+    "transformers": Form(),
+    "executorch": Form(packages=("executorch",), extra="executorch"),
 }
-"""The forms that may be requested in addition to `BASE_FORMS`. A folder of any form can be pushed to the hub."""
+"""The forms that may be requested beside safetensors and torch.export."""
 
 
 def check_forms(forms: Sequence[str], model: LevelModel) -> None:
