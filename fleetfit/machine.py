@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # verbs that list or print do not load PyTorch
 
 _OUT_OF_MEMORY = (  # of FleetFit, PyTorch and the C++ library
     "no memory was left", "allocate memory", "out of memory", "not enough memory", "bad_alloc",
+    "could not create a primitive",
 )  # fmt: skip
 
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu")

@@ -218,6 +218,11 @@ def make_absolute(name: str, folder: Path) -> str:
     return f"{path if path.is_absolute() else (folder / path).resolve()}:{attribute}"
 
 
+def drop_folders(text: str) -> str:
+    """Return a name, or JSON with names, in which a `file.py` has no folder: as on every device."""
+    return re.sub(r'[^"]*[/\\](?=[^"/\\]+\.py:)', "", text)
+
+
 # ---- the code of a user ----------------------------------------------------------------------------------------------
 
 

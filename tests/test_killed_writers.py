@@ -88,7 +88,7 @@ def result(place: Path, parts: bool = False) -> dict[str, Any]:
             )
             if path.name == "table.csv":  # its last two columns are seconds
                 content = re.sub(r"(,[^,\n]*){2}$", "", content, flags=re.MULTILINE)
-        elif path.suffix in (".png", ".pt2", ".onnx"):
+        elif path.suffix in (".png", ".pt2", ".onnx", ".html"):
             content = bool(content)  # they hold names and times of their own
         contents[name] = content
     return contents
@@ -114,6 +114,7 @@ VERBS: dict[str, list[str]] = {
     "resume": ["resume", "run", "-q"],
     "predict": ["predict", "run", "--adaptive", "--out", "predictions.csv"],
     "pictures": ["pictures", "run"],
+    "report": ["report", "run"],
     "flower init": ["flower", "init", "out", "--run", "SOURCE/run.toml"],
     "flower certificates": ["flower", "certificates", "out", "--host", "localhost"],
     "flower key": ["flower", "key", "keys/pi"],
@@ -121,6 +122,11 @@ VERBS: dict[str, list[str]] = {
 }
 """Verbs that write, as they are called to do so."""
 ELSEWHERE = {
+    "runs": "tests/runs/test_listing.py",
+    "demo": "what it writes is what `compare` writes",
+    "flower approve": "tests/fleet/test_policy.py",
+    "flower log": "it reads the log of a node: tests/fleet/test_policy.py",
+    "flower revoke": "tests/fleet/test_policy.py, and tests/fleet/test_joining.py",
     "profile": "test_a_profile_is_old_or_new",
     "flower node": "test_a_nodes_memory_is_old_or_new, and tests/fleet",
     "flower resume": "tests/fleet; what it writes is what `resume` writes, and the app of `flower init`",
@@ -128,6 +134,7 @@ ELSEWHERE = {
 READERS = {
     "eval": ["eval", "run"],
     "list": ["list", "methods"],
+    "watch": ["watch", "run"],
     "check-model": ["check-model", f"{HERE}/tiny.py:tiny", "--classes", "4", "--input-shape", "1,4,4"],
 }
 RANDOM = ("flower certificates", "flower key", "flower member")

@@ -288,7 +288,7 @@ def test_the_page_on_own_models_can_be_followed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as for a Python that is started there
     variables = follow(OWN_MODEL, tmp_path, capsys.readouterr)
-    assert {part.shape for part in variables["logits"]} == {(5, 10)} and variables["net"].axes["inner"].size == 32
+    assert {part.shape for part in variables["logits"]} == {(359, 10)} and variables["net"].axes["inner"].size == 32
     workers = ff.load(tmp_path / "runs" / "workers")
     assert workers.experiment.engine.name == "processes" and (workers.folder / "derived.json").is_file()
 

@@ -141,6 +141,17 @@ def test_elements_that_too_few_cover_keep_their_bits() -> None:
     assert not torch.equal(concat_state(after.state)[~alone], concat_state(server.state)[~alone])
 
 
+def test_a_level_that_too_few_train_is_named() -> None:
+    groups = [{"budget": 0.3, "fraction": 0.8}, {"budget": 1.0, "fraction": 0.2}]
+    change = {"secure": SECURE, "fleet": {"tolerance": 0.45, "groups": groups}}
+    few, enough = (
+        assemble(load_experiment(merge_tables({k: v for k, v in TINY.items() if k != "fleet"}, change, more))).notes
+        for more in ({"secure": {"min_clients": 3}}, {"secure": {"min_clients": 2}})
+    )
+    assert any("level 2" in note and "never trained" in note for note in few)
+    assert not any("never trained" in note for note in enough)
+
+
 def test_clipped_movements_are_counted() -> None:
     _, _, _, report, _ = round_of({"secure": {"clipping_range": 1e-4}})
     assert report["secure"]["clipped"] == 12

@@ -68,7 +68,7 @@ def run_unwritable(program: str, where: Path, limit: int, arguments: list[str]) 
         (["calibrate", "finished"], "inference/level-3.json cannot be written"),
         (["export", "finished", "--no-onnx", "--out", "OUT"], "cannot be written"),
         (["pictures", "finished", "--out", "OUT"], "out/accuracy.png"),
-        (["predict", "finished", "--out", "OUT"], "cannot be written"),
+        (["predict", "finished", "--out", "OUT"], "cannot write the predictions"),
         (["run", "run.toml", "--out", "OUT", "-q"], "the workers cannot be started"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

@@ -6,6 +6,7 @@ Where growth leaves several orders of places, a forward pass shows which it is (
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -209,7 +210,9 @@ def _infer(
     return layout
 
 
-_infer_once = functools.lru_cache(maxsize=64)(_infer)
+@functools.lru_cache(maxsize=64)
+def _infer_once(*key: Any) -> Layout:
+    return _infer(*key)
 
 
 def _find_depth(

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex, cast
+from typing import Any, Protocol, SupportsIndex, cast
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from torch import nn
 from fleetfit import evaluation, inference, names
 from fleetfit.anatomy import make_input
 from fleetfit.anatomy.exits import ModuleWithExits
-from fleetfit.config import Experiment
+from fleetfit.config import Assembly, Experiment
 from fleetfit.config.assemble.data import load_data
 from fleetfit.config.assemble.levels import find_counted_submodel
 from fleetfit.config.assemble.rounds import build_settings
@@ -25,7 +25,7 @@ from fleetfit.config.assemble.run import assemble
 from fleetfit.config.dump import dump_experiment
 from fleetfit.config.load import restore_experiment
 from fleetfit.config.schema import DataSection
-from fleetfit.core import DataDescription, Device, Level
+from fleetfit.core import DataDescription, Device, Level, Server
 from fleetfit.cost import submodel_cost
 from fleetfit.data import AbsentData, Data
 from fleetfit.data.files.folders import resolve_folder
@@ -39,10 +39,8 @@ from fleetfit.inference.export.prior import Counts, make_offset
 from fleetfit.planner import Amount, parse_amount
 from fleetfit.report.text import exit_names
 from fleetfit.runs.data import load_transform
+from fleetfit.runs.folder import RunFolder
 from fleetfit.training.runtime import prepare_model
-
-if TYPE_CHECKING:  # it imports this module
-    from fleetfit.api.results import Run
 
 LevelName = int | str | None
 """1..L or a level's name; None for the largest that a client trains."""
@@ -50,10 +48,38 @@ _OF_OTHER_DATA = ("split", "batch_size", "batch_norm", "samples", "metrics")
 ON_NODES = "this run's data are on the nodes of a fleet. Name data of the same shape on this machine"
 
 
+class TrainedRun(Protocol):
+    """The part of `fleetfit.Run` that inference needs: `fleetfit.api.results` imports this module."""
+
+    files: RunFolder
+    experiment: Experiment
+    _models: dict[str, nn.Module]  # of levels, for predictions
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        ...
+
+    @property
+    def assembly(self) -> Assembly:
+        """The objects of the run."""
+        ...
+
+    @property
+    def checkpoint(self) -> Mapping[str, Any]:
+        """The newest checkpoint."""
+        ...
+
+    @property
+    def server(self) -> Server:
+        """The server after the last round with a checkpoint."""
+        ...
+
+
 # ---- levels and their models -----------------------------------------------------------------------------------------
 
 
-def find_level(run: "Run", level: LevelName) -> Level:
+def find_level(run: TrainedRun, level: LevelName) -> Level:
     """Return a level of the run.
 
     Raises:
@@ -71,7 +97,7 @@ def find_level(run: "Run", level: LevelName) -> Level:
     return levels[name]
 
 
-def check_early_exits(run: "Run", level: Level) -> None:
+def check_early_exits(run: TrainedRun, level: Level) -> None:
     """Check that samples can leave a level's model early.
 
     Raises:
@@ -83,7 +109,7 @@ def check_early_exits(run: "Run", level: Level) -> None:
         raise ConfigError(f"level {level.name} has one exit and cannot stop early. {advice}.", key="level")
 
 
-def build_level_module(run: "Run", level: LevelName) -> nn.Module:
+def build_level_module(run: TrainedRun, level: LevelName) -> nn.Module:
     """Return a level's model in eval mode, with the statistics of its last evaluation or new ones.
 
     In a run with one exit, the levels of a plain module return what it returns: logits, not a list of them.
@@ -99,7 +125,7 @@ def build_level_module(run: "Run", level: LevelName) -> nn.Module:
     return module
 
 
-def _find_statistics(run: "Run", levels: Sequence[int]) -> evaluation.Statistics:
+def _find_statistics(run: TrainedRun, levels: Sequence[int]) -> evaluation.Statistics:
     """Return the batch-norm statistics of levels: those of the last evaluation, or new ones.
 
     Raises:
@@ -118,7 +144,7 @@ def _find_statistics(run: "Run", levels: Sequence[int]) -> evaluation.Statistics
     return statistics
 
 
-def load_model(run: "Run", level: LevelName) -> nn.Module:
+def load_model(run: TrainedRun, level: LevelName) -> nn.Module:
     """Return a level's model for predictions. It is cached, and computes as the run's evaluations do."""
     entry = find_level(run, level)
     if entry.name not in run._models:
@@ -130,7 +156,9 @@ def load_model(run: "Run", level: LevelName) -> nn.Module:
 # ---- data: the run's, and others -------------------------------------------------------------------------------------
 
 
-def select_data(run: "Run", client: int | None, data: Any = None, labels: bool = True, halves: bool = False) -> Data:
+def select_data(
+    run: TrainedRun, client: int | None, data: Any = None, labels: bool = True, halves: bool = False
+) -> Data:
     """Return the run's data, one client's share of it, or other data like them.
 
     Args:
@@ -160,7 +188,7 @@ def select_data(run: "Run", client: int | None, data: Any = None, labels: bool =
     return assembly.data.share(assembly.simulation.parts[client])
 
 
-def check_other_data(run: "Run", data: Data, labels: bool = True) -> Data:
+def check_other_data(run: TrainedRun, data: Data, labels: bool = True) -> Data:
     """Check data against the run's samples and classes, and return them with labels as the run has them.
 
     Args:
@@ -200,7 +228,7 @@ def _describe_shape(data: Data | DataDescription) -> str:
     return f"samples {list(data.sample_shape)}, {data.classes} classes{tokens} ({data.task.replace('_', ' ')})"
 
 
-def _convert_labels(run: "Run", data: Data) -> Data:
+def _convert_labels(run: TrainedRun, data: Data) -> Data:
     """Return data with the order of the run's classes, or the scale of its targets; warn of another normalization."""
     is_regression, is_known = data.task == "regression", run.files.has(FILE)
     if run.assembly.data is data or not (is_known or is_regression):
@@ -221,7 +249,7 @@ def _convert_labels(run: "Run", data: Data) -> Data:
     return replace(data, y=transform.convert_classes(data), class_names=transform.class_names)
 
 
-def load_samples(run: "Run", data: Any, halves: bool = False) -> Data:
+def load_samples(run: TrainedRun, data: Any, halves: bool = False) -> Data:
     """Return data in any form that a run takes, as its model takes them; labels may be missing.
 
     All samples are test samples, unless the data have a test set.
@@ -257,10 +285,17 @@ def load_samples(run: "Run", data: Any, halves: bool = False) -> Data:
     memory = read_memory(data, labeled=False)
     if memory is None:
         raise ConfigError(f"data: got a {type(data).__name__}. Accepted are {ACCEPTED}.", key="data")
+    facts = run.assembly.data
+    if isinstance(facts, DataDescription) and facts.stored.endswith("standardized") and not run.files.has(FILE):
+        raise ConfigError(
+            "each node of this run standardized its samples by its own means, and the server has none: pass a path or "
+            "the name of a data set, whose means are taken, or train with [data] transform.",
+            key="data",
+        )
     return find_transform(run).apply(memory, halves)
 
 
-def _check_reader_keys(run: "Run", data: Any) -> None:
+def _check_reader_keys(run: TrainedRun, data: Any) -> None:
     """Refuse keys beside data that would read them otherwise than the run's own."""
     if not isinstance(data, Mapping) or _get_name(data) is data:
         return
@@ -295,7 +330,7 @@ def _reads_files(name: Any) -> bool:
     return isinstance(name, str) and names.match_name("data", name) in KINDS
 
 
-def _make_section(run: "Run", data: Any) -> dict[str, Any]:
+def _make_section(run: TrainedRun, data: Any) -> dict[str, Any]:
     """Return the keys of `[data]` for a data set; the run's transform prepares its own set and a user's files."""
     section = dict(data) if isinstance(data, Mapping) else {"name": data}
     is_own = names.match_name("data", section["name"]) == run.experiment.data.name
@@ -303,7 +338,7 @@ def _make_section(run: "Run", data: Any) -> dict[str, Any]:
     return {"transform": str(run.folder), **section} if has_transform else section
 
 
-def find_transform(run: "Run") -> Transform:
+def find_transform(run: TrainedRun) -> Transform:
     """Return how other samples become those of the run; of a fleet without a transform only their shape and task."""
     data = run.assembly.data
     if run.files.has(FILE) or not isinstance(data, DataDescription):
@@ -312,7 +347,7 @@ def find_transform(run: "Run") -> Transform:
         name=data.name,
         task=data.task,
         shape=data.sample_shape,
-        dtype="int64" if data.vocabulary else "float32",
+        dtype=data.stored.partition(" ")[0] or ("int64" if data.vocabulary else "float32"),
         classes=data.classes,
         vocabulary=data.vocabulary,
         padding=data.padding,
@@ -322,7 +357,7 @@ def find_transform(run: "Run") -> Transform:
 # ---- evaluation ------------------------------------------------------------------------------------------------------
 
 
-def evaluate_run(run: "Run", sections: Mapping[str, Any]) -> dict[str, Any]:
+def evaluate_run(run: TrainedRun, sections: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of an evaluation of the newest checkpoint, with changed sections of the run file.
 
     Raises:
@@ -362,7 +397,7 @@ def evaluate_run(run: "Run", sections: Mapping[str, Any]) -> dict[str, Any]:
     return columns
 
 
-def _evaluate_other_data(run: "Run", data: Data, sections: Mapping[str, Any]) -> dict[str, Any]:
+def _evaluate_other_data(run: TrainedRun, data: Data, sections: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of each trained level on data that are not divided among clients."""
     scope, federation = build_settings(_change_experiment(run, sections)).scope, run.assembly.federation
     changes = sections.get("evaluate", {})
@@ -383,19 +418,19 @@ def _evaluate_other_data(run: "Run", data: Data, sections: Mapping[str, Any]) ->
     return evaluation.evaluate_on_device(federation, run.server, scope, device, statistics)
 
 
-def _change_experiment(run: "Run", sections: Mapping[str, Any]) -> Experiment:
+def _change_experiment(run: TrainedRun, sections: Mapping[str, Any]) -> Experiment:
     table = dump_experiment(run.experiment)
     if "evaluate" in table:  # nothing trains, so nothing stops early
         table["evaluate"] = {key: value for key, value in table["evaluate"].items() if key != "patience"}
     return restore_experiment(table, **sections)
 
 
-def compute_scores(run: "Run", level: LevelName, split: str, client: int | None, data: Any = None) -> Scores:
+def compute_scores(run: TrainedRun, level: LevelName, split: str, client: int | None, data: Any = None) -> Scores:
     """Return the logits of a level's exits for a split of the run's data, of a client's data, or of other data."""
     return inference.compute_scores(load_model(run, level), select_data(run, client, data), split)
 
 
-def best_exit(run: "Run", level: LevelName, client: int | None) -> int:
+def best_exit(run: TrainedRun, level: LevelName, client: int | None) -> int:
     """Return the exit (from 1) with the highest validation accuracy; the shallowest on a tie."""
     accuracies = compute_scores(run, level, "validation", client).accuracies
     return 1 + accuracies.index(max(accuracies))
@@ -405,7 +440,7 @@ def best_exit(run: "Run", level: LevelName, client: int | None) -> int:
 
 
 def calibrate(
-    run: "Run", level: LevelName, budget: Amount, cost: str, mode: Mode, measure: Measure, temperature: bool,
+    run: TrainedRun, level: LevelName, budget: Amount, cost: str, mode: Mode, measure: Measure, temperature: bool,
     client: int | None, data: Any = None,
 ) -> Calibration:  # fmt: skip
     """Choose thresholds of early stopping, evaluate them on test samples, and save those of all clients."""
@@ -436,7 +471,7 @@ def calibration_file(level: str) -> str:
     return f"inference/level-{level}.json"
 
 
-def load_calibration(run: "Run", level: LevelName) -> Mapping[str, Any] | None:
+def load_calibration(run: TrainedRun, level: LevelName) -> Mapping[str, Any] | None:
     """Read the calibration of a level; None if there is none.
 
     Raises:
@@ -463,7 +498,7 @@ def load_calibration(run: "Run", level: LevelName) -> Mapping[str, Any] | None:
     return cast(Mapping[str, Any], numbers)
 
 
-def compute_exit_costs(run: "Run", level: LevelName, cost: str, data: Data) -> list[float]:
+def compute_exit_costs(run: TrainedRun, level: LevelName, cost: str, data: Data) -> list[float]:
     """Return the cost of a sample that stops at each exit of a level [E].
 
     Raises:
@@ -485,7 +520,7 @@ def compute_exit_costs(run: "Run", level: LevelName, cost: str, data: Data) -> l
     return inference.exit_costs(problem.architecture, sizes, submodel.exits, problem.input_shape)
 
 
-def compute_last_cost(run: "Run", level: Level) -> float:
+def compute_last_cost(run: TrainedRun, level: Level) -> float:
     """Return the multiply-adds of a sample at a level's last exit, without the classifiers of earlier ones."""
     problem, submodel = run.assembly.federation.problem, level.submodel
     sizes = {**problem.layout.full_sizes, **submodel.sizes}
@@ -551,7 +586,9 @@ def _round(value: float, whole: Callable[[float], int]) -> str:
 # ---- export ----------------------------------------------------------------------------------------------------------
 
 
-def prepare_export(run: "Run", level: LevelName, data: Any, prior: Counts | str | Path | None = None) -> LevelModel:
+def prepare_export(
+    run: TrainedRun, level: LevelName, data: Any, prior: Counts | str | Path | None = None
+) -> LevelModel:
     """Return a level's model with the facts for an export.
 
     Args:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from fleetfit import files
 from fleetfit.anatomy import predictions
 from fleetfit.api.inference import (
     LevelName,
+    TrainedRun,
     best_exit,
     check_early_exits,
     compute_exit_costs,
@@ -33,9 +34,6 @@ from fleetfit.data import Data
 from fleetfit.errors import ConfigError, DataError, did_you_mean, escape_controls, import_optional, one_line
 from fleetfit.inference import Policy, read_policy, stop_early
 from fleetfit.report.text import Table, exit_names, format_percent
-
-if TYPE_CHECKING:  # it imports this module
-    from fleetfit.api.results import Run
 
 Exit = Literal["last", "best", "early", "all"]
 """Which exit answers: the last, the best on validation data, the first that is confident enough, or each."""
@@ -176,7 +174,7 @@ def _format_cell(value: Any) -> str:
 
 
 def predict(
-    run: "Run",
+    run: TrainedRun,
     data: Any = None,
     level: LevelName = None,
     exit: Exit = "last",
@@ -237,7 +235,7 @@ def _check_task(data: Data, exit: Exit) -> None:
         )
 
 
-def _load_policy(run: "Run", level: Level) -> Policy:
+def _load_policy(run: TrainedRun, level: Level) -> Policy:
     """Return the calibrated policy of early stopping.
 
     Raises:
@@ -312,7 +310,9 @@ def _list_labels(rows: NDArray[Any], class_names: Sequence[str]) -> list[tuple[s
 # ---- tables of the command line --------------------------------------------------------------------------------------
 
 
-def make_prediction_table(run: "Run", result: Predictions, is_chosen: bool, is_own: bool, is_written: bool) -> Table:
+def make_prediction_table(
+    run: TrainedRun, result: Predictions, is_chosen: bool, is_own: bool, is_written: bool
+) -> Table:
     """Return the accuracy of predictions at each exit, or without labels how often each class is predicted.
 
     Args:

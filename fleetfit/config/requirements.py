@@ -13,6 +13,8 @@ from fleetfit.config.assemble.engine import build_level
 from fleetfit.config.assembly import Assembly, UnusedKey
 from fleetfit.config.components import find_function, is_factory, list_components
 from fleetfit.config.keys import get_value
+from fleetfit.config.load import fill_in_parameters
+from fleetfit.config.parse import parse_experiment
 from fleetfit.config.schema import Experiment
 from fleetfit.core.local import LocalSection
 from fleetfit.core.section import OpenSection, Section
@@ -89,7 +91,7 @@ REQUIREMENTS = (
     ),
     *(
         Requirement(f"fleet.{key}", is_simulated, _NODES)
-        for key in ("groups", "slow", "jitter", "availability", "links", "drift")
+        for key in ("slow", "jitter", "availability", "links", "drift")
     ),
     Requirement("fleet.drift.low", has_jumps, "with jump = 0 no budget ever jumps"),
     Requirement("local.check_every", lambda run: run.experiment.local.patience, "patience is not set"),
@@ -148,6 +150,10 @@ def find_unused_keys(run: Assembly, experiment: Experiment) -> Iterator[UnusedKe
             key = "cohort.on_deadline"  # the key that adds the option
         if key.startswith("method.") or list(find_set_keys(experiment, key, defaults)):
             unused[key] = reason
+    if not is_simulated(run):  # defaults of the data that stand in a run file without [data]
+        data = {"name": experiment.data.name, "partition": {"kind": experiment.data.partition.kind}}
+        default = fill_in_parameters(parse_experiment({"seed": experiment.seed, "data": data}))
+        unused = {k: v for k, v in unused.items() if v != _NODES or get_value(experiment, k) != get_value(default, k)}
     yield from (UnusedKey(key, reason) for key, reason in unused.items())
 
 

@@ -38,6 +38,8 @@ class DataDescription:
         padding: Id of the padding token, or -1.
         channels_last: Whether the channels of a sample are its last dimension.
         encoding: Digest of the names of classes, the tokenizer and the encoding of columns; "" without them.
+        stored: The type of samples before they are scaled, such as "uint8", and " standardized" behind it where each
+            node takes its own means; "" where that is not known.
     """
 
     name: str
@@ -48,6 +50,7 @@ class DataDescription:
     padding: int = -1
     channels_last: bool = False
     encoding: str = ""
+    stored: str = ""
 
     @property
     def channels(self) -> int:
@@ -68,7 +71,8 @@ class DataDescription:
         """Return it as text."""
         samples = f"samples {list(self.sample_shape)}{' with channels last' * self.channels_last}"
         encoding = f", classes, tokens and columns {self.encoding[:8]}" * bool(self.encoding)
-        return f"{self.task}, {samples}, {self.classes} classes, {self.vocabulary} tokens{encoding}"
+        stored = f", {self.stored}" * bool(self.stored)
+        return f"{self.task}, {samples}{stored}, {self.classes} classes, {self.vocabulary} tokens{encoding}"
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,7 @@ class NodeDescription:
         budget: Its budget, or None where it does not report one.
         tolerance: Fraction of the budget by which a model may exceed it.
         labels: Training samples by class, or None where it does not report them.
+        held_out: Its samples for validation and for testing.
     """
 
     name: str
@@ -90,12 +95,14 @@ class NodeDescription:
     budget: Budget | None = None
     tolerance: float = 0.1
     labels: tuple[int, ...] | None = None
+    held_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def payload(self) -> dict[str, Any]:
         """Plain values, as a node sends them and a run folder keeps them."""
         facts = {**vars(self.facts), "sample_shape": list(self.facts.sample_shape)}
-        return {"name": self.name, "facts": facts, "examples": {"train": self.num_examples}, "budget": self.budget,
+        examples = {"train": self.num_examples, **self.held_out}
+        return {"name": self.name, "facts": facts, "examples": examples, "budget": self.budget,
                 "tolerance": self.tolerance, "labels": None if self.labels is None else list(self.labels)}  # fmt: skip
 
 

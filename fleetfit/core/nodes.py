@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from fleetfit.core.fleet import DataDescription, NodeDescription
+from fleetfit.data.splits import SPLITS
 from fleetfit.errors import RunError
 from fleetfit.planner import Budget
 
 NODE_NAME = re.compile(r"[\w.-]{1,60}")
 _ENCODING = re.compile(r"([0-9a-f]{64})?")
+_STORED = re.compile(r"((uint8|int64|float32)( standardized)?)?")
 _MAX_CHARACTERS = 300  # of a text in the description of the data
 _MAX_SIZE = 2**31  # classes, tokens, and numbers in a sample
 
@@ -37,8 +39,9 @@ def parse_node_description(table: Any) -> NodeDescription:
         raise RunError("its samples by class must be whole numbers, one for each class.", key="labels")
     if labels is not None and sum(labels) != examples["train"]:
         raise RunError("its samples by class do not add up to its training samples.", key="labels")
+    held_out = {split: examples[split] for split in SPLITS[1:] if _is_count(examples.get(split))}
     return NodeDescription(name, facts, examples["train"], _parse_budget(table.get("budget")), float(tolerance),
-                           None if labels is None else tuple(labels))  # fmt: skip
+                           None if labels is None else tuple(labels), held_out)  # fmt: skip
 
 
 def _parse_facts(table: Any) -> DataDescription:
@@ -46,7 +49,7 @@ def _parse_facts(table: Any) -> DataDescription:
         shape, padding = table["sample_shape"], table["padding"]
         numbers = (table["classes"], table["vocabulary"], *shape)
         texts, channels_last = (table["name"], table["task"]), table.get("channels_last", False)
-        encoding = table.get("encoding", "")
+        encoding, stored = table.get("encoding", ""), table.get("stored", "")
         is_valid = (
             isinstance(table, Mapping)
             and all(isinstance(text, str) and 0 < len(text) <= _MAX_CHARACTERS for text in texts)
@@ -54,6 +57,8 @@ def _parse_facts(table: Any) -> DataDescription:
             and all(map(_is_count, numbers))
             and isinstance(encoding, str)
             and _ENCODING.fullmatch(encoding) is not None
+            and isinstance(stored, str)
+            and _STORED.fullmatch(stored) is not None
             and type(padding) is int
             and type(channels_last) is bool
             and -(2**40) < padding < 2**40
@@ -68,7 +73,7 @@ def _parse_facts(table: Any) -> DataDescription:
     if not is_valid:
         raise RunError("its description of the data is missing or wrong.", key="facts")
     return DataDescription(*texts, tuple(shape), table["classes"], table["vocabulary"], padding,
-                           channels_last, encoding)  # fmt: skip
+                           channels_last, encoding, stored)  # fmt: skip
 
 
 def _parse_budget(value: Any) -> Budget | None:

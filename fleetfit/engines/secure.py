@@ -30,6 +30,7 @@ from fleetfit.engines.base import Engine, WrappedEngine
 from fleetfit.errors import FleetFitError, RunError, format_exception, one_line
 from fleetfit.layout import Layout, Segment, State, TensorLayout
 from fleetfit.messages import job_size
+from fleetfit.names import drop_folders
 from fleetfit.secure import (
     BlockSum,
     Identity,
@@ -191,7 +192,7 @@ def digest_state(block: int, sent: Tensor) -> bytes:
 def _digest_terms(job: Job, grid: Quantizer, setting: str) -> bytes:
     """Return the digest of all settings of a job that are the same for its cohort."""
     terms = (job.kind, job.round, job.rounds, job.method, job.local.dump(), *astuple(grid), setting, *job.prior)
-    return digest("fleetfit secure terms", json.dumps(terms, sort_keys=True, default=repr))
+    return digest("fleetfit secure terms", drop_folders(json.dumps(terms, sort_keys=True, default=repr)))
 
 
 @dataclass(frozen=True, eq=False)

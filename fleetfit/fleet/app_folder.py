@@ -4,12 +4,14 @@ import importlib.metadata
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
 from fleetfit import files
 from fleetfit.config.toml import parse_toml
 from fleetfit.errors import ConfigError
+from fleetfit.fleet.protocol import iter_texts
 
 FLOWER = "flwr>=1.41,<1.43"
 """The versions of Flower that FleetFit is tested with."""
@@ -62,19 +64,21 @@ def write_app(
 
     Args:
         folder: New, empty, or left by a call with the same arguments that was killed.
-        run_file: Becomes `run.toml`; an example by default.
+        run_file: Becomes `run.toml`, and files beside it that it names come with it: code as "file.py:name", and
+            `fleet.levels`. An example by default.
         config: Defaults for `flwr run --run-config` (`run-file`, `out`, `resume`, `set`).
         name: The app's name; that of the folder by default.
 
     Raises:
-        ConfigError: The folder is not empty, or cannot be written; or the run file is not TOML.
+        ConfigError: The folder is not empty, or cannot be written; or the run file is not TOML, or names a folder by a
+            path that only this machine understands.
     """
-    text = _RUN_FILE
+    text, named = _RUN_FILE, dict[str, str]()
     if run_file is not None:
         text = files.read_text(run_file, ConfigError)
-        parse_toml(text, str(run_file))
+        named = _read_named_files(parse_toml(text, str(run_file)), run_file)
     name = re.sub(r"[^a-z0-9]+", "-", (name or folder.resolve().name).lower()).strip("-") or "fleet"
-    texts = {"LICENSE": _LICENSE, "run.toml": text, "node.example.toml": _NODE_FILE,
+    texts = {**named, "LICENSE": _LICENSE, "run.toml": text, "node.example.toml": _NODE_FILE,
              _LAST: tomli_w.dumps(_make_pyproject(name, config or {}))}  # fmt: skip
     try:
         files.make_folder(folder)
@@ -84,6 +88,22 @@ def write_app(
             files.write_text(folder / file, content)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be written: {files.format_os_error(error)}.", path=folder) from None
+
+
+def _read_named_files(table: Mapping[str, Any], run_file: Path) -> dict[str, str]:
+    """Return the texts of files beside a run file that it names: the server unpacks the app in a folder of its own."""
+    for section, key in (("data", "transform"), ("model", "checkpoint")):
+        path = table[section].get(key) if isinstance(table.get(section), dict) else None
+        if isinstance(path, str) and not Path(path).expanduser().is_absolute():
+            raise ConfigError(
+                f'[{section}] {key} = "{path}" is read on the machine of the SuperLink: write an absolute path.',
+                key=f"{section}.{key}",
+                path=run_file,
+            )
+    texts = {text.rpartition(":")[0] for text in iter_texts(table) if ".py:" in text}
+    texts |= {text for text in iter_texts(table.get("fleet", {})) if text.endswith(".toml")}
+    own = {name for name in texts if Path(name).name == name and (run_file.parent / name).is_file()}
+    return {name: files.read_text(run_file.parent / name, ConfigError) for name in sorted(own)}
 
 
 def _is_free(folder: Path, texts: Mapping[str, str]) -> bool:

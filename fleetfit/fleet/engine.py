@@ -363,7 +363,9 @@ class FleetEngine:
             return Failure.of(job, f"it refused: {one_line(answer['refused'], 500)}", absent=again)
         if answer.get("lost") is True:
             self._manager.mark_unready(job.client)
-            return Failure.of(job, "it has lost tensors that are never trained, or the transform; it gets them again")
+            return Failure.of(
+                job, "it is another than it was, or has lost tensors or the transform; it is set up again"
+            )
         reply = load_reply(answer["reply"] if isinstance(answer.get("reply"), Mapping) else {}, self._layout)
         if answer.get("forgot") is True:
             name = self._manager.members[job.client].description.name

@@ -11,6 +11,7 @@ old or the new file.
 
 import contextlib
 import functools
+import json
 import logging
 import re
 import shutil
@@ -48,7 +49,7 @@ from fleetfit.fleet.protocol import (
 )
 from fleetfit.fleet.secure_aggregation import PHASES, Member
 from fleetfit.fleet.settings import NodeSettings, load_data, read_settings
-from fleetfit.fleet.terms import Terms, check_terms, compute_fingerprint, list_code
+from fleetfit.fleet.terms import Terms, check_terms, compute_fingerprint, list_code, parse_terms
 from fleetfit.hooks import build, rebuild_problem
 from fleetfit.machine import is_out_of_memory
 from fleetfit.messages import dump_failure, dump_reply, load_job, pack, unpack
@@ -109,6 +110,21 @@ class NodeFiles:
         if not RUN.fullmatch(run):
             raise RunError(f'"{run[:40]}" is not the name of a run.', key="run")
         return self._folder / "runs" / f"{run}.ffit"
+
+    # -- what servers were told
+
+    def load_told(self, run: str) -> str:
+        """Return the digest of the description that a run's server has of the node; "" where none was sent."""
+        try:
+            return files.read_bytes(self._folder / "told" / f"{run}.ffit").decode()
+        except (OSError, UnicodeDecodeError):
+            return ""
+
+    def keep_told(self, run: str, digest: str) -> None:
+        """Store the digest of a description."""
+        if digest != self.load_told(run):
+            _write(self._folder / "told" / f"{run}.ffit", digest.encode())
+            _keep_newest(self._folder / "told", _MAX_RUNS)
 
     # -- tensors that are never trained
 
@@ -262,6 +278,7 @@ class Node:
         self._problems: dict[str, Problem] = {}
         self._memory_limit = MemoryLimit(settings.limit_bytes)
         self._transform = ""
+        self._compared: set[str] = set()  # runs whose servers know the data as this process has them
         self._log = NodeLog(Path(settings.folder))
         self._policy = PolicyCheck(settings, self._log)
         self._code = {name: names.compute_file_digest(name)[1] for name in settings.allow}  # as this process imports it
@@ -276,6 +293,7 @@ class Node:
         """Have the data prepared by another transform, "" for none; return whether the node has it."""
         if digest != self._transform:
             self.__dict__.pop("data", None)
+            self._compared.clear()
             self._transform = digest
         return not digest or "data" in self.__dict__ or self._memory.find_transform(digest) is not None
 
@@ -294,7 +312,8 @@ class Node:
             about = _describe_request(header)
             check_names(header, self.settings.allow)
             with _blame_server("run"):
-                check_terms(header)
+                own_header = use_own_names(header, self.settings.allow)
+                check_terms(own_header)
                 code = check_code(header["terms"], self.settings.allow)
                 spent = self._policy.check(header, received)
         except Exception as error:
@@ -303,6 +322,7 @@ class Node:
             return pack_message({"refused": reason, "log": self._log.head, **({"again": True} if again else {})})
         if any(self._code[name] != digest for name, digest in code.items()):
             return b""
+        header = {**own_header, "terms": header["terms"]}
         self._log.add("allowed", **about, bytes=received)
         try:
             table = self._make_answer(header, parts)
@@ -326,9 +346,9 @@ class Node:
         if not self._use_transform(header["transform"]):
             return {"lost": True}
         if header["what"] == "hello":
-            return self._describe(header["terms"])
+            return self._tell(header)
         if header["what"] == "setup":
-            return self._set_up(header) | self._describe(header["terms"])
+            return self._set_up(header) | self._tell(header)
         if header["what"] == "base":
             self._memory.keep_base(header["base"], _get_part(parts, "base"))
             return self._set_up(header)
@@ -365,10 +385,25 @@ class Node:
         table: dict[str, Any] = {"name": settings.name, "facts": describe_data(data),
                                  "examples": {name: len(indices) for name, indices in data.splits.items()}}  # fmt: skip
         if terms["asks_budget"] and settings.reports_budget:
-            table |= {"budget": settings.budget, "tolerance": settings.tolerance}
+            table |= {"budget": 1.0 if settings.budget is None else settings.budget, "tolerance": settings.tolerance}
         if terms["asks_labels"] and settings.reports_labels and data.task == "classification":
             table["labels"] = class_counts(data, [dict(data.splits)])[0].tolist()
         return {"hello": table}
+
+    def _tell(self, header: Header) -> dict[str, Any]:
+        table = self._describe(header["terms"])
+        self._memory.keep_told(header["run"], _compute_table_digest(table))
+        return table
+
+    def _is_as_told(self, header: Header) -> bool:
+        """Return whether the run's server knows the node as it is: a process that began later may find other data."""
+        run = header["run"]
+        if run not in self._compared:
+            told = self._memory.load_told(run)
+            if told and told != _compute_table_digest(self._describe(header["terms"])):
+                return False
+            self._compared.add(run)
+        return True
 
     def _set_up(self, header: Header) -> dict[str, Any]:
         """Build the problem, and return whether the node has the tensors that are never trained."""
@@ -443,7 +478,8 @@ class Node:
         self, header: Header, parts: Mapping[str, bytes | bytearray], finish: Finish | None = None
     ) -> dict[str, Any]:
         key = make_model_key(header)
-        if key not in self._problems and header["base"] and self._memory.load_base(header["base"]) is None:
+        has_base = key in self._problems or not header["base"] or self._memory.load_base(header["base"]) is not None
+        if not has_base or not self._is_as_told(header):
             return {"lost": True}
         if self.settings.limit_bytes is not None:  # memory of earlier runs must not count against this one
             with contextlib.suppress(_OutOfMemory, MemoryError), self._limit_ram():
@@ -495,6 +531,10 @@ class Node:
                       settings.tolerance, conditions, memory, self._accelerator)  # fmt: skip
 
 
+def _compute_table_digest(table: Mapping[str, Any]) -> str:
+    return compute_digest(json.dumps(table, sort_keys=True).encode())
+
+
 def _describe_request(header: Header) -> dict[str, Any]:
     """Return what the log has of a message."""
     job, terms = header.get("job", {}), header["terms"]
@@ -537,6 +577,33 @@ def _compute_budgets(settings: NodeSettings, problem: Problem, cost: str, condit
     return {name: float(values[0]) for name, values in fractions.items()}
 
 
+def find_own_name(name: str, allow: list[str]) -> str | None:
+    """Return the name in `allow` that a server's name of code means, or None.
+
+    The path of a file is another one on the server: the file's own name and the function's decide, if one entry has
+    them, and `check_code` compares the contents.
+    """
+    absolute = names.make_absolute(name, Path.cwd())
+    if absolute in allow:
+        return absolute
+    own = [one for one in allow if ".py:" in one and names.drop_folders(one) == names.drop_folders(name)]
+    return own[0] if len(own) == 1 else None
+
+
+def use_own_names(header: Header, allow: list[str]) -> Header:
+    """Return a header with the user's code by the names that it has here."""
+    own = {name: find_own_name(name, allow) or name for name in list_code(parse_terms(header["terms"]))}
+
+    def rename(value: Any) -> Any:
+        if isinstance(value, str):
+            return own.get(value, value)
+        if isinstance(value, Mapping):
+            return {key: rename(inner) for key, inner in value.items()}
+        return type(value)(map(rename, value)) if isinstance(value, list | tuple) else value
+
+    return rename(header) if any(name != here for name, here in own.items()) else header
+
+
 def check_names(header: Header, allow: list[str]) -> None:
     """Refuse names of code that is neither built in nor allowed here.
 
@@ -550,10 +617,10 @@ def check_names(header: Header, allow: list[str]) -> None:
     if isinstance(problem, Mapping):  # names of tensors and axes are compared with the model's
         problem = {key: value for key, value in problem.items() if key not in ("derived", "levels")}
     for text in iter_texts([problem, header.get("method"), job.get("method"), metrics]):
-        if ":" in text and text not in allow and names.make_absolute(text, Path.cwd()) not in allow:
+        if ":" in text and find_own_name(text, allow) is None:
             raise ConfigError(
-                f'the server names "{text[:200]}", which is not built in. If this node is to run it, add it to '
-                "allow in the node's configuration.",
+                f'the server names "{text[:200]}", which is not built in. If this node is to run it, add '
+                f'"{names.drop_folders(text)[:200]}" to allow in the node\'s configuration, and a file beside that.',
                 key="allow",
             )
 
@@ -569,8 +636,8 @@ def check_code(terms: Terms, allow: list[str]) -> dict[str, str]:
     """
     code = {}
     for name in list_code(terms):
-        allowed = names.make_absolute(name, Path.cwd())
-        if allowed not in allow:
+        allowed = find_own_name(name, allow)
+        if allowed is None:
             continue
         file, code[allowed] = names.compute_file_digest(allowed)
         digest, own = terms["code"].get(name, ""), code[allowed]

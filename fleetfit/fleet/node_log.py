@@ -170,7 +170,8 @@ def format_entry(entry: Mapping[str, Any]) -> str:
     what = entry.get("kind") or entry.get("what", "")
     words = [str(entry.get("time", "")), f"{entry['event']:8}", f"{what:10}"]
     words += [f"run {entry['run'][:8]}"] if entry.get("run") else []
-    words += [f"round {entry['round'] + 1}"] if type(entry.get("round")) is int else []
+    is_trained = entry.get("kind") in ("evaluate", "statistics")  # the round counts those before it
+    words += [f"round {entry['round'] + (not is_trained)}"] if type(entry.get("round")) is int else []
     words += [f"{entry.get('bytes', 0):,} bytes"]
     words += [f"epsilon {entry['epsilon']:g}"] if "epsilon" in entry else []
     words += [f"sha256 {entry['sha256'][:12]}"] if "sha256" in entry else []

@@ -34,6 +34,7 @@ from fleetfit.files import parse_json, read_text
 from fleetfit.fleet import PROTOCOL
 from fleetfit.hooks import is_portable
 from fleetfit.messages import FORMAT as ENVELOPE, pack, unpack
+from fleetfit.names import drop_folders
 
 RUN = re.compile(r"[0-9a-f]{8,64}")
 
@@ -177,7 +178,12 @@ def describe_data(data: Data) -> dict[str, Any]:
     """Return what a model needs to know of data, as plain values."""
     return {"name": data.name, "task": data.task, "sample_shape": list(data.sample_shape), "classes": data.classes,
             "vocabulary": data.vocabulary, "padding": data.padding, "channels_last": data.channels_last,
-            "encoding": _compute_encoding(data)}  # fmt: skip
+            "encoding": _compute_encoding(data), "stored": _describe_storage(data)}  # fmt: skip
+
+
+def _describe_storage(data: Data) -> str:
+    kind = "float32" if data.x.dtype.is_floating_point else str(data.x.dtype).removeprefix("torch.")
+    return kind + " standardized" * bool(data.mean or data.std)
 
 
 def _compute_encoding(data: Data) -> str:
@@ -214,7 +220,7 @@ def unpack_transform(content: bytes | bytearray) -> dict[str, str]:
 
 def make_model_key(header: Header) -> str:
     """Return a text that is the same for all headers with the same model and data."""
-    return json.dumps([header["problem"], header["base"]], sort_keys=True)
+    return drop_folders(json.dumps([header["problem"], header["base"]], sort_keys=True))
 
 
 def compute_digest(content: bytes | bytearray) -> str:

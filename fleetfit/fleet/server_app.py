@@ -4,6 +4,7 @@ The run folder is that of any run, with `nodes.json`, which numbers the nodes as
 each round, so a run whose server was killed continues there.
 """
 
+import contextlib
 import json
 import secrets
 import sys
@@ -44,7 +45,7 @@ from fleetfit.data.transform import FILE as TRANSFORM, Transform
 from fleetfit.engines.base import Engine
 from fleetfit.engines.flower import Rules
 from fleetfit.engines.secure import SecureEngine
-from fleetfit.errors import ConfigError, FleetFitError, RunError, make_printable
+from fleetfit.errors import ConfigError, FleetFitError, RunError, join_some, make_printable
 from fleetfit.files import append_line
 from fleetfit.fleet import logs
 from fleetfit.fleet.client_manager import ClientManager, Setup
@@ -316,16 +317,22 @@ def serve(grid: Grid, config: ServerAppConfig, say: Callable[[str], None] = prin
         say(f"Run folder: {run.folder.resolve()}")
         for note in fleet_run.assembly.notes:
             say(f"Note: {note}")
+        fleet_run.print_unevaluated_nodes()
         fleet_run.print_levels()
         try:
             run_remaining_rounds(run, fleet_run.print_round, fleet_run.renew)
-        finally:
-            fleet_run.store_heads()
+        except BaseException:
+            with contextlib.suppress(OSError):  # of a folder that is gone
+                fleet_run.store_heads()
+            raise
+        fleet_run.store_heads()
         fleet_run.print_missed_levels()
         for name, level in run.columns[run.experiment.evaluate.batch_norm[0]]["levels"].items():
             if level["clients"]:
                 say(f"Level {name}: {format_percent(level['local'])}% on the data of {level['clients']} nodes.")
-        say(f"Finished. The models: fleetfit.load({str(run.folder)!r}).model(level={run.plan.levels[0].name}).")
+        first = run.plan.levels[0].name
+        level = first if first.isdecimal() else repr(first)
+        say(f"Finished. The models: fleetfit.load({str(run.folder)!r}).model(level={level}).")
         return run
     finally:
         transport.close()
@@ -457,6 +464,15 @@ class _FleetRun:
                 wait_a_moment(start)
         self._has_begun = True
         return replace(federation, connected=lambda _: free)
+
+    def print_unevaluated_nodes(self) -> None:
+        """Print which nodes have no samples to evaluate."""
+        evaluate, members = self.run.experiment.evaluate, [member.description for member in self.manager.members]
+        without = [m.name for m in members if not {"train": m.num_examples, **m.held_out}.get(evaluate.split)]
+        if without and evaluate.every:
+            some = f"These nodes have no {evaluate.split} samples, and are not evaluated: {join_some(without, 10)}."
+            none = f"No node has {evaluate.split} samples, so nothing is evaluated."
+            self.say(f"Note: [evaluate] split: {none if len(without) == len(members) else some}")
 
     def store_heads(self) -> None:
         """Append the heads of the nodes' logs that have come to a file of the run folder.

@@ -185,7 +185,7 @@ def format_rollback(record: Mapping[str, Any], names: Sequence[str] | None = Non
     entries = [entry for entry in record["reported"][:_MAX_NAMED] if entry["norm"] is not None]
     norms = ", ".join(f"{_format_client(entry, names)} ({entry['norm']:.3g})" for entry in entries)
     largest = f" Largest updates by norm: {norms}." if entries else ""
-    return f"rolled back: {record['reason']}.{largest} The run continues from the state before it."
+    return f"rolled back: {record['reason'].rstrip('.')}.{largest} The run continues from the state before it."
 
 
 def _format_client(entry: Mapping[str, Any], names: Sequence[str] | None) -> str:

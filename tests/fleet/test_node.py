@@ -107,6 +107,7 @@ def test_a_node_describes_itself(tmp_path: Path) -> None:
     hello = say_hello(tmp_path)
     assert hello["examples"] == {"train": 168, "validation": 24, "test": 48} and hello["budget"] == 0.5
     assert hello["facts"]["sample_shape"] == [1, 4, 4] and "labels" not in hello
+    assert say_hello(tmp_path, budget=None)["budget"] == 1.0, "it has no limit"
     shy = say_hello(tmp_path, reports_budget=False, reports_labels=True)
     assert "budget" not in shy and sum(shy["labels"]) == 168
     part = {"kind": "iid", "clients": 4}
@@ -449,6 +450,49 @@ def test_code_that_both_sides_update_is_what_runs(node_worker: NodeWorker, tmp_p
         assert answer["log"]["entries"] == 2 * count, "a message is answered once"
 
 
+def test_a_file_of_code_stands_elsewhere_on_the_server(tmp_path: Path) -> None:
+    """Its own name and its content decide, not the server's folder."""
+    (tmp_path / "server").mkdir()
+    files = [tmp_path / "own.py", tmp_path / "server" / "own.py"]
+    for file in files:
+        file.write_text(USED.format("here"))
+    path, name = str(config(tmp_path, allow=["tiny:tiny", "own.py:mine"])), f"{files[1]}:mine"
+    setup = {"header": pack_message(add_terms({**SETUP, "method": {"name": name}}))}
+    assert read_answer(answer(path, setup))["ready"] and not (tmp_path / "server" / "used").exists()
+    assert (tmp_path / "used").exists(), "the node's own file ran"
+    job, sent = make_parts()
+    own = {**job, "method": {"name": name}, "job": {**job["job"], "method": {"name": name}}}
+    assert "reply" in read_answer(answer(path, {"header": pack_message(add_terms(own)), "state": sent}))
+    files[1].write_text(USED.format("there"))
+    other = {"header": pack_message(add_terms({**SETUP, "method": {"name": name}}))}
+    assert "SHA-256" in read_answer(answer(path, other))["refused"]
+    files[1].rename(tmp_path / "server" / "mine.py")
+    foreign = add_terms({**SETUP, "method": {"name": f"{tmp_path / 'server' / 'mine.py'}:mine"}})
+    assert '"mine.py:mine"' in read_answer(answer(path, {"header": pack_message(foreign)}))["refused"]
+
+
+def test_a_process_that_finds_other_data_is_described_again(tmp_path: Path) -> None:
+    """As after a worker was killed: the server knows the samples of the first one."""
+    header, sent = make_parts()
+    job, hello = {"header": pack_message(add_terms(header)), "state": sent}, {"header": pack_message(HELLO)}
+    rng = np.random.default_rng(0)
+
+    def write(samples: int) -> str:
+        x, y = rng.random((samples, 1, 4, 4)).astype(np.float32), np.arange(samples) % 4
+        np.savez(tmp_path / "own.npz", x=x, y=y)
+        return str(config(tmp_path, data={"path": "own.npz", "standardize": False}, allow=["tiny:tiny"]))
+
+    path = write(80)
+    assert read_answer(answer(path, hello))["hello"]["examples"]["train"] == 58
+    assert "reply" in read_answer(answer(path, job))
+    path = write(80)  # of which the server knows all that it was told
+    assert "reply" in read_answer(answer(path, job))
+    path = write(120)
+    assert read_answer(answer(path, job))["lost"] is True
+    assert read_answer(answer(path, hello))["hello"]["examples"]["train"] == 86
+    assert "reply" in read_answer(answer(path, job))
+
+
 NEVER_THE_FIRST_TIME = """
 import time
 from pathlib import Path
@@ -592,6 +636,23 @@ def test_the_apps_folder_is_thin_and_names_this_package(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("a = ")
     with raises(ConfigError, "bad.toml"):
         write_app(tmp_path / "b", tmp_path / "bad.toml")
+
+
+def test_an_app_has_the_files_that_its_run_file_names(tmp_path: Path) -> None:
+    run = {
+        "model": {"name": "net.py:Net"},
+        "method": {"hooks": {"weigh": "own.py:weigh"}},
+        "fleet": {"levels": "p.toml"},
+    }
+    for name in ("net.py", "own.py", "p.toml", "other.py"):
+        (tmp_path / name).write_text(f"# {name}")
+    (tmp_path / "mine.toml").write_text(tomli_w.dumps(run))
+    write_app(tmp_path / "app", tmp_path / "mine.toml")
+    own = {path.name for path in (tmp_path / "app").iterdir()} & {"net.py", "own.py", "p.toml", "other.py"}
+    assert own == {"net.py", "own.py", "p.toml"} and (tmp_path / "app" / "net.py").read_text() == "# net.py"
+    (tmp_path / "mine.toml").write_text(tomli_w.dumps({"data": {"transform": "public"}}))
+    with raises(ConfigError, '"public"', key="data.transform", path="mine.toml"):
+        write_app(tmp_path / "second", tmp_path / "mine.toml")
 
 
 def test_the_example_of_a_run_file_is_valid(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import wave
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,12 @@ from support import raises, run_verb
 from tiny import tiny_data
 
 import fleetfit as ff
+from fleetfit.api.inference import load_samples
+from fleetfit.config import load_experiment
 from fleetfit.config.assemble.data import load_data as load_set
 from fleetfit.config.detect import detect_data
+from fleetfit.core import DataDescription
+from fleetfit.core.nodes import parse_node_description
 from fleetfit.data import Data
 from fleetfit.data.transform import FILE, Transform
 from fleetfit.errors import ConfigError, DataError, RunError
@@ -32,7 +37,7 @@ from local_grid import LocalGrid, node_file
 from fleetfit.fleet import node as nodes_side
 from fleetfit.fleet.node import answer, get_node
 from fleetfit.fleet.protocol import compute_digest, pack_message, pack_transform, read_answer
-from fleetfit.fleet.server_app import ServerAppConfig, serve
+from fleetfit.fleet.server_app import ServerAppConfig, make_node_check, serve
 from fleetfit.fleet.settings import load_data, read_settings
 from fleetfit.messages import pack
 
@@ -190,6 +195,35 @@ def test_columns_and_tokens_of_a_node_s_own_do_not_fit(kind: str, tmp_path: Path
     assert facts[1]["encoding"] != facts[2]["encoding"]
     check = run_verb("flower", "node", configure(tmp_path, path=str(paths[0])), "--check", code=0).out
     assert facts[0]["encoding"][:8] in check
+
+
+def test_samples_of_nodes_are_stored_alike(tmp_path: Path) -> None:
+    """A model that learns from numbers of 0 to 255 on one node and of 0 to 1 on another is wrong on one of them."""
+    whole = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 1), dtype=np.uint8)
+    described = {}
+    for name, x in (("whole", whole), ("fractions", whole / 255), ("other", whole)):
+        np.savez(tmp_path / f"{name}.npz", x=x.astype(np.float32) if name == "fractions" else x, y=np.arange(40) % 3)
+        data = {"path": str(tmp_path / f"{name}.npz")} | ({"standardize": True} if name == "other" else {})
+        described[name] = parse_node_description(ask(configure(tmp_path, **data), b"", "")["hello"])
+    check = make_node_check(load_experiment({}), described["whole"].facts)
+    assert check(described["whole"]) == ""
+    assert "float32" in check(described["fractions"]) and "uint8 standardized" in check(described["other"])
+    again = parse_node_description(described["other"].payload)
+    assert again == described["other"]
+
+
+def test_the_server_takes_samples_as_the_nodes_store_them() -> None:
+    whole = np.full((5, 1, 8, 8), 200, np.uint8)
+
+    def make_run(stored: str) -> Any:
+        facts = DataDescription("d", "classification", (1, 8, 8), 3, stored=stored)
+        return SimpleNamespace(assembly=SimpleNamespace(data=facts), files=SimpleNamespace(has=lambda name: False))
+
+    assert load_samples(make_run("uint8"), whole).x.dtype == torch.uint8
+    with raises(DataError, "uint8", "float32", key="x"):
+        load_samples(make_run("uint8"), whole.astype(np.float32))
+    with raises(ConfigError, key="data"):
+        load_samples(make_run("uint8 standardized"), whole)
 
 
 # ---- messages ----------------------------------------------------------------------------------------------------

@@ -202,7 +202,7 @@ def follow(parts: Mapping[str, bytes]) -> Mapping[str, bytes]:
         if header["terms"] not in honest_terms():
             return parts
         return {**parts, "header": pack(add_terms({key: value for key, value in header.items() if key != "terms"}))}
-    except (FleetFitError, KeyError, TypeError, ValueError):
+    except (FleetFitError, KeyError, TypeError, ValueError, RuntimeError):  # of tensors in place of terms
         return parts
 
 
@@ -212,7 +212,7 @@ def much_work(parts: Mapping[str, bytes]) -> bool:
         header = unpack(parts["header"], bounded=True)
         shared = {name: unpack(parts[name], bounded=True) for name in ("state", "statistics", "extra") if name in parts}
         job = load_job({"state": {}, "statistics": {}, "extra": {}, **header["job"], **shared}, layout())
-    except (FleetFitError, KeyError, TypeError):
+    except (FleetFitError, KeyError, TypeError, RuntimeError):
         return False
     find_job_error(job, real().federation.problem)
     return job.kind == "train" and isinstance(job.local.epochs, int) and job.local.epochs > 4

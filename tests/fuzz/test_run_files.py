@@ -248,7 +248,7 @@ def check_sentence(message: str, path: Path, data: bytes) -> None:
     assert "Traceback" not in message and "pydantic" not in message
     words = set(re.findall(r"\w{3,}", data.decode("utf-8", "replace").lower()))
     mentioned = set(re.findall(r"\w{3,}", message.lower()))
-    assert path.name in message or mentioned & (words | {"data", "model", "fleet", "local"}), message
+    assert path.name in message or mentioned & (words | {"data", "model", "fleet", "local", "methods"}), message
 
 
 @pytest.fixture(autouse=True)

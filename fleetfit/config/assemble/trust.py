@@ -439,6 +439,14 @@ def describe_secure_run(secure: SecureRun | None, federation: Federation, rate: 
         f"bits up to {secure.grid.range:g}, and no client's update or loss. A round needs "
         f"{secure.rules.threshold:.0%} of its cohort."
     ]
+    levels = federation.level_of[federation.able]
+    few = [level.name for i, level in enumerate(federation.levels) if 0 < int((levels >= i).sum()) < minimum]
+    if few:
+        notes.append(
+            f"Fewer than {minimum} clients train level {' and '.join(few)}, so the server does not see the sums of "
+            "elements that only they have, and these elements are never trained. Give more clients its budget, or "
+            "leave the level out."
+        )
     if rate is None:
         return tuple(notes)
     notes.append(
@@ -446,11 +454,10 @@ def describe_secure_run(secure: SecureRun | None, federation: Federation, rate: 
         "as if the members of a round were public, because members of a secure round know each other. A larger share "
         "of clients in each round reduces that cost."
     )
-    levels = federation.level_of[federation.able]
     top = int(levels.max())
     members = int((levels == top).sum())
     chance = sum(math.comb(members, n) * rate**n * (1 - rate) ** (members - n) for n in range(minimum))
-    if chance > 0.05:
+    if chance > 0.05 and not few:
         notes.append(
             f"In {chance:.0%} of the rounds fewer than {minimum} clients of level {federation.levels[top].name} are "
             "drawn. Elements that only they train then get noise and no update. Use a larger cohort to make this "

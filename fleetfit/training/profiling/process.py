@@ -84,7 +84,10 @@ def describe_error(error: BaseException) -> str:
 
 def main(source: TextIO, target: TextIO) -> None:
     """Measure what the source requests, and print the results to the target."""
-    request = json.loads(source.readline())
+    line = source.readline()
+    if not line:  # its parent was stopped before it could ask
+        return
+    request = json.loads(line)
     share_s = float(request["share_s"])
     start_s = min(max(0.0, time.time() - float(request["at"])), share_s)  # of this process
     end = time.perf_counter() - start_s + share_s
