@@ -220,7 +220,7 @@ def make_absolute(name: str, folder: Path) -> str:
 
 def drop_folders(text: str) -> str:
     """Return a name, or JSON with names, in which a `file.py` has no folder: as on every device."""
-    return re.sub(r'[^"]*[/\\](?=[^"/\\]+\.py:)', "", text)
+    return re.sub(r'(?:^|(?<="))[^"]*[/\\](?=[^"/\\]+\.py:)', "", text)
 
 
 # ---- the code of a user ----------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What a name stands for, what is refused, and how a configuration's values meet a function's signature."""
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -265,6 +266,15 @@ def test_anchored_names_are_seen_from_the_run_file(tmp_path: Path) -> None:
     assert names.make_absolute(absolute, tmp_path / "runs") == absolute
     for name in ("scalefl", "package.module:f"):
         assert names.make_absolute(name, tmp_path) == name
+
+
+def test_a_file_of_code_has_the_same_name_everywhere() -> None:
+    """In JSON, too; of a hostile server's text the time grows with its length only."""
+    everywhere = ("net.py:Net", "own.module:f", "a/b")
+    assert [names.drop_folders(name) for name in ("/srv/my nets/net.py:Net", "own.module:f", "a/b")] == [*everywhere]
+    assert names.drop_folders(r"C:\nets\net.py:Net") == "net.py:Net"
+    text = json.dumps({"name": "/srv/net.py:Net", "sizes": [*range(100_000)], "folder": "/srv/data"})
+    assert names.drop_folders(text) == text.replace("/srv/net.py", "net.py")
 
 
 @pytest.mark.parametrize("kind", KINDS)
