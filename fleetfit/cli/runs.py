@@ -143,8 +143,8 @@ def make_cleanup_table(cleanup: "Sequence[RemovedCheckpoints]", folder: Path) ->
     notes = [f"Kept: {_shorten(run, folder)}: {run.kept}." for run in cleanup if run.kept]
     if any(run.last and run.finished for run in cleanup):
         notes.append(
-            "Without a checkpoint, eval, predict, calibrate, export and the key init_from of other runs have no trained "
-            "model. Numbers and plots stay."
+            "Without a checkpoint, eval, predict, calibrate, export and the key init_from of other runs have no "
+            "trained model. Numbers and plots stay."
         )
     if any(run.last and not run.finished for run in cleanup):
         notes.append("An unfinished run without a checkpoint cannot be resumed.")
